@@ -1,0 +1,195 @@
+// How close the optimizer's kernels come to the memory's bandwidth: each beside a kernel that moves
+// the same bytes and computes nothing, in the same run, interleaved; best of all repetitions.
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bench/optimizer/copy_kernels.h"
+#include "core/parallel.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun::bench {
+namespace {
+
+constexpr int64_t kNumel = 43'000'000 / 4096 * 4096;
+constexpr int kRepetitions = 10;
+
+void set_threads(int threads) {
+#ifdef _OPENMP
+  omp_set_num_threads(threads);
+#else
+  static_cast<void>(threads);
+#endif
+}
+
+struct Row {
+  std::string label;
+  double bytes = 0;                           // moved by one call of each
+  std::function<void()> kernel;               // what is measured
+  std::vector<std::function<void()>> bounds;  // the fastest is what it is compared with
+};
+
+// One training state per dtype; the fp32 states are shared.
+class Data {
+ public:
+  Data() {
+    for (Buffer* buffer : {&master_, &exp_avg_, &exp_avg_sq_, &grad32_}) {
+      *buffer = allocate(DType::fp32);
+    }
+    for (Buffer* buffer : {&grad16_, &param16_}) *buffer = allocate(DType::bf16);
+    const auto set = [&](const Buffer& buffer, DType dtype, float value) {
+      device_->fill(device_->inline_stream(), view_of(buffer, dtype, kNumel), value);
+    };
+    set(master_, DType::fp32, 1.0F);
+    set(exp_avg_, DType::fp32, 1e-3F);
+    set(exp_avg_sq_, DType::fp32, 1e-6F);
+    set(grad32_, DType::fp32, 1e-3F);
+    set(grad16_, DType::bf16, 1e-3F);
+    set(param16_, DType::bf16, 1.0F);
+  }
+
+  std::vector<Row> rows() {
+    return {adam_row("adamw bf16 grad, bf16 param", tensors16(), 28),
+            adam_row("adamw fp32 grad, fp32 param", tensors32(), 28),
+            norm_row("norm bf16", tensors16().grad), norm_row("norm fp32", tensors32().grad)};
+  }
+
+ private:
+  Buffer allocate(DType dtype) {
+    return device_->allocate(kNumel * size_of(dtype), MemoryCategory::other);
+  }
+  AdamTensors tensors16() const {
+    return with_grad_and_param(view_of(grad16_, DType::bf16, kNumel),
+                               view_of(param16_, DType::bf16, kNumel));
+  }
+  AdamTensors tensors32() const {
+    return with_grad_and_param(view_of(grad32_, DType::fp32, kNumel),
+                               view_of(master_, DType::fp32, kNumel));
+  }
+  AdamTensors with_grad_and_param(TensorView grad, TensorView param) const {
+    return {view_of(master_, DType::fp32, kNumel), view_of(exp_avg_, DType::fp32, kNumel),
+            view_of(exp_avg_sq_, DType::fp32, kNumel), grad, param};
+  }
+
+  Row adam_row(std::string label, const AdamTensors& tensors, double bytes) {
+    const auto step = [this, tensors] {
+      AdamScalars scalars;
+      scalars.weight_decay = 0.01F;
+      device_->adam(device_->inline_stream(), scalars, tensors);
+    };
+    return {std::move(label),
+            bytes * kNumel,
+            step,
+            {[tensors] { copy_like_adam(tensors, false); },
+             [tensors] { copy_like_adam(tensors, true); }}};
+  }
+  Row norm_row(std::string label, TensorView grad) {
+    const auto norm = [this, grad] {
+      ExactSum sum;
+      device_->sum_of_squares(device_->inline_stream(), grad,
+                              view_of(std::span<int64_t>(sum.words)));
+      benchmark::DoNotOptimize(sum);
+    };
+    return {std::move(label), static_cast<double>(grad.nbytes()), norm, {[grad] {
+              benchmark::DoNotOptimize(read_like_norm(grad));
+            }}};
+  }
+
+  std::shared_ptr<Device> device_ = make_cpu_device();
+  Buffer master_, exp_avg_, exp_avg_sq_, grad32_, grad16_, param16_;
+};
+
+// Keeps the best time of each benchmark.
+class BestTimes : public benchmark::ConsoleReporter {
+ public:
+  bool ReportContext(const Context& /*context*/) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      if (run.run_type != Run::RT_Iteration) continue;
+      const double seconds = run.real_accumulated_time / static_cast<double>(run.iterations);
+      const auto [entry, added] = best_.try_emplace(run.run_name.function_name, seconds);
+      if (!added) entry->second = std::min(entry->second, seconds);
+    }
+  }
+  // Infinity for a benchmark that was filtered out.
+  double seconds(const std::string& name) const {
+    const auto entry = best_.find(name);
+    return entry == best_.end() ? std::numeric_limits<double>::infinity() : entry->second;
+  }
+
+ private:
+  std::map<std::string, double> best_;
+};
+
+std::string name_of_run(const Row& row, int threads, int bound) {
+  return fmt::format("{}/{}/{}", row.label, threads, bound);
+}
+
+void add_benchmark(const std::string& name, int threads, const std::function<void()>& call) {
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [threads, call](benchmark::State& state) {
+                                 set_threads(threads);
+                                 for ([[maybe_unused]] const auto iteration : state) call();
+                               })
+      ->Repetitions(kRepetitions)
+      ->Iterations(1)
+      ->UseRealTime();
+}
+
+void print_table(const std::vector<Row>& rows, const std::vector<int>& threads,
+                 const BestTimes& times) {
+  fmt::print("{} elements, best of {}\n", kNumel, kRepetitions);
+  fmt::print("{:30} {:>7} {:>10} {:>11} {:>6}\n", "kernel", "threads", "GB/s", "bound GB/s",
+             "ratio");
+  for (const int count : threads) {
+    for (const Row& row : rows) {
+      const double kernel = times.seconds(name_of_run(row, count, -1));
+      double bound = times.seconds(name_of_run(row, count, 0));
+      for (int i = 1; i < static_cast<int>(row.bounds.size()); ++i) {
+        bound = std::min(bound, times.seconds(name_of_run(row, count, i)));
+      }
+      if (!std::isfinite(kernel + bound)) continue;
+      fmt::print("{:30} {:>7} {:>10.1f} {:>11.1f} {:>6.2f}\n", row.label, count,
+                 row.bytes / kernel * 1e-9, row.bytes / bound * 1e-9, bound / kernel);
+    }
+  }
+}
+
+int run(int argc, char** argv) {
+  std::vector<char*> arguments(argv, argv + argc);
+  std::string interleave = "--benchmark_enable_random_interleaving=true";
+  arguments.insert(arguments.begin() + 1, interleave.data());
+  int count = static_cast<int>(arguments.size());
+  benchmark::Initialize(&count, arguments.data());
+  if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
+
+  std::vector<int> threads = {1};
+  if (max_threads() > 1) threads.push_back(max_threads());
+  Data data;
+  const std::vector<Row> rows = data.rows();
+  for (const int thread_count : threads) {
+    for (const Row& row : rows) {
+      add_benchmark(name_of_run(row, thread_count, -1), thread_count, row.kernel);
+      for (int i = 0; i < static_cast<int>(row.bounds.size()); ++i) {
+        add_benchmark(name_of_run(row, thread_count, i), thread_count,
+                      row.bounds[static_cast<size_t>(i)]);
+      }
+    }
+  }
+  BestTimes times;
+  benchmark::RunSpecifiedBenchmarks(&times);
+  print_table(rows, threads, times);
+  return 0;
+}
+
+}  // namespace
+}  // namespace zerorun::bench
+
+int main(int argc, char** argv) { return zerorun::bench::run(argc, argv); }

@@ -1,0 +1,208 @@
+// Times of training a GPT-2, each rank a process of one thread. Rounds of everything that is
+// compared alternate, so that other work on the machine hits all of it; a round takes as long as
+// its slowest rank and the least time counts. Prints one JSON object a line.
+//
+//   bench_train [--ranks 2] [--model gpt2] [--batch 1] [--seq_len 64] [--dtype bf16]
+//               [--stages 2 3] [--overlap] [--rounds 10]
+//
+// "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
+// with an engine: gathers, reductions, norm, clipping, update.
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/socket.h"
+#include "examples/train/cpu/cpu_kernels.h"
+#include "examples/train/local_parameters.h"
+#include "examples/train/model.h"
+#include "zerorun/zerorun.h"
+
+namespace zerorun::train {
+namespace {
+
+struct Options {
+  int ranks = 2;
+  std::string model = "gpt2";
+  int64_t batch = 1;
+  int64_t seq_len = 64;
+  std::string dtype = "bf16";
+  std::vector<int> stages = {2, 3};
+  bool overlap = false;
+  int rounds = 10;
+
+  DType param_dtype() const { return parse_dtype(dtype); }
+  ModelOptions model_options() const { return {batch, seq_len, false}; }
+};
+
+GptConfig config_of(const Options& options) {
+  GptConfig config = gpt_config(options.model);
+  config.vocabulary = 256;
+  return config;
+}
+
+// Something that is timed.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual std::string name() const = 0;
+  virtual void run(const Batch& batch) = 0;
+};
+
+class ForwardBackward final : public Work {
+ public:
+  ForwardBackward(const Options& options, Device& device)
+      : parameters_(parameter_specs(config_of(options)), options.param_dtype(), device),
+        model_(config_of(options), options.model_options(), parameters_, device, kernels_) {
+    parameters_.initialize(Initializer(config_of(options), 1));
+  }
+  std::string name() const override { return "forward and backward"; }
+  void run(const Batch& batch) override {
+    model_.forward_backward(batch);
+    parameters_.end_micro_step();
+  }
+
+ private:
+  CpuKernels kernels_;
+  LocalParameters parameters_;
+  Model model_;
+};
+
+class Step final : public Work {
+ public:
+  Step(const Options& options, int stage, Communicator& comm, Device& device)
+      : stage_(stage),
+        engine_(make_engine(options, stage, comm, device)),
+        parameters_(*engine_),
+        model_(config_of(options), options.model_options(), parameters_, device, kernels_) {
+    const Initializer initializer(config_of(options), 1);
+    engine_->initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
+      initializer.fill(id, begin, out);
+    });
+  }
+  std::string name() const override { return "step at stage " + std::to_string(stage_); }
+  void run(const Batch& batch) override {
+    model_.forward_backward(batch);
+    engine_->end_micro_step();
+    engine_->step();
+  }
+
+ private:
+  static std::unique_ptr<Engine> make_engine(const Options& options, int stage, Communicator& comm,
+                                             Device& device) {
+    Config config;
+    config.zero.stage = stage;
+    config.zero.overlap_comm = options.overlap;
+    config.precision.param_dtype = options.param_dtype();
+    config.gradient_clipping = 1.0;
+    config.batch = {options.batch * comm.world_size(), options.batch, 1};
+    return Engine::create(config, device, comm, parameter_specs(config_of(options)),
+                          parameter_groups(1e-4F, 0.1F));
+  }
+
+  const int stage_;
+  CpuKernels kernels_;
+  std::unique_ptr<Engine> engine_;
+  EngineParameters parameters_;
+  Model model_;
+};
+
+// Milliseconds of one round on the slowest rank.
+double time_round(Work& work, const Batch& batch, Communicator& comm, Device& device) {
+  using Clock = std::chrono::steady_clock;
+  Stream& stream = device.inline_stream();
+  comm.barrier(stream, "start").synchronize();
+  const Clock::time_point begin = Clock::now();
+  work.run(batch);
+  float taken = std::chrono::duration<float, std::milli>(Clock::now() - begin).count();
+  const TensorView slowest = view_of(std::span(&taken, 1));
+  comm.all_reduce(slowest, slowest, ReduceOp::max, Output::overwrite, stream, "time").synchronize();
+  return taken;
+}
+
+void run_rounds(const Options& options, Communicator& comm) {
+  const auto device = make_cpu_device();
+  std::vector<std::unique_ptr<Work>> works;
+  works.push_back(std::make_unique<ForwardBackward>(options, *device));
+  for (const int stage : options.stages) {
+    works.push_back(std::make_unique<Step>(options, stage, comm, *device));
+  }
+  std::vector<int32_t> tokens(static_cast<size_t>(options.batch * options.seq_len));
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 256);
+  std::vector<std::vector<double>> times(works.size());
+  for (int round = -1; round < options.rounds; ++round) {  // the first one warms up
+    for (size_t i = 0; i < works.size(); ++i) {
+      const double taken = time_round(*works[i], {tokens, tokens}, comm, *device);
+      if (round >= 0) times[i].push_back(taken);
+    }
+  }
+  if (comm.rank() != 0) return;
+  const auto all_tokens = static_cast<double>(std::ssize(tokens) * comm.world_size());
+  for (size_t i = 0; i < works.size(); ++i) {
+    std::sort(times[i].begin(), times[i].end());
+    std::printf(
+        "{\"name\": \"%s\", \"ranks\": %d, \"dtype\": \"%s\", \"ms_min\": %.2f, \"ms_median\": "
+        "%.2f, \"tokens_per_s\": %.1f, \"ratio\": %.3f}\n",
+        works[i]->name().c_str(), comm.world_size(), options.dtype.c_str(), times[i].front(),
+        times[i][times[i].size() / 2], all_tokens / times[i].front() * 1e3,
+        times[i].front() / times[0].front());
+  }
+}
+
+int run_rank(int rank, uint16_t port, const Options& options) {
+  try {
+#ifdef _OPENMP
+    omp_set_num_threads(1);
+#endif
+    RankInfo info;
+    info.rank = info.local_rank = rank;
+    info.world_size = info.local_world_size = options.ranks;
+    info.master_port = port;
+    run_rounds(options, *connect(info));
+    std::fflush(stdout);
+    return EXIT_SUCCESS;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    return EXIT_FAILURE;
+  }
+}
+
+int run_all(const Options& options) {
+  const uint16_t port = listen_on("127.0.0.1", 0).port;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    if (fork() == 0) std::_Exit(run_rank(rank, port, options));
+  }
+  bool good = true;
+  int status = 0;
+  while (wait(&status) > 0) good &= status == 0;
+  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace zerorun::train
+
+int main(int argc, char** argv) {
+  zerorun::train::Options options;
+  CLI::App app("Times of training a GPT-2 on ranks of one thread");
+  app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));
+  app.add_option("--model", options.model);
+  app.add_option("--batch", options.batch)->check(CLI::Range(1, 1 << 16));
+  app.add_option("--seq_len", options.seq_len)->check(CLI::Range(1, 1 << 16));
+  app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
+  app.add_flag("--overlap", options.overlap, "overlap_comm");
+  app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));
+  CLI11_PARSE(app, argc, argv);
+  return zerorun::train::run_all(options);
+}

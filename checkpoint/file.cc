@@ -1,0 +1,193 @@
+#include "checkpoint/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+// Linux transfers at most 2 GiB - 4 KiB at once.
+constexpr size_t kMaxTransfer = size_t{1} << 30;
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+// open() that a signal does not interrupt; -1 with errno set on failure.
+int open_file(const char* path, int flags) {
+  int descriptor = -1;
+  do {
+    descriptor = ::open(path, flags | O_CLOEXEC, 0666);
+  } while (descriptor < 0 && errno == EINTR);
+  return descriptor;
+}
+
+int sync_descriptor(int descriptor) {
+  int result = 0;
+  do {
+    result = ::fsync(descriptor);
+  } while (result != 0 && errno == EINTR);
+  return result;
+}
+
+}  // namespace
+
+File::File(std::filesystem::path path, int flags) : path_(std::move(path)) {
+  descriptor_ = open_file(path_.c_str(), flags);
+  if (descriptor_ >= 0) return;
+  const int code = errno;
+  const bool creates = (flags & O_CREAT) != 0;
+  fail<IoError>("cannot {} {}: {}", creates ? "create" : "open", path_.string(), reason(code));
+}
+
+File File::create(const std::filesystem::path& path) { return {path, O_CREAT | O_EXCL | O_WRONLY}; }
+// O_NONBLOCK: opening a pipe by mistake must not wait for a writer.
+File File::open_to_read(const std::filesystem::path& path) { return {path, O_RDONLY | O_NONBLOCK}; }
+File File::open_to_write(const std::filesystem::path& path) { return {path, O_WRONLY}; }
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+// Errors of delayed writes are reported by sync(), so close() has none left to report.
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+uint64_t File::size() const {
+  struct stat info = {};
+  if (::fstat(descriptor_, &info) != 0) {
+    fail<IoError>("cannot read the size of {}: {}", path_.string(), reason(errno));
+  }
+  if (!S_ISREG(info.st_mode)) fail<IoError>("{} is not a regular file", path_.string());
+  return static_cast<uint64_t>(info.st_size);
+}
+
+void File::resize(uint64_t nbytes) {
+  if (::ftruncate(descriptor_, static_cast<off_t>(nbytes)) != 0) {
+    fail<IoError>("cannot make {} {} bytes long: {}", path_.string(), nbytes, reason(errno));
+  }
+}
+
+void File::write(uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(descriptor_, bytes.data(), std::min(bytes.size(), kMaxTransfer),
+                                   static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      fail<IoError>("cannot write {} bytes at offset {} of {}: {}", bytes.size(), offset,
+                    path_.string(), reason(errno));
+    }
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += static_cast<uint64_t>(count);
+  }
+}
+
+size_t File::read(uint64_t offset, std::span<std::byte> out) const {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t count =
+        ::pread(descriptor_, out.data() + done, std::min(out.size() - done, kMaxTransfer),
+                static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      fail<IoError>("cannot read {} bytes at offset {} of {}: {}", out.size() - done, offset + done,
+                    path_.string(), reason(errno));
+    }
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return done;
+}
+
+void File::sync() {
+  if (sync_descriptor(descriptor_) != 0) {
+    fail<IoError>("cannot bring {} to the disk: {}", path_.string(), reason(errno));
+  }
+}
+
+void File::start_sync(uint64_t offset, uint64_t nbytes) noexcept {
+  // Only a hint: what goes wrong here goes wrong again, and is reported, in sync().
+  ::sync_file_range(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(nbytes),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+std::string read_text(const std::filesystem::path& path, uint64_t limit) {
+  const File file = File::open_to_read(path);
+  const uint64_t size = file.size();
+  if (size > limit) {
+    fail<IoError>("{} has {} bytes; expected at most {}", path.string(), size, limit);
+  }
+  std::string text(size, '\0');
+  text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  File file = File::create(path);
+  file.write(0, std::as_bytes(std::span(text)));
+  file.sync();
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const int descriptor = open_file(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (descriptor < 0) fail<IoError>("cannot open {}: {}", folder.string(), reason(errno));
+  const int code = sync_descriptor(descriptor) == 0 ? 0 : errno;
+  ::close(descriptor);
+  // EINVAL: this file system has nothing to sync for a folder.
+  if (code != 0 && code != EINVAL) {
+    fail<IoError>("cannot bring {} to the disk: {}", folder.string(), reason(code));
+  }
+}
+
+bool path_exists(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::error_code error;
+  std::filesystem::rename(from, to, error);
+  if (error) {
+    fail<IoError>("cannot rename {} to {}: {}", from.string(), to.string(), error.message());
+  }
+}
+
+void create_folders(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<std::filesystem::path> parents_of_new;
+  std::filesystem::path path = std::filesystem::absolute(folder, error);
+  for (; !error && !path_exists(path); path = path.parent_path()) {
+    parents_of_new.push_back(path.parent_path());
+  }
+  if (!error) std::filesystem::create_directories(folder, error);
+  if (!error && !std::filesystem::is_directory(folder, error) && !error) {
+    error = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (error) fail<IoError>("cannot create the folder {}: {}", folder.string(), error.message());
+  for (const std::filesystem::path& parent : parents_of_new) sync_folder(parent);
+}
+
+uint64_t available_bytes(const std::filesystem::path& path) {
+  struct statvfs info = {};
+  if (::statvfs(path.c_str(), &info) != 0) {
+    fail<IoError>("cannot read the free space of {}: {}", path.string(), reason(errno));
+  }
+  return uint64_t{info.f_bavail} * info.f_frsize;
+}
+
+}  // namespace zerorun

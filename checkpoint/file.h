@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace zerorun {
+
+// An open file. Every error is an IoError that names the path, what was tried and the system's
+// reason.
+class File {
+ public:
+  // Throws if the file exists.
+  static File create(const std::filesystem::path& path);
+  static File open_to_read(const std::filesystem::path& path);
+  static File open_to_write(const std::filesystem::path& path);
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+
+  const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
+  uint64_t size() const;
+  void resize(uint64_t nbytes);
+  void write(uint64_t offset, std::span<const std::byte> bytes);
+  // Bytes read: fewer than asked for only at the end of the file.
+  size_t read(uint64_t offset, std::span<std::byte> out) const;
+  // Returns when everything written is on the device.
+  void sync();
+  // Asks the system to start bringing what was written to the device, without waiting.
+  void start_sync(uint64_t offset, uint64_t nbytes) noexcept;
+
+ private:
+  File(std::filesystem::path path, int flags);
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+// The whole file as text; throws IoError when it is longer than `limit` bytes.
+std::string read_text(const std::filesystem::path& path, uint64_t limit);
+// Creates the file, writes it and syncs it.
+void write_text(const std::filesystem::path& path, const std::string& text);
+
+// Makes the entries of a folder (files created in it, renamed, removed) survive a power failure.
+void sync_folder(const std::filesystem::path& folder);
+// False also when the system does not let us look.
+bool path_exists(const std::filesystem::path& path);
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+// Creates the folder and its missing parents, so that they survive a power failure.
+void create_folders(const std::filesystem::path& folder);
+// Bytes that may still be written on the file system that holds `path`.
+uint64_t available_bytes(const std::filesystem::path& path);
+
+}  // namespace zerorun

@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/host_buffer.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/model_match.h"
+#include "checkpoint/ranks.h"
+#include "core/check.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+namespace {
+
+using Record = CheckpointReader::Record;
+
+// A part of one record and where it goes on this rank.
+struct Transfer {
+  const Record* record = nullptr;
+  uint64_t offset = 0;  // within the record
+  TensorView destination;
+};
+
+// In the order in which the bytes lie on disk.
+auto place_of(const Transfer& transfer) {
+  return std::tuple(transfer.record->shard, transfer.record->offset, transfer.offset);
+}
+
+// One load, on one rank.
+class Load {
+ public:
+  Load(Engine& engine, std::filesystem::path folder)
+      : engine_(engine), checkpoint_(std::move(folder)) {}
+
+  const CheckpointReader& checkpoint() const { return checkpoint_; }
+  // Finds what this rank needs. Throws CheckpointError when the model is another.
+  void plan();
+  // Checks the hashes of all that apply() will read.
+  void verify();
+  // Overwrites this rank's part of the engine's states.
+  void apply();
+
+ private:
+  void add(int parameter, int kind, int64_t begin, TensorView destination);
+  template <typename Action>
+  void for_each_transfer(const Action& action);
+
+  Engine& engine_;
+  CheckpointReader checkpoint_;
+  std::vector<Transfer> transfers_;
+};
+
+void Load::plan() {
+  const Manifest& saved = checkpoint_.manifest();
+  check_same_model(saved, describe_engine(engine_), checkpoint_.folder().string());
+  std::unordered_map<std::string, int> index;
+  for (const Manifest::Parameter& parameter : saved.parameters) {
+    index.emplace(parameter.name, static_cast<int>(index.size()));
+  }
+  const auto specs = engine_.parameters();
+  for (const StateInterval& interval : engine_.state_intervals()) {
+    const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
+    const int parameter = index.at(spec.name);
+    if (!spec.trainable) {
+      add(parameter, CheckpointReader::kParam, interval.begin, interval.param);
+      continue;
+    }
+    int kind = CheckpointReader::kMaster;
+    add(parameter, kind, interval.begin, interval.master);
+    for (const TensorView& state : interval.states) add(parameter, ++kind, interval.begin, state);
+  }
+  std::sort(transfers_.begin(), transfers_.end(),
+            [](const Transfer& a, const Transfer& b) { return place_of(a) < place_of(b); });
+}
+
+void Load::add(int parameter, int kind, int64_t begin, TensorView destination) {
+  const int64_t end = begin + destination.numel;
+  for (const Record& record : checkpoint_.records_of(parameter, kind, begin, end)) {
+    ZR_CHECK(record.dtype == destination.dtype, "{} goes to {}", checkpoint_.describe(record),
+             name_of(destination.dtype));
+    const int64_t from = std::max(begin, record.begin);
+    const int64_t to = std::min(end, record.end());
+    const uint64_t offset = static_cast<uint64_t>(from - record.begin) * size_of(record.dtype);
+    transfers_.push_back({&record, offset, destination.slice(from - begin, to - from)});
+  }
+}
+
+template <typename Action>
+void Load::for_each_transfer(const Action& action) {
+  std::optional<File> file;
+  int shard = -1;
+  for (const Transfer& transfer : transfers_) {
+    if (transfer.record->shard != shard) {
+      shard = transfer.record->shard;
+      file = checkpoint_.open(shard);
+    }
+    action(*file, transfer);
+  }
+}
+
+void Load::verify() {
+  const Record* verified = nullptr;
+  for_each_transfer([&](const File& file, const Transfer& transfer) {
+    if (transfer.record == verified) return;
+    verified = transfer.record;
+    checkpoint_.verify(file, *verified);
+  });
+}
+
+void Load::apply() {
+  HostBuffer buffer(engine_.device());
+  for_each_transfer([&](const File& file, const Transfer& transfer) {
+    buffer.upload(transfer.destination, [&](uint64_t offset, std::span<std::byte> out) {
+      checkpoint_.read(file, *transfer.record, transfer.offset + offset, out);
+    });
+  });
+  const Manifest& saved = checkpoint_.manifest();
+  engine_.set_step_count(saved.step);
+  const auto groups = engine_.groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].lr = saved.groups[i].lr;
+    groups[i].weight_decay = saved.groups[i].weight_decay;
+  }
+}
+
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::string& directory,
+                                 const std::string& tag) {
+  Ranks ranks(comm, engine.device().inline_stream());
+  std::optional<Load> load;
+  int64_t id = 0;
+  ranks.run("load: open", [&] {
+    load.emplace(engine, find_checkpoint(directory, tag));
+    id = static_cast<int64_t>(load->checkpoint().id());
+  });
+  const bool same_for_all = ranks.reduce(id, ReduceOp::min) == ranks.reduce(id, ReduceOp::max);
+  ranks.run("load: verify", [&] {
+    if (!same_for_all) {
+      fail<CheckpointError>(
+          "the ranks see different checkpoints in {}: all ranks must load from "
+          "one file system",
+          directory);
+    }
+    load->plan();
+    load->verify();
+  });
+  // Every rank has verified what it needs; only now the engine changes.
+  ranks.run("load: apply", [&] { load->apply(); });
+  engine.publish_masters();
+
+  const CheckpointReader& checkpoint = load->checkpoint();
+  return {.tag = checkpoint.folder().filename().string(),
+          .client_state = checkpoint.manifest().client_state,
+          .step = checkpoint.manifest().step};
+}
+
+}  // namespace zerorun

@@ -1,0 +1,241 @@
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+#include "checkpoint/hash.h"
+#include "checkpoint/json_reader.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/shard_file.h"
+#include "core/check.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr const char* kFormatName = "zerorun checkpoint";
+// The text ends with its own hash, so that the rest can be hashed as one piece.
+constexpr std::string_view kHashPrefix = ",\n  \"xxh3\": \"";
+constexpr std::string_view kHashSuffix = "\"\n}\n";
+constexpr size_t kHashNbytes = kHashPrefix.size() + kHexDigits + kHashSuffix.size();
+constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxFileNbytes = std::numeric_limits<int64_t>::max() / 2;
+
+nlohmann::ordered_json encode_parameter(const Manifest::Parameter& parameter) {
+  if (!parameter.alias_of.empty()) {
+    return {{"name", parameter.name}, {"alias_of", parameter.alias_of}};
+  }
+  return {{"name", parameter.name},
+          {"shape", parameter.shape},
+          {"dtype", name_of(parameter.dtype)},
+          {"trainable", parameter.trainable},
+          {"group", parameter.group}};
+}
+
+nlohmann::ordered_json encode_group(const ParameterGroup& group) {
+  if (!std::isfinite(group.lr) || !std::isfinite(group.weight_decay)) {
+    fail<ConfigError>("parameter group '{}' has lr {} and weight_decay {}; expected finite values",
+                      group.name, group.lr, group.weight_decay);
+  }
+  // As double: the shortest text of a double gives every float back exactly.
+  return {
+      {"name", group.name}, {"lr", double{group.lr}}, {"weight_decay", double{group.weight_decay}}};
+}
+
+nlohmann::ordered_json encode_shard(const Manifest::ShardFile& shard) {
+  return {{"name", shard.name},
+          {"nbytes", shard.nbytes},
+          {"header_nbytes", shard.header_nbytes},
+          {"header_xxh3", to_hex(shard.header_hash)}};
+}
+
+// The text without its hash.
+std::string_view checked_body(std::string_view text, const std::string& file) {
+  const bool complete = text.size() > kHashNbytes && text.ends_with(kHashSuffix) &&
+                        text.substr(text.size() - kHashNbytes).starts_with(kHashPrefix);
+  if (!complete) fail<CheckpointError>("{}: damaged or cut short: its hash is missing", file);
+  const std::string_view body = text.substr(0, text.size() - kHashNbytes);
+  const auto expected = from_hex(text.substr(body.size() + kHashPrefix.size(), kHexDigits));
+  if (!expected || *expected != hash_of(body)) {
+    fail<CheckpointError>("{}: damaged: its bytes have the hash {}, it was saved with {}", file,
+                          to_hex(hash_of(body)),
+                          text.substr(body.size() + kHashPrefix.size(), kHexDigits));
+  }
+  return body;
+}
+
+Manifest::Parameter decode_parameter(const JsonReader& json) {
+  Manifest::Parameter parameter;
+  parameter.name = json.text("name");
+  if (json.has("alias_of")) {
+    parameter.alias_of = json.text("alias_of");
+    if (parameter.alias_of.empty()) json.fail("'alias_of' is empty");
+    return parameter;
+  }
+  parameter.dtype = json.dtype("dtype");
+  // Its fp32 master and states must be addressable too.
+  parameter.shape = json.shape("shape", std::max(size_of(parameter.dtype), size_of(DType::fp32)));
+  parameter.trainable = json.boolean("trainable");
+  parameter.group = static_cast<int>(json.integer("group", 0, std::numeric_limits<int>::max()));
+  return parameter;
+}
+
+std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const std::string& file) {
+  std::vector<Manifest::Parameter> parameters;
+  std::unordered_map<std::string, bool> is_alias;
+  int64_t index = 0;
+  for (const nlohmann::json& entry : top.array("parameters")) {
+    const JsonReader json(entry, file, "parameters", index++);
+    parameters.push_back(decode_parameter(json));
+    const Manifest::Parameter& parameter = parameters.back();
+    if (!is_alias.emplace(parameter.name, !parameter.alias_of.empty()).second) {
+      json.fail(fmt::format("'{}' is listed twice", parameter.name));
+    }
+  }
+  for (const Manifest::Parameter& parameter : parameters) {
+    if (parameter.alias_of.empty()) continue;
+    const auto target = is_alias.find(parameter.alias_of);
+    if (target == is_alias.end() || target->second) {
+      fail<CheckpointError>("{}: '{}' is an alias of '{}', which is not a parameter", file,
+                            parameter.name, parameter.alias_of);
+    }
+  }
+  return parameters;
+}
+
+std::vector<ParameterGroup> decode_groups(const JsonReader& top, const std::string& file) {
+  std::vector<ParameterGroup> groups;
+  int64_t index = 0;
+  for (const nlohmann::json& entry : top.array("groups")) {
+    const JsonReader json(entry, file, "groups", index++);
+    groups.push_back({.name = json.text("name"),
+                      .lr = json.number("lr"),
+                      .weight_decay = json.number("weight_decay")});
+  }
+  return groups;
+}
+
+std::vector<Manifest::ShardFile> decode_shards(const JsonReader& top, const std::string& file) {
+  std::vector<Manifest::ShardFile> shards;
+  std::set<std::string> names;
+  int64_t index = 0;
+  for (const nlohmann::json& entry : top.array("files")) {
+    const JsonReader json(entry, file, "files", index++);
+    Manifest::ShardFile shard{.name = json.text("name")};
+    if (!is_shard_name(shard.name) || !names.insert(shard.name).second) {
+      json.fail(fmt::format("'{}' is not a file name of its own", shard.name));
+    }
+    shard.nbytes = static_cast<uint64_t>(json.integer("nbytes", 0, kMaxFileNbytes));
+    shard.header_nbytes =
+        static_cast<uint64_t>(json.integer("header_nbytes", 0, static_cast<int64_t>(shard.nbytes)));
+    shard.header_hash = json.hash("header_xxh3");
+    shards.push_back(std::move(shard));
+  }
+  return shards;
+}
+
+void check_version(const JsonReader& top) {
+  if (top.text("format") != kFormatName) top.fail("this is not a zerorun checkpoint");
+  const int64_t version = top.integer("version", 1, std::numeric_limits<int>::max());
+  if (version != kFormatVersion) {
+    top.fail(fmt::format("format version {}, saved by zerorun {}; zerorun {} reads version {}",
+                         version, top.text("zerorun"), ZERORUN_VERSION, kFormatVersion));
+  }
+}
+
+std::vector<std::string> decode_state_names(const JsonReader& top) {
+  std::vector<std::string> names = top.texts("state_names");
+  const std::set<std::string> unique(names.begin(), names.end());
+  if (unique.size() != names.size() || unique.contains(kParamKind) ||
+      unique.contains(kMasterKind)) {
+    top.fail("'state_names' repeats a name");
+  }
+  return names;
+}
+
+}  // namespace
+
+int64_t Manifest::Parameter::numel() const { return checked_numel(shape, size_of(DType::fp32)); }
+
+Manifest describe_engine(Engine& engine) {
+  Manifest manifest;
+  manifest.zerorun_version = ZERORUN_VERSION;
+  manifest.step = engine.step_count();
+  manifest.state_names.assign(engine.state_names().begin(), engine.state_names().end());
+  manifest.groups.assign(engine.groups().begin(), engine.groups().end());
+  for (const ParameterSpec& spec : engine.parameters()) {
+    Manifest::Parameter parameter;
+    parameter.name = spec.name;
+    if (spec.alias_of.empty()) {
+      parameter.shape = spec.shape;
+      parameter.dtype = engine.param_dtype();
+      parameter.trainable = spec.trainable;
+      parameter.group = spec.group;
+    } else {
+      parameter.alias_of = spec.alias_of;
+    }
+    manifest.parameters.push_back(std::move(parameter));
+  }
+  return manifest;
+}
+
+std::string encode_manifest(const Manifest& manifest) {
+  nlohmann::ordered_json json = {{"format", kFormatName},
+                                 {"version", kFormatVersion},
+                                 {"zerorun", manifest.zerorun_version},
+                                 {"step", manifest.step},
+                                 {"world_size", manifest.shards.size()},
+                                 {"state_names", manifest.state_names}};
+  const auto add_array = [&json](const char* key, const auto& values, const auto& encode) {
+    json[key] = nlohmann::ordered_json::array();
+    for (const auto& value : values) json[key].push_back(encode(value));
+  };
+  add_array("groups", manifest.groups, encode_group);
+  add_array("parameters", manifest.parameters, encode_parameter);
+  json["client_state"] = manifest.client_state;
+  add_array("files", manifest.shards, encode_shard);
+  std::string text;
+  try {
+    text = json.dump(2);
+  } catch (const nlohmann::json::exception& error) {
+    fail<ConfigError>("a name or the client state of the checkpoint is not UTF-8: {}",
+                      error.what());
+  }
+  text.resize(text.size() - 2);  // the closing "\n}", which follows the hash
+  const uint64_t hash = hash_of(std::string_view(text));
+  text.append(kHashPrefix).append(to_hex(hash)).append(kHashSuffix);
+  if (text.size() > kMaxManifestNbytes) {
+    fail<ConfigError>("the manifest of the checkpoint has {} bytes; expected at most {}",
+                      text.size(), kMaxManifestNbytes);
+  }
+  return text;
+}
+
+Manifest decode_manifest(std::string_view text, const std::string& file) {
+  const std::string_view body = checked_body(text, file);
+  const nlohmann::json json = parse_json(std::string(body) + "}", file);
+  const JsonReader top(json, file, "checkpoint");
+  check_version(top);
+  Manifest manifest{
+      .zerorun_version = top.text("zerorun"),
+      .step = top.integer("step", 0, std::numeric_limits<int64_t>::max()),
+      .state_names = decode_state_names(top),
+      .groups = decode_groups(top, file),
+      .parameters = decode_parameters(top, file),
+      .client_state = top.text("client_state"),
+      .shards = decode_shards(top, file),
+  };
+  const int64_t world_size = top.integer("world_size", 1, kMaxRanks);
+  if (static_cast<size_t>(world_size) != manifest.shards.size()) {
+    top.fail(fmt::format("world size {}, but {} files", world_size, manifest.shards.size()));
+  }
+  return manifest;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zerorun/dtype.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+
+// The table of contents of one checkpoint: which model it holds, at which step, in which files.
+// docs/checkpoint_format.md specifies its text.
+struct Manifest {
+  struct Parameter {
+    std::string name;
+    std::vector<int64_t> shape;
+    DType dtype = DType::fp32;
+    bool trainable = true;
+    int group = 0;
+    std::string alias_of;  // not empty: only the name is set besides
+
+    int64_t numel() const;
+  };
+  struct ShardFile {
+    std::string name;
+    uint64_t nbytes = 0;
+    uint64_t header_nbytes = 0;
+    uint64_t header_hash = 0;
+  };
+
+  std::string zerorun_version;
+  int64_t step = 0;
+  std::vector<std::string> state_names;
+  std::vector<ParameterGroup> groups;
+  std::vector<Parameter> parameters;
+  std::string client_state;
+  std::vector<ShardFile> shards;  // one per rank of the job that saved
+};
+
+inline constexpr int kFormatVersion = 1;
+inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
+inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
+
+// Everything about the engine's model but the shards and the client state.
+Manifest describe_engine(Engine& engine);
+
+// Throws ConfigError when a name is not UTF-8 or a hyperparameter not finite (JSON has neither),
+// and when the text would be longer than a manifest may be.
+std::string encode_manifest(const Manifest& manifest);
+// Checks the text's own hash, then everything else; throws CheckpointError naming `file`.
+Manifest decode_manifest(std::string_view text, const std::string& file);
+
+}  // namespace zerorun

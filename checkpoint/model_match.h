@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string_view>
+
+#include "checkpoint/manifest.h"
+
+namespace zerorun {
+
+// Whether a checkpoint is one of the engine's model: throws CheckpointError with the first
+// difference. `checkpoint` names the checkpoint in the message.
+void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint);
+
+}  // namespace zerorun

@@ -1,0 +1,122 @@
+#include "checkpoint/ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "zerorun/error.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+namespace {
+
+enum class Kind : int64_t { config, communication, device, io, checkpoint, internal };
+
+// A failure as numbers, for broadcast: its kind, and its text cut to a fixed length.
+struct Failure {
+  static constexpr size_t kMaxText = 4088;
+  Kind kind = Kind::internal;
+  std::array<char, kMaxText> text{};
+};
+static_assert(sizeof(Failure) % sizeof(int64_t) == 0);
+
+Failure describe(Kind kind, std::string_view text) {
+  Failure failure{.kind = kind};
+  std::copy_n(text.begin(), std::min(text.size(), Failure::kMaxText - 1), failure.text.begin());
+  return failure;
+}
+
+Failure describe(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ConfigError& e) {
+    return describe(Kind::config, e.what());
+  } catch (const CommError& e) {
+    return describe(Kind::communication, e.what());
+  } catch (const DeviceError& e) {
+    return describe(Kind::device, e.what());
+  } catch (const IoError& e) {
+    return describe(Kind::io, e.what());
+  } catch (const CheckpointError& e) {
+    return describe(Kind::checkpoint, e.what());
+  } catch (const std::bad_alloc&) {
+    return describe(Kind::device, "out of host memory");
+  } catch (const std::exception& e) {
+    return describe(Kind::internal, e.what());
+  } catch (...) {
+    return describe(Kind::internal, "unknown exception");
+  }
+}
+
+[[noreturn]] void raise(Kind kind, const std::string& text) {
+  switch (kind) {
+    case Kind::config:
+      throw ConfigError(text);
+    case Kind::communication:
+      throw CommError(text);
+    case Kind::device:
+      throw DeviceError(text);
+    case Kind::io:
+      throw IoError(text);
+    case Kind::checkpoint:
+      throw CheckpointError(text);
+    case Kind::internal:
+      break;
+  }
+  throw InternalError(text);
+}
+
+}  // namespace
+
+void Ranks::run(std::string_view label, const std::function<void()>& step) {
+  std::exception_ptr error;
+  try {
+    step();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const int first =
+      world_size() - static_cast<int>(reduce(error ? world_size() - rank() : 0, ReduceOp::max));
+  if (first == world_size()) return;
+  if (world_size() == 1) std::rethrow_exception(error);
+
+  Failure failure = first == rank() ? describe(error) : Failure{};
+  constexpr size_t kWords = sizeof(Failure) / sizeof(int64_t);
+  std::array<int64_t, kWords> words{};
+  std::memcpy(words.data(), &failure, sizeof failure);
+  comm_.broadcast(view_of(std::span<int64_t>(words)), first, stream_, label).synchronize();
+  std::memcpy(static_cast<void*>(&failure), words.data(), sizeof failure);
+  raise(failure.kind, fmt::format("rank {} of {}: {}", first, world_size(), failure.text.data()));
+}
+
+int64_t Ranks::reduce(int64_t value, ReduceOp op) {
+  const TensorView view = view_of(std::span<int64_t>(&value, 1));
+  comm_.all_reduce(view, view, op, Output::overwrite, stream_, "checkpoint: agree").synchronize();
+  return value;
+}
+
+int64_t Ranks::broadcast(int64_t value) {
+  const TensorView view = view_of(std::span<int64_t>(&value, 1));
+  comm_.broadcast(view, 0, stream_, "checkpoint: agree").synchronize();
+  return value;
+}
+
+std::vector<int64_t> Ranks::gather(std::span<const int64_t> words) {
+  std::vector<int64_t> own(words.begin(), words.end());
+  std::vector<int64_t> all(own.size() * static_cast<size_t>(world_size()));
+  comm_
+      .all_gather(view_of(std::span<int64_t>(own)), view_of(std::span<int64_t>(all)),
+                  Sync::collective, stream_, "checkpoint: gather")
+      .synchronize();
+  return all;
+}
+
+}  // namespace zerorun

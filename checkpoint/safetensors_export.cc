@@ -1,0 +1,170 @@
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/file.h"
+#include "checkpoint/host_buffer.h"
+#include "checkpoint/json_reader.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/ranks.h"
+#include "checkpoint/safetensors_format.h"
+#include "core/check.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// One export. Methods without a rank in their name run on every rank.
+class Export {
+ public:
+  Export(Engine& engine, Ranks& ranks, const std::string& path)
+      : engine_(engine), ranks_(ranks), path_(path) {}
+
+  // Decides where in the file each parameter goes.
+  void plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json);
+  void agree_on_name();
+  void create_on_rank_0();
+  // Writes what this rank holds.
+  void write();
+  void check_complete();
+  void commit_on_rank_0();
+  void discard_on_rank_0() noexcept;
+
+ private:
+  SafetensorsEntry entry_of(const ExportTensor& tensor);
+
+  Engine& engine_;
+  Ranks& ranks_;
+  const fs::path path_;
+  fs::path folder_;
+  fs::path temporary_;
+  std::string header_;
+  uint64_t nbytes_ = 0;   // of the file
+  uint64_t written_ = 0;  // tensor bytes by this rank
+  uint64_t id_ = 0;
+  // Where copies of each parameter begin in the file: tied parameters may be stored twice.
+  std::unordered_map<ParameterId, std::vector<uint64_t>> places_;
+};
+
+SafetensorsEntry Export::entry_of(const ExportTensor& tensor) {
+  const ParameterId id = engine_.parameter_id(tensor.parameter);
+  const size_t element = size_of(engine_.param_dtype());
+  const int64_t numel = checked_numel(tensor.shape, element);
+  if (numel != engine_.numel(id)) {
+    fail<ConfigError>("safetensors tensor '{}' has {} elements; parameter '{}' has {}", tensor.name,
+                      numel, tensor.parameter, engine_.numel(id));
+  }
+  return {
+      .name = tensor.name, .shape = tensor.shape, .nbytes = static_cast<uint64_t>(numel) * element};
+}
+
+void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json) {
+  if (!path_.has_filename()) fail<ConfigError>("'{}' does not name a file", path_.string());
+  folder_ = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  id_ = random_id();
+  std::vector<SafetensorsEntry> entries;
+  std::unordered_map<std::string, ParameterId> parameters;
+  for (const ExportTensor& tensor : tensors) {
+    entries.push_back(entry_of(tensor));
+    const ParameterId id = engine_.parameter_id(tensor.parameter);
+    const std::string& owner = engine_.parameters()[static_cast<size_t>(id)].alias_of;
+    parameters[tensor.name] = owner.empty() ? id : engine_.parameter_id(owner);
+  }
+  header_ = encode_safetensors_header(entries, engine_.param_dtype(), metadata_json);
+  nbytes_ = header_.size();
+  for (const SafetensorsEntry& entry : entries) {
+    places_[parameters.at(entry.name)].push_back(entry.begin);
+    nbytes_ += entry.nbytes;
+  }
+}
+
+void Export::agree_on_name() {
+  id_ = static_cast<uint64_t>(ranks_.broadcast(static_cast<int64_t>(id_)));
+  temporary_ = temporary_path(path_, id_);
+}
+
+void Export::create_on_rank_0() {
+  if (ranks_.rank() != 0) return;
+  create_folders(folder_);
+  remove_leftovers_of(path_);
+  if (fs::is_directory(path_)) fail<IoError>("cannot write {}: it is a folder", path_.string());
+  const uint64_t available = available_bytes(folder_);
+  if (available < nbytes_) {
+    fail<IoError>("cannot write {}: it needs {} bytes, {} has {} free", path_.string(), nbytes_,
+                  folder_.string(), available);
+  }
+  File file = File::create(temporary_);
+  file.resize(nbytes_);
+  file.write(0, std::as_bytes(std::span(header_)));
+  file.sync();
+}
+
+void Export::write() {
+  if (!path_exists(temporary_)) {
+    fail<IoError>("{} is not where rank 0 made it: all ranks must write to one file system",
+                  temporary_.string());
+  }
+  File file = File::open_to_write(temporary_);
+  HostBuffer buffer(engine_.device());
+  for (const StateInterval& interval : engine_.state_intervals()) {
+    const auto places = places_.find(interval.parameter);
+    if (places == places_.end()) continue;
+    const uint64_t skipped = static_cast<uint64_t>(interval.begin) * size_of(engine_.param_dtype());
+    buffer.download(interval.param, [&](uint64_t offset, std::span<const std::byte> bytes) {
+      for (const uint64_t begin : places->second) {
+        file.write(begin + skipped + offset, bytes);
+        written_ += bytes.size();
+      }
+    });
+  }
+  file.sync();
+}
+
+void Export::check_complete() {
+  const int64_t written = ranks_.reduce(static_cast<int64_t>(written_), ReduceOp::sum);
+  ranks_.run("export: check", [&] {
+    ZR_CHECK(header_.size() + static_cast<uint64_t>(written) == nbytes_,
+             "the ranks wrote {} of {} bytes of {}", written, nbytes_ - header_.size(),
+             path_.string());
+  });
+}
+
+void Export::commit_on_rank_0() {
+  if (ranks_.rank() != 0) return;
+  rename_path(temporary_, path_);
+  sync_folder(folder_);
+}
+
+void Export::discard_on_rank_0() noexcept {
+  if (ranks_.rank() != 0) return;
+  std::error_code ignored;  // the next export tries again
+  fs::remove(temporary_, ignored);
+}
+
+}  // namespace
+
+void export_safetensors(Engine& engine, Communicator& comm, const std::string& path,
+                        const std::vector<ExportTensor>& tensors,
+                        const std::string& metadata_json) {
+  Ranks ranks(comm, engine.device().inline_stream());
+  Export job(engine, ranks, path);
+  ranks.run("export: plan", [&] { job.plan(tensors, metadata_json); });
+  job.agree_on_name();
+  try {
+    ranks.run("export: create", [&] { job.create_on_rank_0(); });
+    ranks.run("export: write", [&] { job.write(); });
+    job.check_complete();
+    ranks.run("export: commit", [&] { job.commit_on_rank_0(); });
+  } catch (...) {
+    job.discard_on_rank_0();
+    throw;
+  }
+}
+
+}  // namespace zerorun

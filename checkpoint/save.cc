@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/file.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/ranks.h"
+#include "checkpoint/shard_file.h"
+#include "core/check.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// One save. Methods without a rank in their name run on every rank.
+class Save {
+ public:
+  Save(Engine& engine, Ranks& ranks, const SaveOptions& options)
+      : engine_(engine), ranks_(ranks), options_(options), directory_(options.directory) {}
+
+  // What this rank will write; nothing on disk changes.
+  ShardPlan plan();
+  // Decides on the name of the temporary folder and the bytes that all ranks need.
+  void agree_on(const ShardPlan& plan);
+  void make_folder_on_rank_0();
+  void write(ShardPlan& plan);
+  // Tells rank 0 what each rank wrote.
+  void collect();
+  // Until the rename in here, the previous checkpoint is the current one; from then on, the new.
+  void commit_on_rank_0();
+  void discard_on_rank_0() noexcept;
+
+ private:
+  void replace_tag();
+  std::string disk_use() const;
+
+  Engine& engine_;
+  Ranks& ranks_;
+  const SaveOptions& options_;
+  const fs::path directory_;
+  std::string tag_;
+  fs::path temporary_;
+  fs::path temporary_latest_;
+  uint64_t id_ = 0;
+  uint64_t needed_ = 0;
+  Manifest manifest_;
+  Manifest::ShardFile written_;
+};
+
+ShardPlan Save::plan() {
+  if (options_.directory.empty()) fail<ConfigError>("save_checkpoint needs a directory");
+  if (!options_.client_state.empty() && !nlohmann::json::accept(options_.client_state)) {
+    fail<ConfigError>("the client state of a checkpoint is not valid JSON");
+  }
+  if (options_.client_state.size() > kMaxClientStateNbytes) {
+    fail<ConfigError>("the client state of a checkpoint has {} bytes; expected at most {}",
+                      options_.client_state.size(), kMaxClientStateNbytes);
+  }
+  tag_ = options_.tag.empty() ? fmt::format("step{}", engine_.step_count()) : options_.tag;
+  check_tag(tag_);
+  manifest_ = describe_engine(engine_);
+  manifest_.client_state = options_.client_state;
+  encode_manifest(manifest_);  // throws what it would throw after all data is written
+  id_ = random_id();
+  return ShardPlan(engine_, engine_.state_intervals());
+}
+
+void Save::agree_on(const ShardPlan& plan) {
+  id_ = static_cast<uint64_t>(ranks_.broadcast(static_cast<int64_t>(id_)));
+  needed_ =
+      static_cast<uint64_t>(ranks_.reduce(static_cast<int64_t>(plan.nbytes()), ReduceOp::sum));
+  temporary_ = temporary_path(directory_ / tag_, id_);
+  temporary_latest_ = temporary_path(directory_ / kLatestName, id_);
+}
+
+std::string Save::disk_use() const {
+  return fmt::format("the checkpoint needs {} bytes, {} has {} free", needed_, directory_.string(),
+                     available_bytes(directory_));
+}
+
+void Save::make_folder_on_rank_0() {
+  if (ranks_.rank() != 0) return;
+  create_folders(directory_);
+  remove_leftovers(directory_);
+  if (available_bytes(directory_) < needed_) {
+    fail<IoError>("cannot save {}: {}: free some space, or save elsewhere",
+                  (directory_ / tag_).string(), disk_use());
+  }
+  create_folders(temporary_);
+}
+
+void Save::write(ShardPlan& plan) {
+  try {
+    if (!path_exists(temporary_)) {
+      fail<IoError>("{} is not where rank 0 made it: all ranks must save to one file system",
+                    temporary_.string());
+    }
+    written_ = plan.write(engine_.device(), temporary_, shard_name(ranks_.rank(), id_));
+  } catch (const IoError& error) {
+    fail<IoError>("{}; {}", error.what(), disk_use());
+  }
+}
+
+void Save::collect() {
+  const std::vector<int64_t> all = ranks_.gather(std::vector<int64_t>{
+      static_cast<int64_t>(written_.nbytes), static_cast<int64_t>(written_.header_nbytes),
+      static_cast<int64_t>(written_.header_hash)});
+  for (int rank = 0; rank < ranks_.world_size(); ++rank) {
+    const int64_t* words = &all[static_cast<size_t>(rank) * 3];
+    manifest_.shards.push_back({.name = shard_name(rank, id_),
+                                .nbytes = static_cast<uint64_t>(words[0]),
+                                .header_nbytes = static_cast<uint64_t>(words[1]),
+                                .header_hash = static_cast<uint64_t>(words[2])});
+  }
+}
+
+void Save::commit_on_rank_0() {
+  if (ranks_.rank() != 0) return;
+  try {
+    write_text(temporary_ / kManifestName, encode_manifest(manifest_));
+    sync_folder(temporary_);
+    // Before the checkpoint takes its place: from then on nothing needs space on the disk.
+    write_text(temporary_latest_, tag_ + "\n");
+    if (path_exists(directory_ / tag_)) {
+      replace_tag();
+    } else {
+      rename_path(temporary_, directory_ / tag_);
+    }
+    sync_folder(directory_);
+    rename_path(temporary_latest_, directory_ / kLatestName);
+    sync_folder(directory_);
+  } catch (const IoError& error) {
+    fail<IoError>("{}; {}", error.what(), disk_use());
+  }
+}
+
+// Moves the files into the tag's folder, whose files have other names. The manifest moves last and
+// atomically replaces the old one, on file systems that cannot exchange two folders too.
+void Save::replace_tag() {
+  const fs::path folder = directory_ / tag_;
+  std::set<std::string> current;
+  for (const Manifest::ShardFile& shard : manifest_.shards) current.insert(shard.name);
+  const auto remove_shards = [&](bool (*wanted)(bool is_current)) {
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      std::error_code ignored;
+      if (is_shard_name(name) && wanted(current.contains(name))) fs::remove(it->path(), ignored);
+    }
+  };
+  try {
+    for (const std::string& name : current) rename_path(temporary_ / name, folder / name);
+    sync_folder(folder);
+    rename_path(temporary_ / kManifestName, folder / kManifestName);
+  } catch (...) {
+    remove_shards([](bool is_current) { return is_current; });
+    throw;
+  }
+  sync_folder(folder);
+  remove_shards([](bool is_current) { return !is_current; });
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void Save::discard_on_rank_0() noexcept {
+  if (ranks_.rank() != 0 || temporary_.empty()) return;
+  std::error_code ignored;  // the next save tries again
+  fs::remove_all(temporary_, ignored);
+  fs::remove(temporary_latest_, ignored);
+}
+
+}  // namespace
+
+void save_checkpoint(Engine& engine, Communicator& comm, const SaveOptions& options) {
+  Ranks ranks(comm, engine.device().inline_stream());
+  Save save(engine, ranks, options);
+  std::optional<ShardPlan> plan;
+  ranks.run("save: plan", [&] { plan = save.plan(); });
+  save.agree_on(*plan);
+  try {
+    ranks.run("save: make folder", [&] { save.make_folder_on_rank_0(); });
+    ranks.run("save: write", [&] { save.write(*plan); });
+    save.collect();
+    ranks.run("save: commit", [&] { save.commit_on_rank_0(); });
+  } catch (...) {
+    save.discard_on_rank_0();
+    throw;
+  }
+}
+
+}  // namespace zerorun

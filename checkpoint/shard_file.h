@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "zerorun/device.h"
+#include "zerorun/dtype.h"
+#include "zerorun/engine.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+// What a record holds of its parameter: the values of a frozen one, or the fp32 master of a
+// trainable one; besides these, one of the optimizer's states by its name.
+inline constexpr const char* kParamKind = "param";
+inline constexpr const char* kMasterKind = "master";
+
+// Elements [begin, begin + numel) of one kind of one parameter, stored as one run of bytes.
+struct ShardRecord {
+  std::string parameter;
+  std::string kind;
+  DType dtype = DType::fp32;
+  int64_t begin = 0;
+  int64_t numel = 0;
+  uint64_t offset = 0;  // from the end of the header
+  uint64_t hash = 0;
+
+  uint64_t nbytes() const { return static_cast<uint64_t>(numel) * size_of(dtype); }
+};
+
+// Header and data of a file begin, and records are padded, at multiples of this.
+inline constexpr uint64_t kAlignment = 64;
+inline constexpr uint64_t kMaxHeaderNbytes = uint64_t{1} << 28;
+// A reader that needs part of a record has to read all of it to check its hash.
+inline constexpr int64_t kMaxRecordNumel = int64_t{1} << 22;
+
+// The first bytes of a file, up to its data: magic, version, length, JSON table, padding.
+std::string encode_shard_header(std::span<const ShardRecord> records);
+// Throws CheckpointError naming `file` unless the records lie one behind the other in a file of
+// `file_nbytes`.
+std::vector<ShardRecord> decode_shard_header(std::string_view bytes, uint64_t file_nbytes,
+                                             const std::string& file);
+
+// What one rank saves: a table and, for each record in it, the bytes.
+class ShardPlan {
+ public:
+  ShardPlan(Engine& engine, std::span<const StateInterval> intervals,
+            int64_t max_record_numel = kMaxRecordNumel);
+
+  uint64_t nbytes() const { return nbytes_; }
+  // Writes and syncs the file, filling in the hashes. The views must still be valid.
+  Manifest::ShardFile write(Device& device, const std::filesystem::path& folder,
+                            const std::string& name);
+
+ private:
+  void add(const std::string& parameter, const std::string& kind, int64_t begin, TensorView data,
+           int64_t max_record_numel);
+
+  std::vector<ShardRecord> records_;
+  std::vector<TensorView> data_;
+  uint64_t header_nbytes_ = 0;
+  uint64_t nbytes_ = 0;
+};
+
+}  // namespace zerorun

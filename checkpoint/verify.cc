@@ -1,0 +1,77 @@
+#include "checkpoint/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/layout.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Record = CheckpointReader::Record;
+
+void verify_records(const CheckpointReader& checkpoint) {
+  std::vector<Record> records(checkpoint.records().begin(), checkpoint.records().end());
+  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
+    return std::pair(a.shard, a.offset) < std::pair(b.shard, b.offset);
+  });
+  std::optional<File> file;
+  int shard = -1;
+  for (const Record& record : records) {
+    if (record.shard != shard) {
+      shard = record.shard;
+      file = checkpoint.open(shard);
+    }
+    checkpoint.verify(*file, record);
+  }
+}
+
+std::string verify_folder(const fs::path& folder) {
+  const CheckpointReader checkpoint(folder);
+  verify_records(checkpoint);
+  const Manifest& manifest = checkpoint.manifest();
+  uint64_t nbytes = 0;
+  for (const Manifest::ShardFile& shard : manifest.shards) nbytes += shard.nbytes;
+  int64_t elements = 0;
+  for (const Manifest::Parameter& parameter : manifest.parameters) {
+    if (parameter.alias_of.empty()) elements += parameter.numel();
+  }
+  return fmt::format(
+      "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}\n",
+      folder.string(), manifest.step, manifest.parameters.size(), elements, nbytes,
+      manifest.shards.size(), manifest.zerorun_version);
+}
+
+}  // namespace
+
+std::string verify_checkpoint(const std::string& directory) {
+  const fs::path root(directory);
+  const std::vector<std::string> tags = list_tags(root);
+  if (tags.empty()) return verify_folder(find_checkpoint(root, ""));
+  std::string report;
+  bool damaged = false;
+  const auto check = [&](const auto& step) {
+    try {
+      report += step();
+    } catch (const Error& error) {
+      damaged = true;
+      report += fmt::format("{}\n", error.what());
+    }
+  };
+  for (const std::string& tag : tags) check([&] { return verify_folder(root / tag); });
+  check([&] { return fmt::format("latest: {}\n", find_checkpoint(root, "").filename().string()); });
+  if (damaged) fail<CheckpointError>("{}", report);
+  return report;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,42 @@
+# Compiler settings of every target, carried by the interface library zerorun_options.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+add_library(zerorun_options INTERFACE)
+# -ffp-contract=off: the same formula gives the same bits on every instruction set.
+# Designated initialisers leave members at their defaults on purpose. GCC 12's -Wrestrict and
+# -Wmaybe-uninitialized report std::string itself (GCC bug 105329).
+target_compile_options(zerorun_options INTERFACE
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -ffp-contract=off
+  -Wno-missing-field-initializers
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+
+if(ZERORUN_SANITIZE STREQUAL "address")
+  target_compile_options(zerorun_options INTERFACE
+    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(zerorun_options INTERFACE -fsanitize=address,undefined)
+elseif(ZERORUN_SANITIZE STREQUAL "thread")
+  target_compile_options(zerorun_options INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
+  target_link_options(zerorun_options INTERFACE -fsanitize=thread)
+elseif(ZERORUN_SANITIZE)
+  message(FATAL_ERROR "ZERORUN_SANITIZE is '${ZERORUN_SANITIZE}': expected address, thread or empty")
+endif()
+
+# libgomp is not instrumented, so ThreadSanitizer builds run loops serially (core/parallel.h).
+if(NOT ZERORUN_SANITIZE STREQUAL "thread")
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+  target_link_libraries(zerorun_options INTERFACE OpenMP::OpenMP_CXX)
+endif()

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace zerorun {
+
+// Runs calls in the order in which they took their turns, on whichever thread each is run. It keeps
+// the collectives of one rank in order when they are spread over several streams.
+class CallOrder : public std::enable_shared_from_this<CallOrder> {
+ public:
+  class Turn {
+   public:
+    Turn(std::shared_ptr<CallOrder> order, uint64_t number, std::function<void()> dropped)
+        : order_(std::move(order)), number_(number), dropped_(std::move(dropped)) {}
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    // A turn that was never run (its stream failed, or ended) calls `dropped`, which must not
+    // throw, and lets later turns run.
+    ~Turn();
+
+    // Waits until all earlier turns have ended, then runs `body`.
+    template <class Body>
+    void run(const Body& body) {
+      order_->wait(number_);
+      started_ = true;
+      const End end{*order_};
+      body();
+    }
+
+   private:
+    struct End {
+      CallOrder& order;
+      ~End() { order.end_one(); }
+    };
+
+    const std::shared_ptr<CallOrder> order_;
+    const uint64_t number_;
+    const std::function<void()> dropped_;
+    bool started_ = false;
+  };
+
+  std::shared_ptr<Turn> take(std::function<void()> dropped);
+
+ private:
+  void wait(uint64_t number);
+  void end_one();
+  void stop();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t taken_ = 0;
+  uint64_t ended_ = 0;
+  bool stopped_ = false;  // a turn was dropped: the others need not wait
+};
+
+}  // namespace zerorun

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "zerorun/communicator.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+// One call of a communicator. broadcast has its tensor as both `in` and `out`, barrier has none.
+struct CollectiveCall {
+  Collective op = Collective::barrier;
+  TensorView in;
+  TensorView out;
+  ReduceOp reduce = ReduceOp::sum;
+  Output output = Output::overwrite;
+  Sync sync = Sync::collective;
+  int root = 0;
+  std::string label;
+};
+
+// Throws InternalError unless sizes, dtypes and overlaps are as zerorun/communicator.h allows.
+void check_call(const CollectiveCall& call, int rank, int world_size);
+
+// What CommStats counts for the call.
+CollectiveCount count_of(const CollectiveCall& call);
+
+}  // namespace zerorun

@@ -1,0 +1,67 @@
+#include "zerorun/communicator.h"
+
+#include "comm/self_communicator.h"
+#include "comm/shm_communicator.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+// Ranks of one host; more than any host has, and few enough for each to have a slot.
+constexpr int kMostRanks = 1024;
+}  // namespace
+
+std::string_view name_of(Collective op) {
+  switch (op) {
+    case Collective::all_reduce:
+      return "all_reduce";
+    case Collective::reduce_scatter:
+      return "reduce_scatter";
+    case Collective::all_gather:
+      return "all_gather";
+    case Collective::broadcast:
+      return "broadcast";
+    case Collective::barrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
+  ZR_CHECK(options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
+           "got rank {} of {}", options.rank, options.world_size);
+  if (options.world_size == 1) return make_self_communicator();
+  ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
+           options.world_size);
+  if (options.world_size > kMostRanks) {
+    fail<CommError>("got {} ranks: at most {} can share one host's memory", options.world_size,
+                    kMostRanks);
+  }
+  return make_shm_communicator(options);
+}
+
+std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::milliseconds timeout) {
+  CommunicatorOptions options;
+  options.rank = info.rank;
+  options.world_size = info.world_size;
+  options.timeout = timeout;
+  if (info.world_size == 1) return make_communicator(options);
+  if (info.local_world_size != info.world_size) {
+    fail<CommError>(
+        "{} of {} ranks run on this host: ranks on several hosts are not supported yet; start all "
+        "of them on one",
+        info.local_world_size, info.world_size);
+  }
+  TcpStoreOptions store;
+  // All ranks are here, so nobody else needs to reach rank 0, whatever MASTER_ADDR says.
+  store.host = "127.0.0.1";
+  store.port = info.master_port;
+  store.serve = info.rank == 0;
+  store.secret = info.secret;
+  store.timeout = timeout;
+  // Needed until all ranks have met; then the port is free again.
+  options.store = make_tcp_store(store);
+  return make_communicator(options);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "zerorun/communicator.h"
+#include "zerorun/tensor.h"
+
+// The arithmetic of collectives in host memory, on the caller's thread and those of
+// core/parallel.h. Results do not depend on the instruction set or on the number of threads.
+namespace zerorun {
+
+struct Reduction {
+  std::span<const std::byte* const> sources;  // one per rank; out.numel elements each
+  DType dtype = DType::fp32;                  // of the sources
+  ReduceOp op = ReduceOp::sum;
+  Output output = Output::overwrite;
+};
+
+// out[i] = sources[0][i] op sources[1][i] op ..., in this order, in fp32 (int64 for int64; sums
+// wrap), rounded once. accumulate: old out[i] op that. `out` has the dtype of the sources or is
+// fp32; it may be one of the sources. max and min (fp32, int64) give NaN if any input is.
+void reduce(const Reduction& reduction, TensorView out);
+
+// Copies between ranges that do not overlap. Large copies bypass the caches.
+void copy_bytes(std::byte* out, const std::byte* in, size_t nbytes);
+
+}  // namespace zerorun

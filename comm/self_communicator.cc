@@ -1,0 +1,85 @@
+#include "comm/self_communicator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "comm/host_communicator.h"
+#include "comm/reduce_kernels.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+// The error of all calls after abort(). Tasks share it, so they may outlive the communicator.
+class Aborted {
+ public:
+  void set(std::string_view reason) {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = fmt::format("rank 0 aborted the job: {}", reason);
+  }
+  void check() const {
+    const std::lock_guard lock(mutex_);
+    if (!text_.empty()) throw CommError(text_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+void run(const CollectiveCall& call) {
+  const bool reduces = call.op == Collective::all_reduce || call.op == Collective::reduce_scatter;
+  const bool computes = call.output == Output::accumulate || call.in.dtype != call.out.dtype;
+  if (reduces && computes) {
+    const std::array<const std::byte*, 1> sources = {call.in.data};
+    reduce({sources, call.in.dtype, call.reduce, call.output}, call.out);
+  } else if (call.in.data != call.out.data) {
+    copy_bytes(call.out.data, call.in.data, call.in.nbytes());
+  }
+}
+
+class SelfCommunicator final : public HostCommunicator {
+ public:
+  SelfCommunicator() : HostCommunicator(0, 1) {}
+
+  std::string transport() const override { return "self"; }
+  bool reads_peers() const override { return true; }
+  void abort(std::string_view reason) noexcept override { aborted_->set(reason); }
+
+  std::optional<Buffer> allocate(size_t nbytes, Sharing /*sharing*/) override {
+    aborted_->check();
+    const size_t mapped = std::max<size_t>(nbytes, 1);
+    void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      fail<DeviceError>("cannot allocate {} bytes: {}", nbytes, std::strerror(errno));
+    }
+    madvise(data, mapped, MADV_HUGEPAGE);  // only a wish
+    return Buffer(data, nbytes, [data, mapped] { munmap(data, mapped); });
+  }
+
+ private:
+  void submit(CollectiveCall call, CpuStream& stream) override {
+    stream.submit([call = std::move(call), aborted = aborted_] {
+      aborted->check();
+      run(call);
+    });
+  }
+
+  const std::shared_ptr<Aborted> aborted_ = std::make_shared<Aborted>();
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_self_communicator() {
+  return std::make_shared<SelfCommunicator>();
+}
+
+}  // namespace zerorun

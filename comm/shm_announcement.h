@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "zerorun/communicator.h"
+
+namespace zerorun::shm {
+
+// A Collective, or the making of memory. `join` is the step before the first.
+enum class Operation : uint8_t {
+  join,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  barrier,
+  allocate,
+};
+
+// Where a view lies in memory that the ranks allocated together.
+struct Location {
+  static constexpr int64_t kPrivate = -1;
+  int64_t block = kPrivate;
+  uint64_t offset = 0;  // from the start of the rank's own part
+
+  bool operator==(const Location&) const = default;
+  bool shared() const { return block != kPrivate; }
+};
+
+// What a rank is about to do. Ranks compare them, so a divergence is an error and not a wait.
+struct Announcement {
+  uint64_t sequence = 0;  // how many operations came before it
+  int64_t numel = 0;
+  uint64_t label_hash = 0;
+  int32_t root = 0;
+  Operation operation = Operation::join;
+  DType dtype = DType::fp32;
+  DType out_dtype = DType::fp32;
+  ReduceOp reduce = ReduceOp::sum;
+  Output output = Output::overwrite;
+  Sharing sharing = Sharing::per_rank;
+  bool direct = false;    // peers read `in` where it lies; otherwise its rank stages it
+  bool in_place = false;  // `out` overwrites `in`
+  Location in;
+  Location out;
+  std::array<char, 64> label{};  // cut, for messages
+};
+
+// Copies as much of `text` as fits and ends with a zero.
+template <size_t kSize>
+void copy_cut(std::string_view text, std::array<char, kSize>& out) {
+  out[text.copy(out.data(), kSize - 1)] = '\0';
+}
+
+// Sets the fields that stand for the label.
+void set_label(Announcement& announcement, std::string_view label);
+
+// Whether two ranks mean the same operation. Where their views lie may differ.
+bool same_operation(const Announcement& a, const Announcement& b);
+
+// "all_reduce(sum) #12 'grad norm' of 2 fp32"
+std::string describe(const Announcement& announcement);
+
+}  // namespace zerorun::shm

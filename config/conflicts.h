@@ -1,0 +1,10 @@
+#pragma once
+
+#include "config/key_check.h"
+
+namespace zerorun {
+
+// Values that are right by themselves and contradict each other become problems.
+void check_conflicts(const GivenKeys& keys, ConfigProblems& problems);
+
+}  // namespace zerorun

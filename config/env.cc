@@ -1,0 +1,58 @@
+#include "config/env.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr auto kVariables = std::to_array<EnvironmentVariable>({
+    {"RANK", "global rank of this process"},
+    {"WORLD_SIZE", "number of ranks in the job"},
+    {"LOCAL_RANK", "rank among the ranks of this host"},
+    {"LOCAL_WORLD_SIZE", "number of ranks on this host"},
+    {"MASTER_ADDR", "host on which rank 0 listens for its peers"},
+    {"MASTER_PORT", "port on which rank 0 listens for its peers"},
+    {"OMP_NUM_THREADS", "threads of one rank; the launcher divides the cores when it is unset"},
+    {"CUDA_VISIBLE_DEVICES", "base set of GPUs; --include and --exclude select within it"},
+    {"ZERORUN_JOB_SECRET", "shared by the ranks of one job; peers that do not know it are dropped"},
+    {"ZERORUN_COMM_TIMEOUT", "seconds before a collective that waits becomes an error"},
+    {"ZERORUN_LOG_LEVEL", "debug, info, warning or error"},
+    {"PATH", "where the launcher looks for programs"},
+    {"VIRTUAL_ENV", "the Python environment whose python runs Python programs"},
+    {"PYTHONPATH", "extended with the working directory for Python programs"},
+    {"HOME", "the user's directory"},
+    {"TMPDIR", "directory for temporary files"},
+});
+
+}  // namespace
+
+std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+
+std::optional<std::string> read_environment(std::string_view name) {
+  const auto known = std::find_if(kVariables.begin(), kVariables.end(),
+                                  [&](const auto& variable) { return variable.name == name; });
+  ZR_CHECK(known != kVariables.end(), "environment variable {} is not in the table", name);
+  const char* value = std::getenv(known->name.data());
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::optional<long> read_environment_int(std::string_view name, long low, long high) {
+  const std::optional<std::string> text = read_environment(name);
+  if (!text) return std::nullopt;
+  long value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end != text->data() + text->size() || value < low || value > high) {
+    fail<ConfigError>("environment variable {}='{}': expected an integer from {} to {}", name,
+                      *text, low, high);
+  }
+  return value;
+}
+
+}  // namespace zerorun

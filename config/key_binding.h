@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "config/json_tree.h"
+#include "zerorun/config.h"
+
+namespace zerorun {
+
+// How a key's value, already checked against its KeySpec, gets into a Config and back out.
+struct KeyBinding {
+  void (*set)(Config& config, const JsonNode& value) = nullptr;
+  std::string (*get)(const Config& config) = nullptr;  // JSON text
+};
+
+void read_value(const JsonNode& node, bool& out);
+void read_value(const JsonNode& node, int& out);
+void read_value(const JsonNode& node, int64_t& out);
+void read_value(const JsonNode& node, float& out);
+void read_value(const JsonNode& node, double& out);
+void read_value(const JsonNode& node, std::string& out);
+void read_value(const JsonNode& node, std::optional<DType>& out);
+
+std::string write_value(bool value);
+std::string write_value(int value);
+std::string write_value(int64_t value);
+std::string write_value(float value);
+std::string write_value(double value);
+std::string write_value(const std::string& value);
+std::string write_value(const std::optional<DType>& value);
+
+// follow<&Config::zero, &ZeroConfig::stage>(config) is config.zero.stage.
+template <auto First, auto... Rest, typename Object>
+constexpr auto& follow(Object& object) {
+  if constexpr (sizeof...(Rest) == 0) {
+    return object.*First;
+  } else {
+    return follow<Rest...>(object.*First);
+  }
+}
+
+// The binding to a member of Config or of one of its parts.
+template <auto... Members>
+constexpr KeyBinding bind_member() {
+  return {
+      .set = [](Config& config,
+                const JsonNode& value) { read_value(value, follow<Members...>(config)); },
+      .get = [](const Config& config) { return write_value(follow<Members...>(config)); },
+  };
+}
+
+}  // namespace zerorun

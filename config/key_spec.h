@@ -1,0 +1,131 @@
+#pragma once
+
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "config/key_binding.h"
+
+namespace zerorun {
+
+// Kinds of JSON value that a key takes; combined with |.
+struct KeyType {
+  enum : unsigned {
+    boolean = 1U << 0,
+    integer = 1U << 1,
+    number = 1U << 2,
+    string = 1U << 3,
+    strings = 1U << 4,    // array of strings
+    integers = 1U << 5,   // array of integers
+    betas = 1U << 6,      // two numbers in [0, 1)
+    infinity = 1U << 7,   // Infinity or "inf", beside integer
+    block = 1U << 8,      // object whose keys are in the table
+    free_form = 1U << 9,  // object with any content
+  };
+};
+
+enum class KeyStatus {
+  works,
+  always_on,   // what `true` asks for is always so; `false` has no effect
+  no_effect,   // accepted; `note` says why there is nothing to do
+  deprecated,  // accepted; `note` is the pointer of the key that replaced it
+  not_yet,     // an error when it asks for something; `note` says what to do instead
+  removed,     // gone from DeepSpeed 0.19 too; otherwise as not_yet
+};
+
+// Limits of a number, or of each number of an array.
+struct KeyRange {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool above_low = false;  // `low` itself is not allowed
+};
+
+// One key of a ds_config.json: all that parsing, checking, the schema and the documentation know.
+struct KeySpec {
+  std::string_view pointer;  // JSON pointer, "/zero_optimization/stage"
+  unsigned type = KeyType::block;
+  std::string_view fallback = "null";  // default as to_text writes it; null: not given
+  KeyRange range = {};
+  std::string_view choices = {};  // allowed strings, separated by |; case does not matter
+  std::string_view later = {};    // strings that DeepSpeed knows and zerorun does not yet
+  KeyStatus status = KeyStatus::works;
+  std::string_view doc = {};       // a sentence, with units
+  std::string_view note = {};      // see KeyStatus
+  std::string_view alias = {};     // another name at the same level, equally good
+  std::string_view nickname = {};  // a wrong name that people use; for suggestions
+  // Key without which this one asks for nothing, whatever its value and status.
+  std::string_view gate = {};
+  bool takes_auto = false;  // "auto" means "not given" (always so for keys that do not work)
+  KeyBinding binding = {};
+
+  bool is_block() const { return (type & KeyType::block) != 0; }
+  // A value that asks for something is an error.
+  bool is_unsupported() const {
+    return gate.empty() && (status == KeyStatus::not_yet || status == KeyStatus::removed);
+  }
+  std::string_view name() const { return pointer.substr(pointer.rfind('/') + 1); }
+  std::string_view parent() const { return pointer.substr(0, pointer.rfind('/')); }
+};
+
+// The strings of `choices` or `later`.
+std::vector<std::string_view> split_choices(std::string_view choices);
+
+inline constexpr KeyRange kPositive{.low = 1};  // integers
+inline constexpr KeyRange kNonNegative{.low = 0};
+inline constexpr KeyRange kAboveZero{.low = 0, .above_low = true};
+// Numbers that are kept in fp32.
+inline constexpr KeyRange kNonNegativeFloat{.low = 0, .high = std::numeric_limits<float>::max()};
+
+// Short forms for keys without a binding.
+constexpr KeySpec block(std::string_view pointer, std::string_view doc) {
+  return {.pointer = pointer, .doc = doc};
+}
+constexpr KeySpec always_on(std::string_view pointer, std::string_view fallback,
+                            std::string_view doc) {
+  return {.pointer = pointer,
+          .type = KeyType::boolean,
+          .fallback = fallback,
+          .status = KeyStatus::always_on,
+          .doc = doc};
+}
+constexpr KeySpec no_effect(std::string_view pointer, unsigned type, std::string_view fallback,
+                            std::string_view doc, std::string_view note) {
+  return {.pointer = pointer,
+          .type = type,
+          .fallback = fallback,
+          .status = KeyStatus::no_effect,
+          .doc = doc,
+          .note = note};
+}
+constexpr KeySpec not_yet(std::string_view pointer, unsigned type, std::string_view fallback,
+                          std::string_view doc, std::string_view note = {}) {
+  return {.pointer = pointer,
+          .type = type,
+          .fallback = fallback,
+          .status = KeyStatus::not_yet,
+          .doc = doc,
+          .note = note};
+}
+// A key that asks for nothing unless `gate`, which is not supported yet, does.
+constexpr KeySpec gated(std::string_view gate, std::string_view pointer, unsigned type,
+                        std::string_view fallback, std::string_view doc) {
+  KeySpec spec = not_yet(pointer, type, fallback, doc);
+  spec.gate = gate;
+  return spec;
+}
+constexpr KeySpec removed(std::string_view pointer, unsigned type, std::string_view fallback,
+                          std::string_view doc, std::string_view note = {}) {
+  KeySpec spec = not_yet(pointer, type, fallback, doc, note);
+  spec.status = KeyStatus::removed;
+  return spec;
+}
+constexpr KeySpec with_range(KeySpec spec, KeyRange range) {
+  spec.range = range;
+  return spec;
+}
+constexpr KeySpec with_choices(KeySpec spec, std::string_view choices) {
+  spec.choices = choices;
+  return spec;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,168 @@
+#include <array>
+
+#include "config/key_table.h"
+
+// Batch sizes, data types and the other keys of the top level.
+
+namespace zerorun {
+
+namespace {
+
+// 0 stands for "not given" in BatchConfig.
+template <auto Member>
+constexpr KeyBinding bind_batch() {
+  KeyBinding binding = bind_member<&Config::batch, Member>();
+  binding.get = [](const Config& config) -> std::string {
+    const int64_t value = config.batch.*Member;
+    return value == 0 ? "null" : write_value(value);
+  };
+  return binding;
+}
+
+constexpr KeyBinding kStepsPerPrint{
+    .set =
+        [](Config& config, const JsonNode& value) {
+          if (value.kind == JsonNode::Kind::null) return;
+          // Never: a number of steps that no job reaches.
+          config.steps_per_print = as_integer(value).value_or(std::numeric_limits<int64_t>::max());
+        },
+    .get = [](const Config& config) -> std::string {
+      if (!config.steps_per_print) return "null";
+      if (*config.steps_per_print == std::numeric_limits<int64_t>::max()) return R"("inf")";
+      return write_value(*config.steps_per_print);
+    },
+};
+
+constexpr auto kKeys = std::to_array<KeySpec>({
+    {.pointer = "/train_batch_size",
+     .type = KeyType::integer,
+     .range = kPositive,
+     .doc = "Samples per optimizer step over all ranks. Of the three batch keys, what is not given "
+            "follows from train_batch_size = train_micro_batch_size_per_gpu x "
+            "gradient_accumulation_steps x ranks; this one or the next is needed.",
+     .nickname = "batch_size",
+     .takes_auto = true,
+     .binding = bind_batch<&BatchConfig::train_batch_size>()},
+    {.pointer = "/train_micro_batch_size_per_gpu",
+     .type = KeyType::integer,
+     .range = kPositive,
+     .doc = "Samples per rank in one forward and backward pass.",
+     .nickname = "micro_batch_size",
+     .takes_auto = true,
+     .binding = bind_batch<&BatchConfig::micro_batch_size>()},
+    {.pointer = "/gradient_accumulation_steps",
+     .type = KeyType::integer,
+     .range = kPositive,
+     .doc = "Micro-steps whose gradients are summed before one optimizer step; 1 when it does not "
+            "follow from the other two.",
+     .nickname = "accumulation_steps",
+     .takes_auto = true,
+     .binding = bind_batch<&BatchConfig::accumulation_steps>()},
+    not_yet("/managed_gradient_accumulation", KeyType::boolean, "true",
+            "false: every step() ends a batch, the program counts micro-steps itself."),
+    {.pointer = "/gradient_clipping",
+     .type = KeyType::number,
+     .fallback = "1",
+     .range = kNonNegative,
+     .doc = "Largest global L2 norm of the averaged gradient; larger ones are scaled down to it. "
+            "0 turns clipping off. On by default, as in DeepSpeed 0.19.",
+     .nickname = "max_grad_norm",
+     .takes_auto = true,
+     .binding = bind_member<&Config::gradient_clipping>()},
+    {.pointer = "/steps_per_print",
+     .type = KeyType::integer | KeyType::infinity,
+     .range = kPositive,
+     .doc = "Optimizer steps between two progress lines of rank 0; \"inf\" prints none. Not "
+            "given: the program decides.",
+     .binding = kStepsPerPrint},
+    {.pointer = "/wall_clock_breakdown",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "Adds milliseconds of forward, backward, communication and optimizer to the progress "
+            "line.",
+     .binding = bind_member<&Config::wall_clock_breakdown>()},
+    {.pointer = "/communication_data_type",
+     .type = KeyType::string,
+     .choices = "fp32|bf16",
+     .later = "fp16",
+     .doc = "dtype of gradients on the wire. Must be the parameters' dtype so far; sums are fp32 "
+            "in any case.",
+     .takes_auto = true},
+    gated("/sequence_parallel_size", "/seq_parallel_communication_data_type", KeyType::string,
+          R"("fp32")", "dtype of gradient reduction over sequence-parallel ranks."),
+    with_range(not_yet("/sequence_parallel_size", KeyType::integer, "1",
+                       "Ranks that share one sequence (Ulysses)."),
+               kPositive),
+    with_range(not_yet("/data_parallel_size", KeyType::integer, "null",
+                       "Ranks of the data-parallel dimension of a device mesh.",
+                       "all ranks are data-parallel, remove the key"),
+               kPositive),
+    no_effect("/prescale_gradients", KeyType::boolean, "false",
+              "Divides gradients before they are summed over ranks.",
+              "sums are fp32 and the average is taken in the optimizer kernel"),
+    with_range(no_effect("/gradient_predivide_factor", KeyType::number, "1",
+                         "Part of the division that happens before the sum over ranks.",
+                         "sums are fp32 and the average is taken in the optimizer kernel"),
+               kAboveZero),
+    with_choices(not_yet("/gradient_allreduce_op", KeyType::string, R"("mean")",
+                         "How gradients of the ranks are combined: mean or sum.",
+                         "multiply the loss by the number of ranks"),
+                 "mean|sum"),
+    removed("/sparse_gradients", KeyType::boolean, "false",
+            "Embedding gradients as indices and values."),
+    no_effect("/disable_allgather", KeyType::boolean, "false", "Unused in DeepSpeed too.",
+              "DeepSpeed does not read it either"),
+    no_effect("/dump_state", KeyType::boolean, "false", "Prints the configuration at start.",
+              "`zerorun config show` prints it"),
+    with_range(no_effect("/vocabulary_size", KeyType::integer, "null",
+                         "Warns when it is not a multiple of 8.",
+                         "matrix kernels here do not need a multiple of 8"),
+               kPositive),
+    no_effect("/memory_breakdown", KeyType::boolean, "false",
+              "Logs memory use around each phase of a step.",
+              "progress lines and metrics carry the memory of each rank"),
+    removed("/graph_harvesting", KeyType::boolean, "false", "CUDA graph of the norm computation."),
+    always_on(
+        "/zero_allow_untested_optimizer", "false",
+        "Allows optimizers that DeepSpeed has not tested with ZeRO; zerorun has no such list."),
+    no_effect("/zero_force_ds_cpu_optimizer", KeyType::boolean, "true",
+              "Insists on DeepSpeed's own CPU optimizer under offload.",
+              "every optimizer here is zerorun's own"),
+    no_effect("/dataloader_drop_last", KeyType::boolean, "false",
+              "Drops the last incomplete batch of an epoch.",
+              "the bundled train program makes full batches only"),
+    not_yet("/use_data_before_expert_parallelism", KeyType::boolean, "false",
+            "Order of the data and expert dimensions of a device mesh."),
+    with_choices(no_effect("/log_level", KeyType::string, "null", "Level of DeepSpeed's logger.",
+                           "set ZERORUN_LOG_LEVEL in the environment"),
+                 "debug|info|warning|error|critical"),
+    no_effect("/disable_python_gc", KeyType::boolean, "false",
+              "Collects Python garbage at step boundaries only.",
+              "no Python object is made on the way of a step"),
+
+    block("/data_types", "dtypes that do not follow from `bf16`."),
+    {.pointer = "/data_types/grad_accum_dtype",
+     .type = KeyType::string,
+     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16",
+     .later = "fp16|float16|half|torch.float16",
+     .doc = "dtype of the reduced and accumulated gradient. Not given: the parameters' dtype, or "
+            "fp32 when gradients are accumulated over several micro-steps.",
+     .takes_auto = true,
+     .binding = bind_member<&Config::precision, &PrecisionConfig::grad_accum_dtype>()},
+    {.pointer = "/data_types/param_dtype",
+     .type = KeyType::string,
+     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16",
+     .later = "fp16|float16|half|torch.float16",
+     .doc = "Must agree with bf16.enabled, which decides.",
+     .takes_auto = true},
+    no_effect("/data_types/buffer_dtype", KeyType::string, "null", "dtype of a module's buffers.",
+              "buffers keep their dtype"),
+    not_yet("/data_types/keep_in_fp32_modules", KeyType::string | KeyType::strings, R"("auto")",
+            "Modules whose parameters stay fp32."),
+});
+
+}  // namespace
+
+std::span<const KeySpec> core_keys() { return kKeys; }
+
+}  // namespace zerorun

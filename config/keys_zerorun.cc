@@ -1,0 +1,89 @@
+#include <array>
+
+#include "config/key_table.h"
+
+// Keys of this project's own.
+
+namespace zerorun {
+
+namespace {
+
+constexpr KeySpec option(std::string_view pointer, unsigned type, std::string_view doc) {
+  return {.pointer = pointer, .type = type, .doc = doc};
+}
+
+constexpr KeyBinding kTrain{
+    .set =
+        [](Config& config, const JsonNode& value) {
+          JsonNode given = value;
+          std::erase_if(given.children,
+                        [](const JsonNode& child) { return child.kind == JsonNode::Kind::null; });
+          config.train_options = to_text(given);
+        },
+};
+
+constexpr auto kKeys = std::to_array<KeySpec>({
+    block("/zerorun", "Settings that DeepSpeed does not have."),
+    {.pointer = "/zerorun/comm_timeout",
+     .type = KeyType::number,
+     .fallback = "120",
+     .range = {.low = 0, .high = 1e9, .above_low = true},
+     .doc = "Seconds that a collective may wait for other ranks before it is an error.",
+     .nickname = "timeout",
+     .binding = bind_member<&Config::comm_timeout_s>()},
+    {.pointer = "/zerorun/share_parameters",
+     .type = KeyType::boolean,
+     .fallback = "true",
+     .doc = "Stage 3 with several CPU ranks on a host: gathered parameters exist once per host.",
+     .binding = bind_member<&Config::share_parameters>()},
+
+    {.pointer = "/zerorun/train",
+     .doc = "Options of the bundled train program; its command line wins.",
+     .binding = kTrain},
+    option("/zerorun/train/data", KeyType::string | KeyType::strings,
+           "Text files, folders, or .bin files of tokens. Not given: text found on the machine."),
+    option("/zerorun/train/model", KeyType::string,
+           "nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a JSON file."),
+    option("/zerorun/train/init", KeyType::string,
+           "Folder of a Hugging Face GPT-2 model to start from."),
+    {.pointer = "/zerorun/train/seq_len",
+     .type = KeyType::integer,
+     .range = kPositive,
+     .doc = "Tokens per sample.",
+     .nickname = "sequence_length"},
+    {.pointer = "/zerorun/train/micro_batch",
+     .type = KeyType::integer,
+     .range = kPositive,
+     .doc = "Samples per rank and micro-step; the same as /train_micro_batch_size_per_gpu.",
+     .nickname = "batch_size"},
+    {.pointer = "/zerorun/train/steps",
+     .type = KeyType::integer,
+     .range = kPositive,
+     .doc = "Optimizer steps.",
+     .nickname = "max_steps"},
+    with_range(option("/zerorun/train/seed", KeyType::integer,
+                      "Seed of the initial parameters and of the data order."),
+               kNonNegative),
+    with_choices(option("/zerorun/train/dtype", KeyType::string,
+                        "dtype of the parameters; must agree with /bf16/enabled when both are "
+                        "given."),
+                 "fp32|bf16"),
+    option("/zerorun/train/save", KeyType::string, "Folder for checkpoints and the final model."),
+    with_range(option("/zerorun/train/save_every", KeyType::integer,
+                      "Optimizer steps between two checkpoints; 0: only at the end."),
+               kNonNegative),
+    option("/zerorun/train/resume", KeyType::string, "Folder of a checkpoint to continue from."),
+    with_range(option("/zerorun/train/eval_every", KeyType::integer,
+                      "Optimizer steps between two evaluations; 0: none."),
+               kNonNegative),
+    option("/zerorun/train/sample", KeyType::string, "Prompt of the text generated at the end."),
+    option("/zerorun/train/recompute", KeyType::boolean,
+           "Recomputes the activations of a block in the backward pass instead of keeping them."),
+    option("/zerorun/train/metrics", KeyType::string, "File for one JSON object per step."),
+});
+
+}  // namespace
+
+std::span<const KeySpec> zerorun_keys() { return kKeys; }
+
+}  // namespace zerorun

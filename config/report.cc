@@ -1,0 +1,184 @@
+#include "config/report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "config/key_table.h"
+#include "config/problems.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr size_t kMaxListedRanks = 12;
+constexpr int64_t kMaxRanks = 1 << 20;  // more are not tried
+
+bool is_batch_given(const BatchConfig& batch) {
+  return batch.train_batch_size != 0 || batch.micro_batch_size != 0;
+}
+
+// "1, 2, 4", "any number of". Throws ConfigError when no number suits.
+std::string suitable_ranks(const BatchConfig& given) {
+  if (given.train_batch_size == 0) return "any number of";
+  const int64_t micro = std::max<int64_t>(given.micro_batch_size, 1);
+  const int64_t steps = std::max<int64_t>(given.accumulation_steps, 1);
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(micro, steps, &samples) || given.train_batch_size % samples != 0) {
+    resolve_batch(given, 1);  // has no solution for one rank either, and says what is near
+  }
+  const int64_t most = given.train_batch_size / samples;
+  if (given.micro_batch_size != 0 && given.accumulation_steps != 0) return std::to_string(most);
+  std::vector<int64_t> ranks;
+  const int64_t last = std::min<int64_t>(most, kMaxRanks);
+  for (int64_t count = 1; count <= last && ranks.size() < kMaxListedRanks; ++count) {
+    if (most % count == 0) ranks.push_back(count);
+  }
+  return fmt::format("{}{}", fmt::join(ranks, ", "), ranks.back() == most ? "" : ", ...");
+}
+
+const KeySpec& spec_of(const ConfigValue& value) {
+  const KeySpec* spec = key_table().find(value.pointer);
+  ZR_CHECK(spec != nullptr, "{} is no configuration key", value.pointer);
+  return *spec;
+}
+
+// Why the value of a key changes nothing; empty for other keys.
+std::string_view reason_without_effect(const ConfigValue& value) {
+  const KeySpec& spec = spec_of(value);
+  if (value.is_default) return {};
+  if (spec.status == KeyStatus::no_effect) return spec.note;
+  if (spec.status == KeyStatus::always_on && value.value == "false") return "always on";
+  return {};
+}
+
+// Lines of JSON whose commas follow from what comes next.
+class Listing {
+ public:
+  void open(std::string_view name) {
+    separate();
+    add(name.empty() ? "{" : fmt::format("\"{}\": {{", name));
+    ++depth_;
+    is_first_ = true;
+  }
+  void close() {
+    --depth_;
+    add("}");
+    is_first_ = false;
+  }
+  void value(std::string_view name, std::string_view text, std::string_view comment) {
+    separate();
+    add(fmt::format("\"{}\": {}", name, text));
+    comments_.back() = comment;
+    is_first_ = false;
+  }
+  std::string text() const {
+    std::string out;
+    for (size_t i = 0; i < lines_.size(); ++i) {
+      out += lines_[i];
+      if (!comments_[i].empty()) out += "  // " + comments_[i];
+      out += '\n';
+    }
+    return out;
+  }
+
+ private:
+  void separate() {
+    if (!is_first_) lines_.back() += ',';
+  }
+  void add(std::string_view line) {
+    lines_.push_back(fmt::format("{:{}}{}", "", depth_ * 2, line));
+    comments_.emplace_back();
+  }
+
+  std::vector<std::string> lines_;
+  std::vector<std::string> comments_;
+  int depth_ = 0;
+  bool is_first_ = true;
+};
+
+// The blocks around a key: {"zero_optimization", "offload_param"}.
+std::vector<std::string_view> blocks_of(std::string_view pointer) {
+  std::vector<std::string_view> blocks;
+  for (size_t begin = 1, end = 0; (end = pointer.find('/', begin)) != std::string_view::npos;
+       begin = end + 1) {
+    blocks.push_back(pointer.substr(begin, end - begin));
+  }
+  return blocks;
+}
+
+// The batch sizes as resolve_batch gives them, marked where the file does not.
+void resolve_batch_values(const BatchConfig& given, int world_size,
+                          std::vector<ConfigValue>& values) {
+  const BatchConfig batch = resolve_batch(given, world_size);
+  for (ConfigValue& value : values) {
+    int64_t resolved = 0;
+    if (value.pointer == "/train_batch_size") resolved = batch.train_batch_size;
+    if (value.pointer == "/train_micro_batch_size_per_gpu") resolved = batch.micro_batch_size;
+    if (value.pointer == "/gradient_accumulation_steps") resolved = batch.accumulation_steps;
+    if (resolved != 0) value.value = std::to_string(resolved);
+  }
+}
+
+std::string comment_of(const ConfigValue& value) {
+  const std::string_view fallback = spec_of(value).fallback;
+  if (value.is_default) return value.value == fallback ? "" : "inferred";
+  return fallback == "null" ? "given" : fmt::format("default {}", fallback);
+}
+
+}  // namespace
+
+std::string check_report(const std::string& path) {
+  const ParsedConfig parsed = load_config(path);
+  std::vector<std::string_view> changed;
+  std::string without_effect;
+  for (const ConfigValue& value : parsed.values) {
+    if (value.is_default) continue;
+    changed.push_back(value.pointer);
+    const std::string_view reason = reason_without_effect(value);
+    if (!reason.empty()) {
+      without_effect += fmt::format("\n  no effect: {}: {}", value.pointer, reason);
+    }
+  }
+  std::string text = fmt::format("{}: ok", path);
+  if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
+  if (is_batch_given(parsed.config.batch)) {
+    text += fmt::format("\n  batch sizes: suit {} ranks", suitable_ranks(parsed.config.batch));
+  }
+  text += without_effect;
+  for (const std::string& warning : parsed.warnings) {
+    if (!warning.starts_with("no effect")) text += fmt::format("\n  warning: {}", warning);
+  }
+  return text + '\n';
+}
+
+std::string show_config(const ParsedConfig& parsed, int world_size) {
+  std::vector<ConfigValue> values = parsed.values;
+  if (is_batch_given(parsed.config.batch)) {
+    resolve_batch_values(parsed.config.batch, world_size, values);
+  }
+  Listing listing;
+  listing.open("");
+  std::vector<std::string_view> open;
+  for (const ConfigValue& value : values) {
+    if (value.value == "null") continue;
+    const std::vector<std::string_view> blocks = blocks_of(value.pointer);
+    size_t common = 0;
+    while (common < std::min(open.size(), blocks.size()) && open[common] == blocks[common]) {
+      ++common;
+    }
+    for (size_t i = open.size(); i > common; --i) listing.close();
+    for (size_t i = common; i < blocks.size(); ++i) listing.open(blocks[i]);
+    open = blocks;
+    listing.value(spec_of(value).name(), value.value, comment_of(value));
+  }
+  for (size_t i = 0; i <= open.size(); ++i) listing.close();
+  constexpr size_t kMaxSourceBytes = 200;
+  return fmt::format("// {}, {} rank{}\n{}", printable(parsed.config.source, kMaxSourceBytes),
+                     world_size, world_size == 1 ? "" : "s", listing.text());
+}
+
+}  // namespace zerorun

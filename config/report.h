@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+
+#include "zerorun/config.h"
+
+namespace zerorun {
+
+// Texts about configurations: what `zerorun config check|show|schema|docs` print.
+
+// What a valid file asks for and what zerorun makes of it, one line each. Throws ConfigError
+// listing every problem when the file is not valid, or when its batch sizes suit no number of
+// ranks.
+std::string check_report(const std::string& path);
+
+// Every setting in effect for `world_size` ranks, as JSON that parse_config reads. Comments mark
+// what differs from the default. Throws ConfigError when the batch sizes do not suit.
+std::string show_config(const ParsedConfig& parsed, int world_size);
+
+// JSON Schema (draft 2020-12) of a ds_config.json, from the key table.
+std::string json_schema();
+
+// docs/config.md, from the key table.
+std::string config_markdown();
+
+}  // namespace zerorun

@@ -1,0 +1,18 @@
+#include "core/log.h"
+
+#include <unistd.h>
+
+#include <array>
+
+namespace zerorun {
+
+void Logger::write(LogLevel level, std::string_view text) const {
+  constexpr std::array<std::string_view, 4> kPrefix = {"debug: ", "", "warning: ", "error: "};
+  const std::string who = world_size_ > 1 ? fmt::format(" {}/{}", rank_, world_size_) : "";
+  const std::string line =
+      fmt::format("[zerorun{}] {}{}\n", who, kPrefix[static_cast<size_t>(level)], text);
+  // A log line that cannot be written is dropped: there is nowhere left to say so.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace zerorun

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace zerorun {
+
+enum class LogLevel { debug, info, warning, error };
+
+// One line on stderr, written with one call so that lines of several ranks do not mix:
+// "[zerorun 1/2] warning: text". `Logger` is a value; there is no global one.
+class Logger {
+ public:
+  Logger() = default;
+  Logger(int rank, int world_size, LogLevel level = LogLevel::info)
+      : rank_(rank), world_size_(world_size), level_(level) {}
+
+  // From every rank.
+  template <typename... Args>
+  void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) const {
+    if (level >= level_) write(level, fmt::format(format, std::forward<Args>(args)...));
+  }
+  // From rank 0 only.
+  template <typename... Args>
+  void info(fmt::format_string<Args...> format, Args&&... args) const {
+    if (rank_ == 0) log(LogLevel::info, format, std::forward<Args>(args)...);
+  }
+  template <typename... Args>
+  void warning(fmt::format_string<Args...> format, Args&&... args) const {
+    if (rank_ == 0) log(LogLevel::warning, format, std::forward<Args>(args)...);
+  }
+
+ private:
+  void write(LogLevel level, std::string_view text) const;
+
+  int rank_ = 0;
+  int world_size_ = 1;
+  LogLevel level_ = LogLevel::info;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "device/cpu/cpu_stream.h"
+#include "device/memory_ledger.h"
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+// Host memory and the host's cores as a Device.
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(const CpuDeviceOptions& options);
+
+  std::string name() const override { return "cpu"; }
+
+  Buffer allocate(size_t nbytes, MemoryCategory category) override;
+  std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
+  MemoryUse memory_use(MemoryCategory category) const override;
+
+  std::unique_ptr<Stream> make_stream(std::string_view name) override;
+  Stream& inline_stream() override { return *inline_stream_; }
+
+  void upload(Stream& stream, const void* src, TensorView dst) override;
+  void download(Stream& stream, TensorView src, void* dst) override;
+  void fill(Stream& stream, TensorView dst, float value) override;
+  void cast(Stream& stream, TensorView src, TensorView dst) override;
+  void add(Stream& stream, TensorView src, TensorView dst) override;
+  void scale(Stream& stream, TensorView dst, float factor) override;
+  void sum_of_squares(Stream& stream, TensorView src, TensorView sum) override;
+  void adam(Stream& stream, const AdamScalars& scalars, const AdamTensors& tensors) override;
+
+ private:
+  const CpuDeviceOptions options_;
+  const std::shared_ptr<MemoryLedger> ledger_;  // shared with the buffers, which may live longer
+  const std::unique_ptr<CpuStream> inline_stream_;
+};
+
+}  // namespace zerorun

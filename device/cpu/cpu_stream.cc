@@ -1,0 +1,173 @@
+#include "device/cpu/cpu_stream.h"
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+class InlineStream final : public CpuStream {
+ public:
+  Event record() override { return {}; }
+  void wait(const Event& event) override { event.synchronize(); }
+  void synchronize() override {}
+  void submit(std::function<void()> task) override { task(); }
+  bool is_inline() const override { return true; }
+};
+
+// How far a worker stream has come. Events share it, so they outlive their stream.
+class Progress {
+ public:
+  // The next task is done or skipped; `error` is null unless it threw.
+  void advance(std::exception_ptr error) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++finished_;
+      if (error) error_ = std::move(error);
+    }
+    changed_.notify_all();
+  }
+  bool reached(uint64_t ticket) const {
+    const std::lock_guard lock(mutex_);
+    return finished_ >= ticket;
+  }
+  bool failed() const {
+    const std::lock_guard lock(mutex_);
+    return error_ != nullptr;
+  }
+  // Blocks until `ticket` tasks have finished; rethrows the stream's error.
+  void wait(uint64_t ticket) const {
+    std::exception_ptr error;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return finished_ >= ticket; });
+      error = error_;
+    }
+    if (error) std::rethrow_exception(error);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  uint64_t finished_ = 0;
+  std::exception_ptr error_;
+};
+
+class WorkerEvent final : public Event::State {
+ public:
+  WorkerEvent(std::shared_ptr<const Progress> progress, uint64_t ticket)
+      : progress_(std::move(progress)), ticket_(ticket) {}
+  bool ready() const override { return progress_->reached(ticket_); }
+  void synchronize() override { progress_->wait(ticket_); }
+
+ private:
+  const std::shared_ptr<const Progress> progress_;
+  const uint64_t ticket_;
+};
+
+class WorkerStream final : public CpuStream {
+ public:
+  explicit WorkerStream(std::string_view name) : progress_(std::make_shared<Progress>()) {
+    try {
+      worker_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      fail<DeviceError>("cannot start the thread of stream '{}': {}", name, error.what());
+    }
+    // The kernel keeps 15 characters. The name only serves debuggers: a failure changes nothing.
+    pthread_setname_np(worker_.native_handle(), std::string(name.substr(0, 15)).c_str());
+  }
+  WorkerStream(const WorkerStream&) = delete;
+  WorkerStream& operator=(const WorkerStream&) = delete;
+  ~WorkerStream() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_one();
+    worker_.join();
+  }
+
+  void submit(std::function<void()> task) override {
+    ZR_CHECK(task != nullptr, "got an empty task");
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+      ++submitted_;
+    }
+    changed_.notify_one();
+  }
+  Event record() override { return Event(std::make_shared<WorkerEvent>(progress_, submitted())); }
+  void wait(const Event& event) override {
+    if (!event.state()) return;
+    submit([event] { event.synchronize(); });
+  }
+  void synchronize() override { progress_->wait(submitted()); }
+  bool is_inline() const override { return false; }
+
+ private:
+  uint64_t submitted() const {
+    const std::lock_guard lock(mutex_);
+    return submitted_;
+  }
+
+  void run() {
+    while (std::function<void()> task = next_task()) {
+      std::exception_ptr error;
+      if (!progress_->failed()) {
+        try {
+          task();
+        } catch (...) {
+          error = std::current_exception();
+        }
+      }
+      task = nullptr;  // what it holds is gone before anyone learns that it is done
+      progress_->advance(std::move(error));
+    }
+  }
+
+  // Blocks; empty when the stream is being destroyed and all work is done.
+  std::function<void()> next_task() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
+    if (tasks_.empty()) return nullptr;
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    return task;
+  }
+
+  const std::shared_ptr<Progress> progress_;
+  mutable std::mutex mutex_;  // guards the members below, except worker_
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  uint64_t submitted_ = 0;
+  bool closing_ = false;
+  std::thread worker_;
+};
+
+}  // namespace
+
+std::unique_ptr<CpuStream> make_inline_stream() { return std::make_unique<InlineStream>(); }
+
+std::unique_ptr<CpuStream> make_worker_stream(std::string_view name) {
+  return std::make_unique<WorkerStream>(name);
+}
+
+CpuStream& cpu_stream(Stream& stream) {
+  auto* cpu = dynamic_cast<CpuStream*>(&stream);
+  ZR_CHECK(cpu != nullptr, "got a stream of another device, expected one of the CPU device");
+  return *cpu;
+}
+
+}  // namespace zerorun

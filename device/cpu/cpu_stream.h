@@ -1,0 +1,29 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+// A stream of host work. Transports that move data with the CPU submit their steps here, so that
+// they keep their place among the device's kernels.
+class CpuStream : public Stream {
+ public:
+  // Runs `task` after everything submitted before it: now, on an inline stream; otherwise on the
+  // stream's worker thread. What a task throws is kept, skips all later tasks, and is rethrown by
+  // every later synchronize() of this stream and of events recorded on it (an inline stream throws
+  // at once and keeps nothing).
+  virtual void submit(std::function<void()> task) = 0;
+  virtual bool is_inline() const = 0;
+};
+
+std::unique_ptr<CpuStream> make_inline_stream();
+std::unique_ptr<CpuStream> make_worker_stream(std::string_view name);
+
+// The stream as a CpuStream; throws InternalError for a stream of another device.
+CpuStream& cpu_stream(Stream& stream);
+
+}  // namespace zerorun

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "zerorun/device.h"
+#include "zerorun/tensor.h"
+
+// The arithmetic of the CPU device: contracts of Device's functions of the same names, done on the
+// caller's thread and those of core/parallel.h. The device has checked dtypes and sizes.
+namespace zerorun::kernels {
+
+// Elements of a thread's part, at least: for fewer, another thread costs more than it saves.
+// A multiple of kNormChunk.
+inline constexpr int64_t kGrain = 32768;
+
+void fill(TensorView dst, float value);
+void cast(TensorView src, TensorView dst);
+void add(TensorView src, TensorView dst);
+void scale(TensorView dst, float factor);
+void sum_of_squares(TensorView src, TensorView sum);
+void adam(const AdamScalars& scalars, const AdamTensors& tensors);
+
+}  // namespace zerorun::kernels

@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <mutex>
+#include <type_traits>
+
+#include "core/parallel.h"
+#include "device/cpu/kernels.h"
+#include "zerorun/exact_sum.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/cpu/norm_kernel.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h, which decides what these contain.
+#include <hwy/highway.h>
+
+#include "device/cpu/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zerorun {
+namespace HWY_NAMESPACE {
+
+template <class D, typename T>
+HWY_INLINE hn::Vec<D> add_squares(D d, const T* HWY_RESTRICT values, hn::Vec<D> sum) {
+  const auto value = hn::PromoteTo(d, load(hn::Rebind<float, D>(), values));
+  return hn::MulAdd(value, value, sum);
+}
+
+// Element i of a chunk is added to lane i % 16, in order of i, and the lanes as a binary tree:
+// l and l + 8, then l and l + 4, and so on. The lanes are virtual: registers of any width give the
+// same sum. Squares of fp32 values are exact in double, so a fused multiply-add rounds like a
+// multiplication and an addition.
+template <typename T>
+double squares_of_chunk(const T* HWY_RESTRICT chunk) {
+  constexpr int64_t kLanes = 16;
+  constexpr int64_t kColumns = 4;
+  const hn::CappedTag<double, kColumns> d;
+  HWY_ALIGN_MAX double columns[kColumns];
+  for (int64_t column = 0; column < kColumns; column += static_cast<int64_t>(hn::Lanes(d))) {
+    auto sum0 = hn::Zero(d);  // four sums, so that additions need not wait for each other
+    auto sum4 = hn::Zero(d);
+    auto sum8 = hn::Zero(d);
+    auto sum12 = hn::Zero(d);
+    for (int64_t i = column; i < kNormChunk; i += kLanes) {
+      sum0 = add_squares(d, chunk + i, sum0);
+      sum4 = add_squares(d, chunk + i + 4, sum4);
+      sum8 = add_squares(d, chunk + i + 8, sum8);
+      sum12 = add_squares(d, chunk + i + 12, sum12);
+    }
+    const auto sum = hn::Add(hn::Add(sum0, sum8), hn::Add(sum4, sum12));
+    hn::Store(sum, d, columns + column);
+  }
+  return (columns[0] + columns[2]) + (columns[1] + columns[3]);
+}
+
+template <typename T>
+void add_chunks(const T* values, int64_t count, ExactSum& sum) {
+  int64_t i = 0;
+  for (; i + kNormChunk <= count; i += kNormChunk) sum.add(squares_of_chunk(values + i));
+  if (i == count) return;
+  T last[kNormChunk] = {};  // adding zeros changes no lane
+  std::copy(values + i, values + count, last);
+  sum.add(squares_of_chunk(last));
+}
+
+void squares_range(TensorView src, ExactSum& sum) {
+  with_floating(src.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    add_chunks(src.as<T>(), src.numel, sum);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace zerorun
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zerorun {
+
+HWY_EXPORT(squares_range);
+
+namespace kernels {
+
+void sum_of_squares(TensorView src, TensorView sum) {
+  ExactSum total = ExactSum::from_words(sum.span<int64_t>());
+  std::mutex mutex;
+  parallel_for(src.numel, kGrain, [&](int64_t begin, int64_t end) {
+    ExactSum part;
+    HWY_DYNAMIC_DISPATCH(squares_range)(src.slice(begin, end - begin), part);
+    const std::lock_guard lock(mutex);
+    total.merge(part);  // integer additions: the order of threads does not matter
+  });
+  std::copy(total.words.begin(), total.words.end(), sum.as<int64_t>());
+}
+
+}  // namespace kernels
+}  // namespace zerorun
+#endif  // HWY_ONCE

@@ -1,0 +1,23 @@
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+std::string_view name_of(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::parameters:
+      return "parameters";
+    case MemoryCategory::gradients:
+      return "gradients";
+    case MemoryCategory::optimizer:
+      return "optimizer";
+    case MemoryCategory::buckets:
+      return "buckets";
+    case MemoryCategory::activations:
+      return "activations";
+    case MemoryCategory::other:
+      return "other";
+  }
+  return "?";
+}
+
+}  // namespace zerorun

@@ -1,0 +1,66 @@
+#pragma once
+
+#include "examples/train/activations.h"
+#include "examples/train/gpt_config.h"
+#include "examples/train/kernels.h"
+#include "examples/train/parameters.h"
+
+namespace zerorun::train {
+
+// Rows of the token grid that one pass computes: all rows of `batch` sequences, or of a single
+// sequence those from `first` on (the earlier ones were computed before).
+struct Rows {
+  int64_t batch = 1;
+  int64_t seq_len = 0;
+  int64_t first = 0;
+  int64_t count() const { return batch * seq_len - first; }
+};
+
+// One transformer block: x + attention(norm(x)), then the same with the feed-forward part
+// (Radford et al. 2019, "pre-norm").
+class Block {
+ public:
+  Block(const GptConfig& config, int64_t layer, ParameterAccess& parameters, Kernels& kernels,
+        Scratch& scratch);
+
+  ModuleId module() const { return module_; }
+
+  // Needs the module gathered. `x` and `out` hold all rows.
+  void forward(const Rows& rows, const float* x, BlockActivations& kept, float* out);
+  // Only what backward needs.
+  void forward_kept(const Rows& rows, const float* x, BlockActivations& kept);
+  // dx: on entry the gradient of `out`, on return that of `x`. Completes the block's gradients.
+  void backward(const Rows& rows, const float* x, const BlockActivations& kept, float* dx);
+
+ private:
+  struct Layer {  // a linear or normalisation layer
+    ParameterId weight = 0;
+    ParameterId bias = 0;
+  };
+  Layer layer_of(const std::string& name) const;
+  void normalize(const Layer& layer, int64_t rows, const float* x, float* moments, float* y);
+  void linear(const Layer& layer, const LinearShape& shape, const float* x, const float* residual,
+              float* y);
+  void linear_gradients(const Layer& layer, const LinearShape& shape, const float* x,
+                        const float* dy);
+  void norm_backward(const Layer& layer, int64_t rows, const float* x, const float* moments,
+                     float* dx);
+  void feed_forward_backward(int64_t rows, const BlockActivations& kept, float* dx);
+  void attention_backward(const Rows& rows, const float* x, const BlockActivations& kept,
+                          float* dx);
+
+  const GptConfig config_;
+  ParameterAccess& parameters_;
+  Kernels& kernels_;
+  Scratch& scratch_;
+  const std::string prefix_;
+  const ModuleId module_;
+  const Layer ln_1_;
+  const Layer attention_in_;
+  const Layer attention_out_;
+  const Layer ln_2_;
+  const Layer feed_forward_in_;
+  const Layer feed_forward_out_;
+};
+
+}  // namespace zerorun::train

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+// The fp32 matrix product of oneDNN.
+namespace zerorun::train {
+
+struct GemmSize {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t inner = 0;
+};
+
+// A row-major matrix whose rows lie `stride` elements apart.
+struct GemmInput {
+  const float* data = nullptr;
+  int64_t stride = 0;
+  bool transposed = false;
+};
+
+struct GemmOutput {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// out[rows, cols] = beta * out + alpha * a[rows, inner] * b[inner, cols]. Called from within a
+// parallel region it stays on the calling thread.
+void gemm(const GemmSize& size, GemmInput a, GemmInput b, GemmOutput out, float alpha = 1.0F,
+          float beta = 0.0F);
+
+}  // namespace zerorun::train

@@ -1,0 +1,103 @@
+// Vectors of floats from and to the dtypes in which parameters and gradients are stored. Compiled
+// once per instruction set: see Highway's foreach_target.h.
+#if defined(ZERORUN_TRAIN_CPU_STORAGE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERORUN_TRAIN_CPU_STORAGE_INL_H_
+#undef ZERORUN_TRAIN_CPU_STORAGE_INL_H_
+#else
+#define ZERORUN_TRAIN_CPU_STORAGE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "zerorun/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zerorun::train {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<Floats>;
+
+// How much of a vector a loop body handles: all lanes, or the first `count` at the end of a row.
+struct Whole {};
+struct Part {
+  int64_t count;
+};
+
+// Calls body(i, Whole or Part) so that the vectors from i on cover [0, numel).
+template <typename Body>
+HWY_INLINE void for_vectors(int64_t numel, const Body& body) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(Floats()));
+  int64_t i = 0;
+  for (; i + lanes <= numel; i += lanes) body(i, Whole());
+  if (i < numel) body(i, Part{numel - i});
+}
+
+HWY_INLINE FloatVector load(const float* from, Whole /*whole*/) {
+  return hn::LoadU(Floats(), from);
+}
+
+HWY_INLINE FloatVector load(const Bf16* from, Whole /*whole*/) {
+  const Floats d;
+  const hn::Rebind<uint16_t, Floats> d16;
+  const hn::Rebind<uint32_t, Floats> d32;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+}
+
+// Lanes beyond the part are zero.
+template <typename T>
+HWY_INLINE FloatVector load(const T* from, Part part) {
+  T lanes[HWY_MAX_BYTES / sizeof(float)] = {};
+  std::copy_n(from, part.count, lanes);
+  return load(lanes, Whole());
+}
+
+HWY_INLINE void store(FloatVector value, float* to, Whole /*whole*/) {
+  hn::StoreU(value, Floats(), to);
+}
+
+// Rounds as to_bf16 does.
+HWY_INLINE void store(FloatVector value, Bf16* to, Whole /*whole*/) {
+  const hn::Rebind<uint16_t, Floats> d16;
+  const hn::Rebind<uint32_t, Floats> d32;
+  const hn::Rebind<int32_t, Floats> di32;
+  const auto bits = hn::BitCast(d32, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(d32, 0x00400000));
+  const auto is_nan = hn::RebindMask(d32, hn::IsNaN(value));
+  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, upper)), d16, reinterpret_cast<uint16_t*>(to));
+}
+
+template <typename T>
+HWY_INLINE void store(FloatVector value, T* to, Part part) {
+  T lanes[HWY_MAX_BYTES / sizeof(float)];
+  store(value, lanes, Whole());
+  std::copy_n(lanes, part.count, to);
+}
+
+// Replaces the lanes beyond the part.
+HWY_INLINE FloatVector keep(FloatVector value, Whole /*whole*/, float /*rest*/ = 0.0F) {
+  return value;
+}
+HWY_INLINE FloatVector keep(FloatVector value, Part part, float rest = 0.0F) {
+  const Floats d;
+  return hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(part.count)), value, hn::Set(d, rest));
+}
+
+HWY_INLINE float sum_of_lanes(FloatVector value) {
+  return hn::GetLane(hn::SumOfLanes(Floats(), value));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace zerorun::train
+HWY_AFTER_NAMESPACE();
+
+#endif  // ZERORUN_TRAIN_CPU_STORAGE_INL_H_

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace zerorun::train {
+
+// The shape of a GPT-2: what the config.json of a Hugging Face GPT-2 says.
+struct GptConfig {
+  int64_t vocabulary = 0;    // 0: that of the data
+  int64_t positions = 1024;  // longest sequence
+  int64_t width = 768;       // n_embd
+  int64_t layers = 12;
+  int64_t heads = 12;
+  int64_t inner = 4 * 768;  // of the feed-forward part
+  float layer_norm_epsilon = 1e-5F;
+
+  bool operator==(const GptConfig&) const = default;
+};
+
+// "nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", or the path of a config.json with
+// the keys of Hugging Face's GPT2Config. Presets leave the vocabulary to the data, and so does a
+// file without "vocab_size". Throws ConfigError or IoError naming the presets, or the file and the
+// key that has another meaning here.
+GptConfig gpt_config(const std::string& model);
+GptConfig gpt_config_from_json(const std::string& json, const std::string& source);
+
+// The text of a config.json that Hugging Face's GPT2LMHeadModel reads.
+std::string to_json(const GptConfig& config);
+
+int64_t parameter_count(const GptConfig& config);
+
+}  // namespace zerorun::train

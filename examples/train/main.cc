@@ -1,0 +1,128 @@
+// The program `train`: see `train --help`.
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/ranks.h"
+#include "core/log.h"
+#include "examples/train/corpus.h"
+#include "examples/train/options.h"
+#include "examples/train/run.h"
+#include "examples/train/run_setup.h"
+#include "zerorun/zerorun.h"
+
+namespace zerorun::train {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kBadInput = 2;
+constexpr int kSignalBase = 128;
+
+int report(const std::exception& error, int code) {
+  std::fprintf(stderr, "error: %s\n", error.what());
+  return code;
+}
+
+bool is_bad_input(const std::exception& error) {
+  return dynamic_cast<const ConfigError*>(&error) != nullptr ||
+         dynamic_cast<const CheckpointError*>(&error) != nullptr ||
+         dynamic_cast<const IoError*>(&error) != nullptr;
+}
+
+// The command line, or why it cannot be followed.
+struct Parsed {
+  CommandLine line;
+  std::exception_ptr problem;
+};
+
+Parsed parse(const std::vector<std::string>& arguments) {
+  Parsed parsed;
+  try {
+    parsed.line = parse_command_line(arguments);
+  } catch (...) {
+    parsed.problem = std::current_exception();
+  }
+  return parsed;
+}
+
+// Bad input is the same for all ranks (see Ranks::run): rank 0 speaks, and none ends before it has
+// spoken, since the end of one rank ends the job.
+int report_bad_input(const std::exception& error, Communicator& comm, Device& device) {
+  if (comm.rank() == 0) report(error, kBadInput);
+  try {
+    comm.barrier(device.inline_stream(), "error reported").synchronize();
+  } catch (const CommError&) {
+    // Rank 0 is gone: it has spoken.
+  }
+  return kBadInput;
+}
+
+// What `body` returns, or the exit code of its error; peers learn of errors that are this rank's
+// own. Guards that hold an engine go around its use: an engine that is destroyed by an error ends
+// the communicator.
+int guarded(Communicator& comm, Device& device, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const DataError& error) {
+    comm.abort(error.what());
+    return report(error, kBadInput);
+  } catch (const std::exception& error) {
+    if (is_bad_input(error)) return report_bad_input(error, comm, device);
+    comm.abort(error.what());
+    return report(error, kFailure);
+  }
+}
+
+int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Device& device) {
+  RunSetup setup;
+  Ranks(comm, device.inline_stream()).run("set-up", [&] {
+    if (parsed.problem) std::rethrow_exception(parsed.problem);
+    setup = make_run_setup(parsed.line, rank);
+  });
+  if (parsed.line.config) {
+    const Logger log(rank.rank, rank.world_size);
+    for (const std::string& warning : parsed.line.config->warnings) log.warning("{}", warning);
+  }
+  Run run(setup, comm, device);
+  return guarded(comm, device, [&] {
+    run.load();
+    const int signal = run.train();
+    if (signal != 0) return kSignalBase + signal;
+    run.finish();
+    return 0;
+  });
+}
+
+int run_connected(const Parsed& parsed, const RankInfo& rank) {
+  const Config config = parsed.line.config ? parsed.line.config->config : Config();
+  const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(config.comm_timeout_s * 1e3));
+  const std::shared_ptr<Device> device = make_cpu_device();
+  const std::shared_ptr<Communicator> comm = connect(rank, timeout);
+  return guarded(*comm, *device, [&] { return run_job(parsed, rank, *comm, *device); });
+}
+
+int run_program(const std::vector<std::string>& arguments) {
+  try {
+    const RankInfo rank = rank_from_environment();
+    const Parsed parsed = parse(arguments);
+    if (!parsed.line.help.empty()) {
+      if (rank.rank == 0) std::fputs(parsed.line.help.c_str(), stdout);
+      return 0;
+    }
+    return run_connected(parsed, rank);
+  } catch (const std::exception& error) {
+    return report(error, is_bad_input(error) ? kBadInput : kFailure);
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::train
+
+int main(int argc, char** argv) {
+  return zerorun::train::run_program(std::vector<std::string>(argv + 1, argv + argc));
+}

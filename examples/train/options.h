@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zerorun/config.h"
+
+namespace zerorun::train {
+
+// What the command line and the block "zerorun.train" of the config ask for. 0 and "": not given.
+struct TrainOptions {
+  std::vector<std::string> data;
+  std::string model;
+  std::string init;
+  int64_t seq_len = 0;
+  int64_t micro_batch = 0;
+  int64_t steps = 400;
+  uint64_t seed = 1;
+  std::string dtype;
+  std::string save = "out/train";
+  int64_t save_every = 0;
+  std::string resume;
+  int64_t eval_every = 0;
+  std::optional<std::string> sample;
+  bool recompute = false;
+  std::string metrics;
+
+  // On the command line only.
+  int64_t sample_tokens = 256;
+  double temperature = 0.8;
+  int64_t top_k = 40;
+  std::string logits;
+};
+
+struct CommandLine {
+  TrainOptions options;
+  std::optional<ParsedConfig> config;
+  std::string help;  // not empty: the text that was asked for
+};
+
+// `arguments` without the program's name. Reads the config, if one is named; the command line wins
+// over it. Throws ConfigError naming the option or the config's JSON pointer.
+CommandLine parse_command_line(const std::vector<std::string>& arguments);
+
+}  // namespace zerorun::train

@@ -1,0 +1,76 @@
+#include "examples/train/philox.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "core/parallel.h"
+
+namespace zerorun::train {
+
+namespace {
+
+constexpr int64_t kLanes = 4;      // numbers in a block
+constexpr int64_t kGrain = 16384;  // elements of one thread's smallest piece of work
+
+// Four normal variates from four uniform ones (Box and Muller, 1958).
+std::array<float, kLanes> normals(const PhiloxBlock& bits) {
+  std::array<float, kLanes> result;
+  for (size_t pair = 0; pair < kLanes; pair += 2) {
+    const float u = (static_cast<float>(bits[pair]) + 0.5F) * 0x1p-32F;
+    const float angle = static_cast<float>(bits[pair + 1]) * (0x1p-31F * std::numbers::pi_v<float>);
+    const float radius = std::sqrt(-2.0F * std::log(u));
+    result[pair] = radius * std::cos(angle);
+    result[pair + 1] = radius * std::sin(angle);
+  }
+  return result;
+}
+
+}  // namespace
+
+PhiloxBlock philox(const PhiloxBlock& counter, const std::array<uint32_t, 2>& key) {
+  constexpr int kRounds = 10;
+  PhiloxBlock block = counter;
+  uint32_t key0 = key[0];
+  uint32_t key1 = key[1];
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53} * block[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57} * block[2];
+    block = {
+        static_cast<uint32_t>(product1 >> 32) ^ block[1] ^ key0, static_cast<uint32_t>(product1),
+        static_cast<uint32_t>(product0 >> 32) ^ block[3] ^ key1, static_cast<uint32_t>(product0)};
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return block;
+}
+
+PhiloxBlock random_block(const RandomStream& stream, uint64_t position) {
+  return philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
+                 stream.index, static_cast<uint32_t>(stream.purpose)},
+                {static_cast<uint32_t>(stream.seed), static_cast<uint32_t>(stream.seed >> 32)});
+}
+
+void random_normal(const RandomStream& stream, int64_t begin, float deviation,
+                   std::span<float> out) {
+  const int64_t end = begin + std::ssize(out);
+  const int64_t first_block = begin / kLanes;
+  const int64_t blocks = (end + kLanes - 1) / kLanes - first_block;
+  parallel_for(blocks, kGrain / kLanes, [&](int64_t from, int64_t to) {
+    for (int64_t block = first_block + from; block < first_block + to; ++block) {
+      const auto values = normals(random_block(stream, static_cast<uint64_t>(block)));
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const int64_t element = block * kLanes + lane;
+        if (element < begin || element >= end) continue;
+        out[static_cast<size_t>(element - begin)] = deviation * values[static_cast<size_t>(lane)];
+      }
+    }
+  });
+}
+
+double random_uniform(const RandomStream& stream, uint64_t position) {
+  const PhiloxBlock block = random_block(stream, position);
+  const uint64_t bits = (uint64_t{block[0]} << 32 | block[1]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+}  // namespace zerorun::train

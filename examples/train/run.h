@@ -1,0 +1,53 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/log.h"
+#include "examples/train/metrics.h"
+#include "examples/train/progress.h"
+#include "examples/train/run_setup.h"
+#include "examples/train/stop_signal.h"
+#include "examples/train/trainer.h"
+#include "zerorun/communicator.h"
+#include "zerorun/device.h"
+
+namespace zerorun::train {
+
+// One run of the program: parameters loaded or initialised, steps, evaluations, checkpoints, the
+// saved model and a sample, told about on rank 0. Everything public is collective.
+class Run {
+ public:
+  // Setup, communicator and device must outlive it.
+  Run(const RunSetup& setup, Communicator& comm, Device& device);
+
+  void load();
+  // Returns the signal that ended it early, or 0.
+  int train();
+  void finish();
+
+ private:
+  void say(const std::string& text);
+  void describe();
+  void open_outputs();
+  void after_step(const StepReport& report);
+  void save();
+  void save_model();
+  void sample();
+  void write_logits();
+  bool is_first() const { return comm_.rank() == 0; }
+
+  const RunSetup& setup_;
+  const TrainOptions& options_;
+  Communicator& comm_;
+  Device& device_;
+  Logger log_;
+  Trainer trainer_;
+  std::optional<Metrics> metrics_;    // rank 0
+  std::optional<Progress> progress_;  // rank 0
+  std::optional<StopSignal> stop_;    // from the first step until all is saved
+  int64_t saved_step_ = -1;
+  bool claimed_ = false;  // the --save folder is this run's
+};
+
+}  // namespace zerorun::train

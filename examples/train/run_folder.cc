@@ -1,0 +1,106 @@
+#include "examples/train/run_folder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/file.h"
+#include "checkpoint/ranks.h"
+#include "core/check.h"
+#include "examples/train/hf_folder.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun::train {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kStep = "step";
+constexpr const char* kSamples = "samples";
+
+// What decides, besides the position, which tokens a step sees.
+Json data_state(const RunSetup& setup) {
+  return {{"seed", setup.options.seed},
+          {"seq_len", setup.batch.seq_len},
+          {"data_tokens", setup.corpus->size()}};
+}
+
+int64_t read_count(const Json& state, const char* key, const std::string& folder) {
+  const auto found = state.is_object() ? state.find(key) : state.end();
+  if (found == state.end() || !found->is_number_integer() || found->get<int64_t>() < 0) {
+    fail<CheckpointError>(
+        "{}: the checkpoint does not say how many {} were done, so train did not save it", folder,
+        key);
+  }
+  return found->get<int64_t>();
+}
+
+// "out/train" -> "out/train.1", or the next number that is free.
+std::string free_name(std::string folder) {
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  int number = 1;
+  while (path_exists(fmt::format("{}.{}", folder, number))) ++number;
+  return fmt::format("{}.{}", folder, number);
+}
+
+}  // namespace
+
+void check_run_folder(const std::string& folder, Communicator& comm, Device& device) {
+  Ranks(comm, device.inline_stream()).run("folder of the run", [&] {
+    if (comm.rank() != 0) return;
+    create_folders(folder);
+    if (::access(folder.c_str(), W_OK) == 0) return;
+    fail<IoError>("--save {}: cannot write there: {}", folder, std::strerror(errno));
+  });
+}
+
+std::string claim_run_folder(const std::string& folder, const std::string& resumed,
+                             const RunSetup& setup, Communicator& comm, Device& device) {
+  std::string moved;
+  Ranks(comm, device.inline_stream()).run("folder of the run", [&] {
+    if (comm.rank() != 0) return;
+    std::error_code ignored;
+    const bool is_resumed =
+        !resumed.empty() && std::filesystem::equivalent(folder, resumed, ignored);
+    if (!is_resumed && path_exists(folder + "/latest")) {
+      moved = free_name(folder);
+      rename_path(folder, moved);
+    }
+    write_hf_config(folder, setup.model);
+  });
+  return moved;
+}
+
+void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
+              Communicator& comm) {
+  Json state = data_state(setup);
+  state[kStep] = trainer.position().step;
+  state[kSamples] = trainer.position().samples;
+  save_checkpoint(trainer.engine(), comm,
+                  {folder, fmt::format("step{}", trainer.position().step), state.dump()});
+}
+
+std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
+                       Communicator& comm) {
+  const LoadedCheckpoint loaded = load_checkpoint(trainer.engine(), comm, folder);
+  const Json state = Json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
+  trainer.set_position({read_count(state, kStep, folder), read_count(state, kSamples, folder)});
+  std::string differences;
+  const Json data = data_state(setup);
+  for (const auto& [key, value] : data.items()) {
+    const Json saved = state.value(key, Json());
+    if (saved != value) {
+      differences += fmt::format("{}{} was {} and is {}", differences.empty() ? "" : ", ", key,
+                                 saved.dump(), value.dump());
+    }
+  }
+  if (differences.empty()) return {};
+  return "the data differ from those of the saved run, so their order does too: " + differences;
+}
+
+}  // namespace zerorun::train

@@ -1,0 +1,138 @@
+#include "examples/train/run_setup.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "checkpoint/file.h"
+#include "config/env.h"
+#include "core/check.h"
+
+namespace zerorun::train {
+
+namespace {
+
+constexpr int64_t kDefaultSeqLen = 256;
+constexpr int64_t kDefaultMicroBatch = 8;
+
+// What trains well without a config: the larger the model, the smaller the learning rate.
+Config default_config(const GptConfig& model) {
+  Config config;
+  config.zero.stage = 2;
+  config.precision.param_dtype = DType::bf16;
+  config.optimizer.lr = std::min(3e-3F, 0.4F / static_cast<float>(model.width));
+  config.optimizer.beta2 = 0.95;
+  config.optimizer.weight_decay = 0.1F;
+  config.source = "the default";
+  return config;
+}
+
+Config make_config(const CommandLine& line, const GptConfig& model, int world_size) {
+  Config config = line.config ? line.config->config : default_config(model);
+  if (!line.options.dtype.empty()) {
+    config.precision.param_dtype = parse_dtype(line.options.dtype);
+  }
+  BatchConfig& batch = config.batch;
+  if (line.options.micro_batch > 0) {
+    batch.micro_batch_size = line.options.micro_batch;
+  } else if (batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
+    batch.micro_batch_size = kDefaultMicroBatch;
+  }
+  batch = resolve_batch(batch, world_size);
+  return config;
+}
+
+GptConfig make_model(const TrainOptions& options, const Corpus& corpus) {
+  GptConfig model;
+  if (!options.model.empty()) {
+    model = gpt_config(options.model);
+  } else if (!options.init.empty()) {
+    model = read_hf_config(options.init);
+  } else if (!options.resume.empty() && path_exists(options.resume + "/config.json")) {
+    model = read_hf_config(options.resume);
+  } else {
+    model = gpt_config("nano");
+  }
+  if (model.vocabulary == 0) model.vocabulary = corpus.vocabulary();
+  if (model.vocabulary < corpus.vocabulary()) {
+    fail<ConfigError>(
+        "the model has a vocabulary of {}, the data one of {}{}: give another model "
+        "or other data",
+        model.vocabulary, corpus.vocabulary(),
+        corpus.is_text() ? " (bytes)" : " (their header says)");
+  }
+  return model;
+}
+
+BatchShape make_batch(const TrainOptions& options, const Config& config, const GptConfig& model,
+                      const RankInfo& rank) {
+  BatchShape batch;
+  batch.micro_batch = config.batch.micro_batch_size;
+  batch.accumulation_steps = config.batch.accumulation_steps;
+  batch.world_size = rank.world_size;
+  batch.rank = rank.rank;
+  batch.seq_len = options.seq_len > 0 ? options.seq_len : std::min(model.positions, kDefaultSeqLen);
+  if (batch.seq_len > model.positions) {
+    fail<ConfigError>("--seq_len {} is longer than the model's {} positions", batch.seq_len,
+                      model.positions);
+  }
+  return batch;
+}
+
+int32_t parse_token(std::string_view text, int64_t vocabulary) {
+  int32_t token = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), token);
+  if (error != std::errc() || end != text.data() + text.size() || token < 0 ||
+      token >= vocabulary) {
+    fail<ConfigError>(
+        "--sample: '{}' is not a token id below {}; a model of tokens takes ids, as "
+        "in --sample '464 3290'",
+        text, vocabulary);
+  }
+  return token;
+}
+
+std::vector<int32_t> make_prompt(const TrainOptions& options, const RunSetup& setup) {
+  std::vector<int32_t> prompt;
+  if (setup.corpus->is_text()) {
+    for (const char byte : options.sample.value_or("\n")) {
+      prompt.push_back(static_cast<unsigned char>(byte));
+    }
+    return prompt;
+  }
+  constexpr std::string_view kBetween = " ,\n\t";
+  std::string_view rest = options.sample ? std::string_view(*options.sample) : std::string_view();
+  while (true) {
+    rest.remove_prefix(std::min(rest.find_first_not_of(kBetween), rest.size()));
+    if (rest.empty()) return prompt;
+    const std::string_view word = rest.substr(0, rest.find_first_of(kBetween));
+    prompt.push_back(parse_token(word, setup.model.vocabulary));
+    rest.remove_prefix(word.size());
+  }
+}
+
+}  // namespace
+
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank) {
+  RunSetup setup;
+  setup.options = line.options;
+  std::vector<std::string> paths = line.options.data;
+  setup.data_description = fmt::format("{}", fmt::join(paths, ", "));
+  if (paths.empty()) {
+    DefaultText text = find_default_text(read_environment("HOME").value_or(""));
+    paths = std::move(text.paths);
+    setup.data_description = std::move(text.description);
+  }
+  setup.corpus = std::make_unique<Corpus>(paths);
+  setup.model = make_model(line.options, *setup.corpus);
+  setup.config = make_config(line, setup.model, rank.world_size);
+  setup.batch = make_batch(line.options, setup.config, setup.model, rank);
+  setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, line.options.seed);
+  if (!line.options.init.empty()) setup.weights.emplace(line.options.init, setup.model);
+  setup.prompt = make_prompt(line.options, setup);
+  return setup;
+}
+
+}  // namespace zerorun::train

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "examples/train/batches.h"
+#include "examples/train/hf_folder.h"
+#include "examples/train/options.h"
+
+namespace zerorun::train {
+
+// Everything a run needs that is read rather than computed. Options, config, data and model have
+// been checked against each other.
+struct RunSetup {
+  TrainOptions options;
+  Config config;  // batch sizes resolved
+  GptConfig model;
+  BatchShape batch;
+  std::unique_ptr<Corpus> corpus;
+  std::unique_ptr<Batches> batches;  // of the corpus
+  std::optional<HfWeights> weights;  // what --init names
+  std::string data_description;
+  std::vector<int32_t> prompt;  // of the sample; empty: none
+};
+
+// Does not communicate. Throws ConfigError, CheckpointError or IoError.
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank);
+
+}  // namespace zerorun::train

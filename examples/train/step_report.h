@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+namespace zerorun::train {
+
+// What happened in one step of training.
+struct StepReport {
+  int64_t step = 0;   // counted from 1
+  double loss = 0.0;  // mean over ranks and micro-steps
+  float lr = 0.0F;
+  double grad_norm = 0.0;  // before clipping
+  double loss_scale = 1.0;
+  bool skipped = false;           // the gradient was not finite
+  double step_ms = 0.0;           // all of the following, the data and the ranks' agreement
+  double fwd_bwd_ms = 0.0;        // forward and backward without communication
+  double comm_ms = 0.0;           // doing or waiting for reductions and gathers
+  double optimizer_ms = 0.0;      // norm, update and publishing of the parameters
+  double tokens_per_s = 0.0;      // of all ranks
+  int64_t model_state_bytes = 0;  // of this rank, like the next
+  int64_t peak_rss_bytes = 0;
+};
+
+}  // namespace zerorun::train

@@ -1,0 +1,127 @@
+#include "examples/train/trainer.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+
+namespace zerorun::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kEvaluationSequences = 256;  // most that one evaluation looks at
+
+double milliseconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+double communication_ms(const EngineTimings& timings) {
+  return 1e3 * (timings.reduce_s + timings.gather_s);
+}
+
+int64_t peak_rss_bytes() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+}  // namespace
+
+Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
+    : setup_(setup),
+      comm_(comm),
+      device_(device),
+      engine_(Engine::create(
+          setup.config, device, comm, parameter_specs(setup.model),
+          parameter_groups(setup.config.optimizer.lr, setup.config.optimizer.weight_decay))),
+      parameters_(*engine_),
+      model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
+             parameters_, device, kernels_) {}
+
+void Trainer::initialize() {
+  const Initializer initializer(setup_.model, setup_.options.seed);
+  engine_->initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
+    if (setup_.weights) {
+      setup_.weights->fill(id, begin, out);
+    } else {
+      initializer.fill(id, begin, out);
+    }
+  });
+}
+
+Trainer::Outcome Trainer::step(int received) {
+  engine_->take_timings();
+  const Clock::time_point start = Clock::now();
+  double loss_sum = 0.0;
+  for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
+    loss_sum += model_.forward_backward(setup_.batches->training(position_.samples, micro_step));
+    engine_->end_micro_step();
+  }
+  const Clock::time_point computed = Clock::now();
+  const EngineTimings during = engine_->take_timings();
+  const StepResult result = engine_->step();
+  const EngineTimings after = engine_->take_timings();
+  const Agreement agreement = agree(loss_sum, received);
+  const Clock::time_point end = Clock::now();
+
+  ++position_.step;
+  position_.samples += setup_.batch.global_batch();
+  StepReport report;
+  report.step = position_.step;
+  report.loss = agreement.loss;
+  report.lr = engine_->groups()[0].lr;
+  report.grad_norm = result.grad_norm;
+  report.skipped = !result.applied;
+  report.step_ms = milliseconds(start, end);
+  report.fwd_bwd_ms = milliseconds(start, computed) - communication_ms(during);
+  report.comm_ms = communication_ms(during) + communication_ms(after);
+  report.optimizer_ms = 1e3 * after.optimizer_s;
+  report.tokens_per_s = static_cast<double>(setup_.batch.global_batch() * setup_.batch.seq_len) /
+                        report.step_ms * 1e3;
+  report.model_state_bytes = engine_->model_state_bytes();
+  report.peak_rss_bytes = peak_rss_bytes();
+  return {report, agreement.signal};
+}
+
+Trainer::Agreement Trainer::agree(double loss_sum, int received) {
+  std::array<float, 3> sums = {static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
+                               received == SIGTERM ? 1.0F : 0.0F};
+  const TensorView view = view_of(std::span<float>(sums));
+  comm_
+      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, device_.inline_stream(),
+                  "loss of the step")
+      .synchronize();
+  const auto count = static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
+  const int signal = sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0;
+  return {sums[0] / count, signal};
+}
+
+double Trainer::evaluate() {
+  const int64_t sequences = std::min(setup_.batches->evaluation_sequences(), kEvaluationSequences);
+  const int64_t micro_batch = setup_.batch.micro_batch;
+  double loss = 0.0;
+  int64_t count = 0;
+  // All ranks make the same number of passes, so that all take part in gathers.
+  for (int64_t first = 0; first < sequences; first += micro_batch * comm_.world_size()) {
+    const int64_t own = first + comm_.rank() * micro_batch;
+    const bool idle = own >= sequences;
+    const Batch batch = setup_.batches->evaluation(idle ? 0 : own);
+    const double mean = model_.loss(batch);
+    if (idle) continue;
+    loss += mean * static_cast<double>(batch.tokens.size());
+    count += std::ssize(batch.tokens);
+  }
+  std::array<float, 2> sums = {static_cast<float>(loss), static_cast<float>(count)};
+  const TensorView view = view_of(std::span<float>(sums));
+  comm_
+      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, device_.inline_stream(),
+                  "loss of the evaluation")
+      .synchronize();
+  return double{sums[0]} / sums[1];
+}
+
+}  // namespace zerorun::train

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+
+#include "examples/train/cpu/cpu_kernels.h"
+#include "examples/train/model.h"
+#include "examples/train/parameters.h"
+#include "examples/train/run_setup.h"
+#include "examples/train/step_report.h"
+#include "zerorun/communicator.h"
+#include "zerorun/engine.h"
+
+namespace zerorun::train {
+
+// How far a run has come.
+struct Position {
+  int64_t step = 0;     // steps done, skipped ones included
+  int64_t samples = 0;  // sequences trained on, by all ranks
+};
+
+// The model and engine of one rank, and the steps they take. Everything public is collective.
+class Trainer {
+ public:
+  // Setup, communicator and device must outlive it.
+  Trainer(const RunSetup& setup, Communicator& comm, Device& device);
+
+  // Initial parameters: those of --init, or random ones.
+  void initialize();
+
+  struct Outcome {
+    StepReport report;
+    int signal = 0;  // one that arrived at some rank, the same on all
+  };
+  // One step on the next samples. `received` is a signal that arrived at this rank, or 0.
+  Outcome step(int received);
+
+  // Mean loss over the first of the sequences that are kept for evaluation.
+  double evaluate();
+
+  Position position() const { return position_; }
+  void set_position(Position position) { position_ = position; }
+  Engine& engine() { return *engine_; }
+  Model& model() { return model_; }
+
+ private:
+  struct Agreement {
+    double loss = 0.0;
+    int signal = 0;
+  };
+  Agreement agree(double loss_sum, int received);
+
+  const RunSetup& setup_;
+  Communicator& comm_;
+  Device& device_;
+  CpuKernels kernels_;
+  std::unique_ptr<Engine> engine_;
+  EngineParameters parameters_;
+  Model model_;
+  Position position_;
+};
+
+}  // namespace zerorun::train

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zerorun/communicator.h"
+#include "zerorun/engine.h"
+#include "zerorun/export.h"
+
+namespace zerorun {
+
+// On-disk format: docs/checkpoint_format.md.
+
+struct SaveOptions {
+  std::string directory;     // holds one folder per tag and the file `latest`
+  std::string tag;           // default "step<N>"
+  std::string client_state;  // JSON text, at most 64 MiB, that load_checkpoint gives back unchanged
+};
+
+struct LoadedCheckpoint {
+  std::string tag;
+  std::string client_state;
+  int64_t step = 0;
+};
+
+// Collective. Writes <directory>/<tag> through a temporary folder (fsync, rename, then `latest`): a
+// crash at any instant leaves the previous checkpoint loadable, also when the tag exists and is
+// replaced. Throws IoError (full disk) on every rank, naming the one that failed. All ranks must
+// see the same file system, and only one job at a time may save to a directory.
+ZR_API void save_checkpoint(Engine& engine, Communicator& comm, const SaveOptions& options);
+
+// Collective. `tag` empty: what `latest` names, or `directory` itself when it is one tag's folder.
+// Any world size and stage may load what any other saved. Brings back parameters, optimizer states,
+// the step, and the groups' lr and weight_decay. Throws CheckpointError when data is damaged,
+// missing, or of another model (first difference named) without having changed the engine.
+ZR_API LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm,
+                                        const std::string& directory, const std::string& tag = "");
+
+struct ExportTensor {
+  std::string name;            // name in the file
+  std::string parameter;       // engine's name
+  std::vector<int64_t> shape;  // shape in the file
+};
+
+// Collective. Writes the full model as one safetensors file; each rank writes the intervals it
+// holds, so none needs the whole model. `metadata_json`: object of strings for the file's header.
+ZR_API void export_safetensors(Engine& engine, Communicator& comm, const std::string& path,
+                               const std::vector<ExportTensor>& tensors,
+                               const std::string& metadata_json = "{}");
+
+// A memory-mapped safetensors file, or a Hugging Face folder with one or several of them.
+class ZR_API SafetensorsReader {
+ public:
+  // Throws CheckpointError naming file and offset when the header is damaged.
+  explicit SafetensorsReader(const std::string& path);
+  ~SafetensorsReader();
+  SafetensorsReader(SafetensorsReader&&) noexcept;
+  SafetensorsReader& operator=(SafetensorsReader&&) noexcept;
+
+  struct Tensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    TensorView data;
+  };
+  // Read-only, valid as long as the reader. Tensors of a dtype that DType lacks are left out.
+  const std::vector<Tensor>& tensors() const;
+  // nullptr when absent. Throws CheckpointError for a tensor of a dtype that DType lacks.
+  const Tensor* find(const std::string& name) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zerorun

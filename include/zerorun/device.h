@@ -1,0 +1,139 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "zerorun/export.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+// What a block of memory is for. The ledger counts live and peak bytes per category.
+enum class MemoryCategory : uint8_t {
+  parameters,
+  gradients,
+  optimizer,
+  buckets,
+  activations,
+  other,
+};
+inline constexpr int kMemoryCategories = 6;
+ZR_API std::string_view name_of(MemoryCategory category);
+
+struct MemoryUse {
+  int64_t live_bytes = 0;
+  int64_t peak_bytes = 0;
+};
+
+// A point in a stream's order of work. Copies refer to the same point. A default-constructed event
+// has already happened.
+class ZR_API Event {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool ready() const = 0;
+    // Blocks; rethrows the first error of the stream the event was recorded on.
+    virtual void synchronize() = 0;
+  };
+
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool ready() const { return !state_ || state_->ready(); }
+  void synchronize() const {
+    if (state_) state_->synchronize();
+  }
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// Work on one stream happens in the order it was submitted; streams run beside each other.
+class ZR_API Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual Event record() = 0;
+  // Later work on this stream waits for `event`; the caller does not.
+  virtual void wait(const Event& event) = 0;
+  // Blocks until all submitted work is done; rethrows its first error.
+  virtual void synchronize() = 0;
+};
+
+// Scalars of one fused Adam/AdamW step. Formula and source: device/adam_math.h.
+struct AdamScalars {
+  float lr = 1e-3F;
+  // double: 1 - beta2 is rounded to fp32 once, as in PyTorch; from an fp32 0.999 it would be off by
+  // 1.3e-5.
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  float eps = 1e-8F;
+  float weight_decay = 0.0F;
+  bool decoupled = true;          // true: AdamW; false: L2 added to the gradient
+  float bias_correction1 = 1.0F;  // 1 - beta1^step, or 1 when off
+  float bias_correction2 = 1.0F;  // 1 - beta2^step, or 1 when off
+  float grad_scale = 1.0F;        // averaging, unscaling and clipping, folded into one factor
+};
+
+// Elements updated together: all views have the same numel.
+struct AdamTensors {
+  TensorView master;      // fp32, read and written
+  TensorView exp_avg;     // fp32, read and written
+  TensorView exp_avg_sq;  // fp32, read and written
+  TensorView grad;        // fp32, bf16 or fp16, read
+  TensorView param;       // written in its dtype; same data as master when the model is fp32
+};
+
+// The one place where CPU and GPU differ. Calls are enqueued on the stream and return at once
+// unless the stream is inline; the views must live until then. All sizes in elements.
+class ZR_API Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;
+
+  // 64-byte aligned, uninitialised. Throws DeviceError listing what each category holds.
+  virtual Buffer allocate(size_t nbytes, MemoryCategory category) = 0;
+  // Counts memory that somebody else allocated (shared memory, a framework); the ledger entry ends
+  // with the returned handle.
+  virtual std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) = 0;
+  virtual MemoryUse memory_use(MemoryCategory category) const = 0;
+
+  // Runs beside the caller.
+  virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
+  // Runs on the caller's thread (CPU) or on the framework's current stream (GPU).
+  virtual Stream& inline_stream() = 0;
+
+  // Between ordinary host memory and this device's; the host block must live until the stream got
+  // there.
+  virtual void upload(Stream& stream, const void* src, TensorView dst) = 0;
+  virtual void download(Stream& stream, TensorView src, void* dst) = 0;
+
+  // dst[i] = value
+  virtual void fill(Stream& stream, TensorView dst, float value) = 0;
+  // dst[i] = src[i]; between floating dtypes rounds to nearest even.
+  virtual void cast(Stream& stream, TensorView src, TensorView dst) = 0;
+  // dst[i] += src[i], computed in fp32.
+  virtual void add(Stream& stream, TensorView src, TensorView dst) = 0;
+  // dst[i] *= factor, computed in fp32.
+  virtual void scale(Stream& stream, TensorView dst, float factor) = 0;
+  // Adds the squares of `src` to `sum` (ExactSum::kWords int64 words on this device). The result
+  // does not depend on how a tensor is cut, as long as cuts lie at multiples of kNormChunk elements
+  // from its start.
+  virtual void sum_of_squares(Stream& stream, TensorView src, TensorView sum) = 0;
+  // One pass: scale, moments, update, cast.
+  virtual void adam(Stream& stream, const AdamScalars& scalars, const AdamTensors& tensors) = 0;
+};
+
+// Elements whose squares are added in one fixed order (see Device::sum_of_squares).
+inline constexpr int64_t kNormChunk = 256;
+
+struct CpuDeviceOptions {
+  // Work of make_stream() streams runs inline too: deterministic timing, no extra threads.
+  bool synchronous_streams = false;
+};
+ZR_API std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+
+}  // namespace zerorun

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zerorun/communicator.h"
+#include "zerorun/config.h"
+#include "zerorun/device.h"
+#include "zerorun/export.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+using ParameterId = int;
+using ModuleId = int;
+
+struct ParameterSpec {
+  std::string name;            // unique; checkpoint and error messages use it
+  std::vector<int64_t> shape;  // may hold zeros
+  std::string module;          // parameters of one module are gathered together at stage 3
+  int group = 0;               // index into the parameter groups
+  bool trainable = true;       // frozen parameters have no gradient and no optimizer bytes
+  std::string alias_of{};      // tied: another name for that parameter; shares everything with it
+};
+
+// Hyperparameters that may differ between parameters and change between steps.
+struct ParameterGroup {
+  std::string name = "default";
+  float lr = 1e-3F;
+  float weight_decay = 0.0F;
+};
+
+// Where to write a parameter's gradient in this micro-step.
+struct GradientView {
+  TensorView view;
+  bool accumulate = false;  // false: overwrite (first contribution of this micro-step); true: add
+};
+
+struct StepResult {
+  bool applied = true;       // false: skipped because the gradient was not finite
+  double grad_norm = 0.0;    // global L2 norm of the averaged gradient, before clipping
+  double clip_factor = 1.0;  // what clipping multiplied the gradient with
+};
+
+// A part of one parameter that this rank holds; the views are in the device's memory.
+struct StateInterval {
+  ParameterId parameter = 0;
+  int64_t begin = 0;  // first element within the flattened parameter
+  int64_t numel = 0;
+  TensorView param;                // in the parameter's dtype
+  TensorView master;               // fp32; the same memory as `param` when the model is fp32
+  std::vector<TensorView> states;  // in the order of Engine::state_names(); empty when frozen
+};
+
+// Seconds spent since the last call of Engine::take_timings.
+struct EngineTimings {
+  double reduce_s = 0;     // waiting for or doing gradient reduction
+  double gather_s = 0;     // waiting for or doing parameter gathers
+  double optimizer_s = 0;  // norm and fused step
+};
+
+// Shards one model's states over the ranks of a communicator (ZeRO stage 0 to 3) and steps it.
+//
+// Every rank constructs the same engine and, per micro-step, calls gather/release around each
+// module's use, gradient + grad_ready for each parameter it used (in any order), and
+// end_micro_step; after the last micro-step of a batch, step. Methods are for one thread. The
+// device and communicator must outlive the engine.
+class ZR_API Engine {
+ public:
+  // Throws ConfigError for specs that contradict each other, naming the parameter.
+  static std::unique_ptr<Engine> create(const Config& config, Device& device, Communicator& comm,
+                                        std::vector<ParameterSpec> specs,
+                                        std::vector<ParameterGroup> groups);
+  virtual ~Engine() = default;
+
+  virtual std::span<const ParameterSpec> parameters() const = 0;
+  virtual ParameterId parameter_id(std::string_view name) const = 0;  // throws ConfigError
+  virtual ModuleId module_id(std::string_view name) const = 0;        // throws ConfigError
+  virtual int64_t numel(ParameterId id) const = 0;
+  virtual DType param_dtype() const = 0;
+  virtual Device& device() = 0;
+
+  // Fills parameters: `fill(id, begin, out)` writes elements [begin, begin + out.size()) in fp32.
+  // Each rank is asked for the elements whose master copy it holds, and no others. Collective.
+  using FillFunction = std::function<void(ParameterId id, int64_t begin, std::span<float> out)>;
+  virtual void initialize_parameters(const FillFunction& fill) = 0;
+
+  // Makes a module's parameters full on this rank; no-op below stage 3. Nested gathers count.
+  virtual void gather(ModuleId module) = 0;
+  virtual void release(ModuleId module) = 0;
+  // The full parameter, flat; valid between gather and release of its module (always below stage
+  // 3).
+  virtual TensorView parameter(ParameterId id) const = 0;
+
+  // Where backward writes this parameter's gradient. Throws InternalError for frozen parameters.
+  virtual GradientView gradient(ParameterId id) = 0;
+  // This rank's contribution of this micro-step is complete; its bucket is reduced as soon as all
+  // of its parameters are.
+  virtual void grad_ready(ParameterId id) = 0;
+  // All gradients of this micro-step are in; parameters that were not used count as zero.
+  // Returns true when a whole batch has been accumulated and step() is due.
+  virtual bool end_micro_step() = 0;
+  virtual StepResult step() = 0;
+
+  virtual int64_t step_count() const = 0;  // applied steps
+  virtual void set_step_count(int64_t count) = 0;
+  virtual std::span<ParameterGroup> groups() = 0;
+
+  // Names of the optimizer's per-element states ("exp_avg", "exp_avg_sq").
+  virtual std::span<const std::string> state_names() const = 0;
+  // What this rank holds, in parameter order: with the other ranks', every element once. Frozen
+  // parameters too. Parameters replicated on every rank appear on one only.
+  virtual std::vector<StateInterval> state_intervals() = 0;
+  // After masters or states were written through state_intervals (a resumed checkpoint): recasts
+  // the parameters from the masters and publishes them. Collective.
+  virtual void publish_masters() = 0;
+
+  // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;
+  // throws CommError when replicas differ.
+  virtual uint64_t parameter_hash() = 0;
+
+  // Bytes of parameters, gradients and optimizer state that this rank holds right now.
+  virtual int64_t model_state_bytes() const = 0;
+  virtual EngineTimings take_timings() = 0;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,110 @@
+#include "launcher/commands.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "checkpoint/verify.h"
+#include "config/report.h"
+#include "core/check.h"
+#include "launcher/host_report.h"
+#include "launcher/nearest.h"
+#include "zerorun/config.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+// Values of the tools' arguments; must outlive the parsing.
+struct ToolArguments {
+  std::string path;
+  int world_size = 1;
+};
+
+void print(const std::string& text) {
+  fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
+}
+
+void define_config(CLI::App& tools, ToolArguments& arguments) {
+  CLI::App* config = tools.add_subcommand("config", "Configurations")->require_subcommand(1);
+  CLI::App* check = config->add_subcommand("check", "Say what a file asks for, and all errors");
+  check->add_option("FILE", arguments.path, "A ds_config.json")->required();
+  check->callback([&arguments] { print(check_report(arguments.path)); });
+  CLI::App* show = config->add_subcommand("show", "Print every setting in effect");
+  show->add_option("FILE", arguments.path, "A ds_config.json")->required();
+  show->add_option("--world_size,--world-size", arguments.world_size, "Ranks. Default: 1")
+      ->check(CLI::PositiveNumber);
+  show->callback(
+      [&arguments] { print(show_config(load_config(arguments.path), arguments.world_size)); });
+  config->add_subcommand("schema", "Print the JSON Schema of a configuration")->callback([] {
+    print(json_schema());
+  });
+  config->add_subcommand("docs", "Print the reference of all keys in Markdown")->callback([] {
+    print(config_markdown());
+  });
+}
+
+void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
+  CLI::App* ckpt = tools.add_subcommand("ckpt", "Checkpoints")->require_subcommand(1);
+  CLI::App* verify = ckpt->add_subcommand("verify", "Read every byte and check the sums");
+  verify->add_option("DIR", arguments.path, "A checkpoint, or a folder of them")->required();
+  verify->callback([&arguments] { print(verify_checkpoint(arguments.path)); });
+}
+
+void define_tools(CLI::App& tools, ToolArguments& arguments) {
+  define_config(tools, arguments);
+  define_ckpt(tools, arguments);
+  tools.add_subcommand("env", "This machine, this build, and the variables zerorun reads")
+      ->callback([] { print(host_report()); });
+  tools.add_subcommand("version", "The version")->callback([] {
+    print("zerorun " ZERORUN_VERSION);
+  });
+  for (const char* name : {"plan", "bench"}) {
+    tools.add_subcommand(name, "Not there yet")->allow_extras()->callback([name] {
+      fail<ConfigError>("zerorun {} is not there yet", name);
+    });
+  }
+}
+
+// CLI11 says of "chekc" only that it was not expected.
+[[noreturn]] void fail_parsing(const CLI::App& tool, const std::vector<std::string>& arguments,
+                               const CLI::ParseError& error) {
+  std::vector<std::string> names;
+  for (const CLI::App* one : tool.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(one->get_name());
+  }
+  const std::string word = arguments.size() > 1 ? arguments[1] : "";
+  const std::string nearest = nearest_name(word, names);
+  const bool known = std::find(names.begin(), names.end(), word) != names.end();
+  if (!known && !nearest.empty()) {
+    fail<ConfigError>("zerorun {} has no '{}'; did you mean '{}'?", tool.get_name(), word, nearest);
+  }
+  fail<ConfigError>("zerorun {}: {}; see zerorun {} --help", tool.get_name(), error.what(),
+                    tool.get_name());
+}
+
+}  // namespace
+
+std::optional<int> run_tool(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return std::nullopt;
+  ToolArguments values;
+  CLI::App tools("", "zerorun");
+  define_tools(tools, values);
+  const auto all = tools.get_subcommands([](const CLI::App*) { return true; });
+  const auto tool = std::find_if(all.begin(), all.end(), [&](const CLI::App* one) {
+    return one->get_name() == arguments.front();
+  });
+  if (tool == all.end()) return std::nullopt;
+  try {
+    tools.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::CallForHelp&) {
+    print(tools.help());
+  } catch (const CLI::ParseError& error) {
+    fail_parsing(**tool, arguments, error);
+  }
+  return 0;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,92 @@
+#include "launcher/environment.h"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+Environment inherited_environment() {
+  Environment environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return environment;
+}
+
+std::optional<std::string> find_variable(const Environment& environment, const std::string& name) {
+  const auto entry = environment.find(name);
+  if (entry == environment.end()) return std::nullopt;
+  return entry->second;
+}
+
+std::vector<std::string> environment_block(const Environment& environment) {
+  std::vector<std::string> block;
+  block.reserve(environment.size());
+  for (const auto& [name, value] : environment) block.push_back(fmt::format("{}={}", name, value));
+  return block;
+}
+
+Environment rank_variables(const JobSettings& job, int rank, int threads,
+                           const Environment& inherited) {
+  const std::string number = std::to_string(rank);
+  const std::string ranks = std::to_string(job.ranks);
+  Environment variables = {
+      {"RANK", number},
+      {"LOCAL_RANK", number},
+      {"WORLD_SIZE", ranks},
+      {"LOCAL_WORLD_SIZE", ranks},
+      {"GROUP_RANK", "0"},
+      {"GROUP_WORLD_SIZE", "1"},
+      {"NODE_RANK", "0"},
+      {"ROLE_RANK", number},
+      {"ROLE_WORLD_SIZE", ranks},
+      {"LOCAL_SIZE", ranks},  // DeepSpeed's names
+      {"CROSS_RANK", "0"},
+      {"CROSS_SIZE", "1"},
+      {"MASTER_ADDR", job.master_addr},
+      {"MASTER_PORT", std::to_string(job.master_port)},
+      {"ZERORUN_JOB_SECRET", job.secret},
+      // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
+      {"CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(job.gpus, ","))},
+  };
+  if (find_variable(inherited, "OMP_NUM_THREADS").value_or("").empty()) {
+    variables["OMP_NUM_THREADS"] = std::to_string(threads);
+  }
+  if (job.python) {
+    const std::string path = find_variable(inherited, "PYTHONPATH").value_or("");
+    variables["PYTHONPATH"] =
+        path.empty() ? job.working_directory : fmt::format("{}:{}", job.working_directory, path);
+    variables.emplace("PYTHONUNBUFFERED", "1");
+  }
+  return variables;
+}
+
+Environment rank_environment(const Environment& inherited, const Environment& variables) {
+  Environment environment = inherited;
+  // A stale TORCHELASTIC_USE_AGENT_STORE makes every rank wait for a store that nobody serves.
+  std::erase_if(environment,
+                [](const auto& entry) { return entry.first.starts_with("TORCHELASTIC_"); });
+  for (const auto& [name, value] : variables) environment[name] = value;
+  return environment;
+}
+
+std::string make_secret() {
+  std::array<unsigned char, 32> bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    fail<IoError>("cannot read random bytes: {}", std::strerror(errno));
+  }
+  return fmt::format("{:02x}", fmt::join(bytes, ""));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+// Environment variables by name.
+using Environment = std::map<std::string, std::string>;
+
+// This process's, as it was given.
+Environment inherited_environment();
+// The value, also when it is empty.
+std::optional<std::string> find_variable(const Environment& environment, const std::string& name);
+// As execve wants it: "NAME=value".
+std::vector<std::string> environment_block(const Environment& environment);
+
+// What all ranks of a job have in common.
+struct JobSettings {
+  int ranks = 1;
+  std::string master_addr;
+  uint16_t master_port = 0;
+  std::string secret;
+  std::vector<std::string> gpus;  // empty for CPU ranks
+  bool python = false;
+  std::string working_directory;
+};
+
+// The variables that tell a rank its place: the union of what torchrun, DeepSpeed's launcher and
+// zerorun programs read. `threads` becomes OMP_NUM_THREADS unless the user has set it.
+Environment rank_variables(const JobSettings& job, int rank, int threads,
+                           const Environment& inherited);
+// `inherited` with `variables` on top and without what an enclosing torchrun left behind.
+Environment rank_environment(const Environment& inherited, const Environment& variables);
+
+// 32 random bytes in hexadecimal.
+std::string make_secret();
+
+}  // namespace zerorun

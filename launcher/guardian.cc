@@ -1,0 +1,98 @@
+#include "launcher/guardian.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "launcher/report.h"
+#include "launcher/signals.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr std::chrono::seconds kEndTimeout{5};
+// The supervisor ends everything at the second Ctrl-C; at the third one it is stuck.
+constexpr int kInterruptsUntilForce = 3;
+
+int supervise_as_child(const Supervise& supervise, FileDescriptor guardian,
+                       const sigset_t& original_mask) {
+  // Away from the terminal's signals (the guardian passes them on), and under a name of its own so
+  // that `killall zerorun` means the guardian.
+  setsid();
+  prctl(PR_SET_NAME, "zr-supervisor");
+  adopt_orphans();
+  return supervise(std::move(guardian), original_mask);
+}
+
+// The supervisor's wait status if it has ended.
+std::optional<int> reap(pid_t supervisor) {
+  for (;;) {
+    int status = 0;
+    const pid_t pid = waitpid(-1, &status, WNOHANG);
+    if (pid == supervisor) return status;
+    if (pid <= 0) return std::nullopt;
+  }
+}
+
+// Passes signals on until the supervisor has ended.
+int guard(pid_t supervisor, const sigset_t& signals) {
+  int interrupts = 0;
+  for (;;) {
+    const int signal = sigwaitinfo(&signals, nullptr);
+    switch (role_of(signal)) {
+      case SignalRole::child:
+        if (const auto status = reap(supervisor)) return *status;
+        break;
+      case SignalRole::suspend:
+        kill(supervisor, SIGTSTP);
+        raise(SIGSTOP);
+        break;
+      case SignalRole::stop:
+        if (signal == SIGINT) ++interrupts;
+        kill(supervisor, interrupts < kInterruptsUntilForce ? signal : SIGKILL);
+        break;
+      case SignalRole::pass:
+      case SignalRole::resume:
+        kill(supervisor, signal);
+        break;
+      case SignalRole::none:
+        break;  // sigwaitinfo was interrupted
+    }
+  }
+}
+
+}  // namespace
+
+int run_guarded(const Supervise& supervise) {
+  open_standard_streams();
+  adopt_orphans();
+  signal(SIGCHLD, SIG_DFL);  // a parent that ignores it would hide from us how ranks end
+  const sigset_t signals = supervised_signals();
+  sigset_t original_mask;
+  sigprocmask(SIG_BLOCK, &signals, &original_mask);
+  Pipe alive = make_pipe();
+  const pid_t supervisor = fork();
+  if (supervisor < 0) fail<IoError>("cannot start the supervisor: {}", std::strerror(errno));
+  if (supervisor == 0) {
+    alive.write.reset();
+    return supervise_as_child(supervise, std::move(alive.read), original_mask);
+  }
+  alive.read.reset();
+  const int status = guard(supervisor, signals);
+  if (WIFSIGNALED(status)) {
+    end_descendants(kEndTimeout);
+    Logger().log(LogLevel::error, "the launcher's supervisor was killed by {}; all ranks are ended",
+                 signal_name(WTERMSIG(status)));
+  }
+  return exit_code_of(status);
+}
+
+}  // namespace zerorun

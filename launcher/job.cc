@@ -1,0 +1,108 @@
+#include "launcher/job.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <iterator>
+
+#include "launcher/address.h"
+#include "launcher/cgroup.h"
+#include "launcher/cpus.h"
+#include "launcher/resources.h"
+
+namespace zerorun {
+
+namespace {
+
+HostResources probe_host(const std::vector<Core>& cores, const Environment& environment) {
+  HostResources host;
+  host.name = host_name();
+  host.gpus = visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
+  host.cpus = count_cpus(cores);
+  host.numa_nodes = count_nodes(cores);
+  host.cuda_backend = cuda_backend_available();
+  return host;
+}
+
+// A container's share of CPU time bounds the threads even if it may use every CPU.
+int limit_threads(int threads, int ranks, const std::optional<double>& quota) {
+  if (!quota) return threads;
+  return std::clamp(static_cast<int>(std::ceil(*quota / ranks)), 1, threads);
+}
+
+// As a shell would need it.
+std::string quote(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+}  // namespace
+
+Job plan_job(const LaunchOptions& options) {
+  Job job;
+  job.inherited = inherited_environment();
+  const Program program = find_program(options.program, ProgramSearch::here());
+  const std::vector<Core> cores = group_by_core(allowed_cpus());
+  const HostResources host = probe_host(cores, job.inherited);
+  const Selection selection = select_ranks(options.request, host);
+  const std::vector<CpuShare> shares = divide_cpus(cores, selection.ranks);
+  const std::optional<double> quota = ControlGroup().cpu_quota();
+
+  JobSettings settings;
+  settings.ranks = selection.ranks;
+  settings.master_addr = options.master_addr;
+  settings.master_port = choose_port(options.master_addr, options.master_port);
+  settings.secret = make_secret();
+  settings.gpus = selection.gpus;
+  settings.python = program.python;
+  settings.working_directory = std::filesystem::current_path().string();
+
+  for (int rank = 0; rank < selection.ranks; ++rank) {
+    const CpuShare& share = shares[static_cast<size_t>(rank)];
+    const int threads = limit_threads(share.threads, selection.ranks, quota);
+    RankPlan plan;
+    plan.command = rank_command(program, rank);
+    plan.variables = rank_variables(settings, rank, threads, job.inherited);
+    if (!options.no_bind) plan.cpus = share.cpus;
+    job.ranks.push_back(std::move(plan));
+  }
+  job.host = host.name;
+  job.note = selection.note;
+  job.log_dir = options.log_dir;
+  job.grace_period = options.grace_period;
+  return job;
+}
+
+std::string describe_job(const Job& job) {
+  std::string text;
+  const auto out = std::back_inserter(text);
+  for (size_t rank = 0; rank < job.ranks.size(); ++rank) {
+    const RankPlan& plan = job.ranks[rank];
+    fmt::format_to(out, "rank {} on {}\n", rank, job.host);
+    for (const auto& [name, value] : plan.variables) {
+      // Whoever reads the plan shall not be able to join the job.
+      const bool secret = name == "ZERORUN_JOB_SECRET";
+      fmt::format_to(out, "  env      {}={}\n", name, secret ? "<secret>" : quote(value));
+    }
+    fmt::format_to(out, "  cpus     {}\n",
+                   plan.cpus.empty() ? "not bound" : format_cpu_list(plan.cpus));
+    std::vector<std::string> words;
+    std::transform(plan.command.begin(), plan.command.end(), std::back_inserter(words), quote);
+    fmt::format_to(out, "  command  {}\n", fmt::join(words, " "));
+  }
+  return text;
+}
+
+}  // namespace zerorun

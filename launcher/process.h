@@ -1,0 +1,68 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zerorun {
+
+// Processes and file descriptors of the operating system.
+
+// Owns an open file descriptor.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void reset() noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  FileDescriptor read;
+  FileDescriptor write;
+};
+// Both ends are closed on exec.
+Pipe make_pipe();
+
+// Standard input, output and error exist afterwards, so that no pipe takes their numbers.
+void open_standard_streams();
+
+struct SpawnRequest {
+  std::vector<std::string> command;  // command[0] is a path
+  std::vector<std::string> environment;
+  std::vector<int> cpus;  // to run on; empty = all
+  // -1 = the parent's.
+  int standard_input = -1;
+  int standard_output = -1;
+  int standard_error = -1;
+  sigset_t signal_mask{};
+};
+
+// Starts a child in a process group of its own that is killed when this process ends. If it cannot
+// be executed, it writes its errno (an int) to `failure`, which closes on success.
+pid_t spawn(const SpawnRequest& request, const FileDescriptor& failure);
+
+// Orphans among this process's descendants become its children instead of init's.
+void adopt_orphans();
+// All processes below this one.
+std::vector<pid_t> descendants();
+void kill_descendants();
+// Kills and reaps all descendants, new ones included. SIGCHLD must be blocked. False if some are
+// left after `timeout` (a process in an uninterruptible wait).
+bool end_descendants(std::chrono::milliseconds timeout);
+
+}  // namespace zerorun

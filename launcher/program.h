@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+// The program that every rank runs, found on this machine.
+struct Program {
+  std::vector<std::string> command;    // up to the program: {"/usr/bin/python3", "-u", "train.py"}
+  std::vector<std::string> arguments;  // the user's, untouched
+  bool python = false;
+  bool local_rank = false;  // gets --local_rank=N before its arguments, as DeepSpeed does it
+};
+
+struct ProgramRequest {
+  std::string name{};
+  std::vector<std::string> arguments{};
+  bool module = false;         // `name` is a Python module
+  bool no_python = false;      // execute `name` itself, also when it ends in .py
+  bool no_local_rank = false;  // Python programs do not get --local_rank=N
+};
+
+// Where programs are looked for.
+struct ProgramSearch {
+  std::filesystem::path launcher_directory;  // of the running zerorun
+  std::string path;                          // PATH
+  std::string virtual_env;                   // VIRTUAL_ENV
+
+  // This process's.
+  static ProgramSearch here();
+};
+
+// Names of the programs that come with zerorun: in ../libexec/zerorun/ of an installation, in
+// ../examples/NAME/NAME of a build.
+std::vector<std::string> bundled_programs(const std::filesystem::path& launcher_directory);
+
+// A bundled program, a .py file, or an executable by path or in PATH, in this order. Throws
+// ConfigError that says where was looked.
+Program find_program(const ProgramRequest& request, const ProgramSearch& search);
+
+// What rank `local_rank` executes.
+std::vector<std::string> rank_command(const Program& program, int local_rank);
+
+}  // namespace zerorun

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+// How a rank failed, and why it probably did.
+struct Failure {
+  int rank = 0;
+  int ranks = 1;
+  pid_t pid = 0;
+  std::string host;
+  int status = 0;                        // as waitpid gives it
+  std::vector<std::string> last_lines;   // of its output
+  bool oom_kill = false;                 // the kernel ended a process for lack of memory meanwhile
+  std::optional<int64_t> shm_available;  // bytes, in /dev/shm
+};
+
+// 128 + signal for a process that a signal has ended.
+int exit_code_of(int wait_status);
+
+// One line, or empty when there is nothing to add to what the rank said.
+std::string likely_cause(const Failure& failure);
+
+// The lines that end the job's output: the rank's last ones, how it ended, the likely cause. With a
+// single rank its lines stand above already and are not repeated.
+std::string describe_failure(const Failure& failure);
+
+}  // namespace zerorun

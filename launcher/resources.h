@@ -1,0 +1,60 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zerorun {
+
+// Which ranks run on this host, and on which device each: the arithmetic of --num_gpus, --include,
+// --exclude, --accelerator and CUDA_VISIBLE_DEVICES. Pure functions; probing is at the end.
+
+enum class Accelerator { automatic, cpu, cuda };
+
+// What the command line asks for, as text; empty = not given.
+struct RankRequest {
+  std::string count{};    // a number, "auto", "gpu" or "cpu"
+  std::string include{};  // NODE[:SLOT[,SLOT...]][@NODE...]
+  std::string exclude{};
+  Accelerator accelerator = Accelerator::automatic;
+};
+
+// What this host offers.
+struct HostResources {
+  std::string name;
+  std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index
+  int cpus = 1;                   // that this process may use
+  int numa_nodes = 1;
+  bool cuda_backend = false;
+};
+
+struct Selection {
+  int ranks = 1;
+  std::vector<std::string> gpus{};  // one per rank; empty for CPU ranks
+  std::string note{};               // what the user should know in one line, or empty
+
+  bool operator==(const Selection&) const = default;
+};
+
+// More ranks than this on one host is a typing error.
+inline constexpr int kMaxRanksPerHost = 1024;
+
+// The GPUs that CUDA would show a process: `visible` is CUDA_VISIBLE_DEVICES (nothing = unset).
+// Indices, GPU- and MIG- ids stay as they are; as in CUDA, the list ends at the first invalid
+// entry.
+std::vector<std::string> visible_gpus(const std::optional<std::string>& visible,
+                                      int gpus_on_machine);
+
+// --include and --exclude pick slots of the base set; they and a count exclude each other. Without
+// a request: all GPUs, or one CPU rank per NUMA node. Throws ConfigError naming the slot, host or
+// count that cannot be had.
+Selection select_ranks(const RankRequest& request, const HostResources& host);
+
+// GPUs whose device files are visible here, whether or not a driver library is installed.
+int count_gpus();
+// Whether this build can run ranks on CUDA.
+bool cuda_backend_available();
+std::string host_name();
+
+}  // namespace zerorun

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <csignal>
+#include <string>
+
+namespace zerorun {
+
+// What a signal sent to the launcher means for the job.
+enum class SignalRole {
+  child,    // a child ended
+  stop,     // end the job: ranks get the signal and time to save
+  pass,     // the ranks' own business
+  suspend,  // Ctrl-Z
+  resume,
+  none,
+};
+SignalRole role_of(int signal);
+
+// The signals that launcher and supervisor read instead of being interrupted by them. A SIGHUP that
+// was ignored when zerorun started (nohup) is not among them.
+sigset_t supervised_signals();
+
+// "SIGKILL".
+std::string signal_name(int signal);
+
+}  // namespace zerorun

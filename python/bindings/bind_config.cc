@@ -1,0 +1,124 @@
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "config/report.h"
+#include "python/bindings/register.h"
+#include "zerorun/config.h"
+#include "zerorun/dtype.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace zerorun {
+
+namespace {
+
+// "ZeroConfig(stage=2, ...)" from the properties of the object's class, in their order.
+std::string repr(const py::object& self) {
+  const py::object type = py::type::of(self);
+  const py::object property = py::module_::import("builtins").attr("property");
+  std::string fields;
+  for (const auto& [name, member] : py::dict(py::dict(type.attr("__dict__")))) {
+    if (!py::isinstance(member, property)) continue;
+    const std::string text = py::repr(self.attr(name));
+    fields += (fields.empty() ? "" : ", ") + name.cast<std::string>() + "=" + text;
+  }
+  return type.attr("__name__").cast<std::string>() + "(" + fields + ")";
+}
+
+template <typename T>
+py::class_<T> read_only_struct(py::module_& m, const char* name, const char* doc) {
+  return py::class_<T>(m, name, doc).def("__repr__", &repr);
+}
+
+void register_batch(py::module_& m) {
+  read_only_struct<BatchConfig>(m, "BatchConfig", "Batch sizes; 0 means not given.")
+      .def(py::init(
+               [](int64_t train_batch_size, int64_t micro_batch_size, int64_t accumulation_steps) {
+                 return BatchConfig{train_batch_size, micro_batch_size, accumulation_steps};
+               }),
+           py::kw_only(), "train_batch_size"_a = 0, "micro_batch_size"_a = 0,
+           "accumulation_steps"_a = 0)
+      .def_readonly("train_batch_size", &BatchConfig::train_batch_size)
+      .def_readonly("micro_batch_size", &BatchConfig::micro_batch_size)
+      .def_readonly("accumulation_steps", &BatchConfig::accumulation_steps);
+}
+
+void register_precision(py::module_& m) {
+  read_only_struct<PrecisionConfig>(m, "PrecisionConfig", "Types of parameters and gradients.")
+      .def_property_readonly(
+          "param_dtype",
+          [](const PrecisionConfig& self) { return std::string(name_of(self.param_dtype)); })
+      .def_property_readonly("grad_accum_dtype",
+                             [](const PrecisionConfig& self) -> std::optional<std::string> {
+                               if (!self.grad_accum_dtype) return std::nullopt;
+                               return std::string(name_of(*self.grad_accum_dtype));
+                             });
+}
+
+void register_optimizer(py::module_& m) {
+  read_only_struct<OptimizerConfig>(m, "OptimizerConfig", "The optimizer and its parameters.")
+      .def_readonly("type", &OptimizerConfig::type)
+      .def_readonly("lr", &OptimizerConfig::lr)
+      .def_readonly("beta1", &OptimizerConfig::beta1)
+      .def_readonly("beta2", &OptimizerConfig::beta2)
+      .def_readonly("eps", &OptimizerConfig::eps)
+      .def_readonly("weight_decay", &OptimizerConfig::weight_decay)
+      .def_readonly("bias_correction", &OptimizerConfig::bias_correction)
+      .def_readonly("adam_w_mode", &OptimizerConfig::adam_w_mode);
+}
+
+void register_zero(py::module_& m) {
+  read_only_struct<ZeroConfig>(m, "ZeroConfig", "What is sharded, and in which portions.")
+      .def_readonly("stage", &ZeroConfig::stage)
+      .def_readonly("reduce_bucket_size", &ZeroConfig::reduce_bucket_size)
+      .def_readonly("allgather_bucket_size", &ZeroConfig::allgather_bucket_size)
+      .def_readonly("overlap_comm", &ZeroConfig::overlap_comm)
+      .def_readonly("prefetch_bucket_size", &ZeroConfig::prefetch_bucket_size)
+      .def_readonly("param_persistence_threshold", &ZeroConfig::param_persistence_threshold)
+      .def_readonly("model_persistence_threshold", &ZeroConfig::model_persistence_threshold)
+      .def_readonly("max_live_parameters", &ZeroConfig::max_live_parameters)
+      .def_readonly("max_reuse_distance", &ZeroConfig::max_reuse_distance);
+}
+
+void register_whole(py::module_& m) {
+  read_only_struct<Config>(m, "Config", "The typed form of a ds_config.json.")
+      .def_readonly("batch", &Config::batch)
+      .def_readonly("precision", &Config::precision)
+      .def_readonly("optimizer", &Config::optimizer)
+      .def_readonly("zero", &Config::zero)
+      .def_readonly("gradient_clipping", &Config::gradient_clipping)
+      .def_readonly("steps_per_print", &Config::steps_per_print)
+      .def_readonly("wall_clock_breakdown", &Config::wall_clock_breakdown)
+      .def_readonly("comm_timeout_s", &Config::comm_timeout_s)
+      .def_readonly("share_parameters", &Config::share_parameters)
+      .def_readonly("train_options", &Config::train_options)
+      .def_readonly("source", &Config::source);
+  read_only_struct<ConfigValue>(m, "ConfigValue", "One key of a configuration, and its value.")
+      .def_readonly("pointer", &ConfigValue::pointer)
+      .def_readonly("value", &ConfigValue::value)
+      .def_readonly("is_default", &ConfigValue::is_default);
+  read_only_struct<ParsedConfig>(m, "ParsedConfig", "A configuration and where it comes from.")
+      .def_readonly("config", &ParsedConfig::config)
+      .def_readonly("values", &ParsedConfig::values)
+      .def_readonly("warnings", &ParsedConfig::warnings);
+}
+
+}  // namespace
+
+void register_config(py::module_& m) {
+  register_batch(m);
+  register_precision(m);
+  register_optimizer(m);
+  register_zero(m);
+  register_whole(m);
+  m.def("parse_config", &parse_config, "json"_a, "source"_a = "<string>");
+  m.def("load_config", &load_config, "path"_a);
+  m.def("resolve_batch", &resolve_batch, "given"_a, "world_size"_a);
+  m.def("config_schema", &json_schema);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,36 @@
+#include "python/bindings/register.h"
+#include "zerorun/error.h"
+
+namespace py = pybind11;
+
+namespace zerorun {
+
+namespace {
+
+// Makes C++ exceptions of type E arrive as the Python class `name`.
+template <typename E>
+py::object register_error(py::module_& m, const char* name, const py::handle& base,
+                          const char* doc) {
+  auto& error = py::register_exception<E>(m, name, base);
+  error.attr("__module__") = "zerorun";  // where users import it from, and what tracebacks show
+  error.attr("__doc__") = doc;
+  return error;
+}
+
+}  // namespace
+
+void register_errors(py::module_& m) {
+  // The base comes first: of the classes that fit, the one registered last is raised.
+  const py::object error =
+      register_error<Error>(m, "Error", PyExc_RuntimeError, "Every exception raised by zerorun.");
+  register_error<ConfigError>(m, "ConfigError", error, "A configuration that cannot be meant.");
+  register_error<CommError>(m, "CommError", error, "A collective that cannot complete.");
+  register_error<DeviceError>(m, "DeviceError", error, "The accelerator or host memory refused.");
+  register_error<IoError>(m, "IoError", error, "A file or socket that could not be used.");
+  register_error<CheckpointError>(m, "CheckpointError", error,
+                                  "A checkpoint that is damaged, incomplete, or of another model.");
+  register_error<InternalError>(m, "InternalError", error,
+                                "A broken invariant of zerorun, or an API call out of order.");
+}
+
+}  // namespace zerorun

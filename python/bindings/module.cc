@@ -1,0 +1,9 @@
+#include "python/bindings/register.h"
+#include "zerorun/version.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ core of zerorun.";
+  m.attr("__version__") = ZERORUN_VERSION;
+  zerorun::register_errors(m);
+  zerorun::register_config(m);
+}

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Checks the rules that keep the layers apart; see ARCHITECTURE.md, "Layers".
+
+Rules go by folder. There is no list of exceptions: code that needs one is in the wrong folder.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpp_text import cpp_files, without_comments, without_literals
+
+# A directory may include itself and those on lines above its own.
+LAYERS = [
+    ["include/zerorun"],
+    ["core"],
+    ["config"],
+    ["device"],
+    ["comm"],
+    ["offload", "optim", "amp"],
+    ["zero"],
+    ["checkpoint"],
+    ["launcher", "python", "examples"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# No other library has headers without folder and suffix.
+STANDARD_HEADER = re.compile(r"[a-z_]+")
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`pattern` may occur only in files whose path matches `home`."""
+
+    pattern: re.Pattern[str]
+    home: re.Pattern[str]
+    message: str
+
+
+def _rule(pattern: str, home: str, message: str) -> Rule:
+    return Rule(re.compile(pattern), re.compile(home), message)
+
+
+NAMES = [
+    _rule(
+        r"\b(?:cuda|cublas(?:Lt)?|cudnn|nvtx|nccl|cu(?=[A-Z][a-z]))[A-Z]\w*"
+        r"|\bCU(?:device|stream|res)\w+",
+        r"device/cuda/|comm/nccl",
+        "CUDA and NCCL belong in device/cuda and comm/nccl*",
+    ),
+    _rule(
+        r"\b(?:__global__|__device__|__host__|__CUDACC__|__CUDA_ARCH__)\b",
+        r"device/|comm/nccl",
+        "kernel annotations belong in device/",
+    ),
+    _rule(
+        r"\b(?:pybind11|torch|at|c10)::|\bPy(?:Object|Err|Gil|_\w+)\w*",
+        r"python/",
+        "Python and torch belong in python/",
+    ),
+    _rule(
+        r"\b(?:secure_)?getenv\b",
+        r"config/env\.cc$",
+        "read the environment through config/env.h",
+    ),
+    # Communicator::abort(reason) is a method: the C function takes no argument.
+    _rule(
+        r"(?<![\w.>~:])(?:std::|::)?(?:abort\s*\(\s*\)|(?:exit|quick_exit|_Exit)\s*\()"
+        r"|\bstd::terminate\b",
+        r"(?:launcher|examples/\w+)/main\.cc$",
+        "library code throws; it does not end the process",
+    ),
+    _rule(r"\b_exit\s*\(", r"launcher/", "only a forked child of the launcher leaves with _exit"),
+]
+HEADERS = [
+    _rule(
+        r"^(?:cuda|cublas|cudnn|nvtx|nvToolsExt|nccl)",
+        r"device/cuda/|comm/nccl",
+        "CUDA and NCCL belong in device/cuda and comm/nccl*",
+    ),
+    _rule(r"^(?:Python\.h|pybind11/|torch/|ATen/|c10/)", r"python/", "belongs in python/"),
+]
+
+
+def layer_of(path: str) -> str | None:
+    """The layer that holds a file or, for an include, is named by its path."""
+    if path.startswith(("include/zerorun/", "zerorun/")):
+        return "include/zerorun"
+    first = path.split("/", 1)[0]
+    return first if "/" in path and first in LEVEL else None
+
+
+def include_problem(source: str, target: str, quoted: bool) -> str | None:
+    layer = layer_of(source)
+    allowed = target.startswith("zerorun/") if quoted else STANDARD_HEADER.fullmatch(target)
+    if layer == "include/zerorun" and not allowed:
+        return "public headers include only the standard library and each other"
+    if not quoted:
+        for rule in HEADERS:
+            if rule.pattern.search(target) and not rule.home.match(source):
+                return rule.message
+        return None
+    target_layer = layer_of(target)
+    if target_layer is None:
+        return "quoted includes are paths from the repository root into one of its layers"
+    if layer != target_layer and LEVEL[target_layer] >= LEVEL[layer or ""]:
+        return f"{layer} may not include {target_layer}: includes point downwards"
+    return None
+
+
+def check_file(root: Path, path: Path) -> list[str]:
+    source = path.relative_to(root).as_posix()
+    text = path.read_text(encoding="utf-8")
+    problems = []
+
+    def report(position: int, what: str, message: str) -> None:
+        line = text.count("\n", 0, position) + 1
+        problems.append(f"{source}:{line}: {what}: {message}")
+
+    for match in INCLUDE.finditer(without_comments(text)):
+        message = include_problem(source, match[2], quoted=match[1] == '"')
+        if message:
+            report(match.start(1), f"#include {match[2]}", message)
+    code = INCLUDE.sub(lambda m: " " * len(m[0]), without_comments(text))
+    for rule in NAMES:
+        if rule.home.match(source):
+            continue
+        for match in rule.pattern.finditer(without_literals(code)):
+            report(match.start(), match[0].strip(), rule.message)
+    return problems
+
+
+def check(root: Path) -> list[str]:
+    directories = [name for names in LAYERS for name in names]
+    return [p for path in cpp_files(root, directories) for p in check_file(root, path)]
+
+
+def main() -> int:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    problems = check(root)
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Checks the size budgets: 400 lines a file, 60 a function, 15 data members a class.
+
+A comment `size: <reason>` in the first five lines of a file, or on the line that begins a function
+or class or the line above it, lifts that one limit.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lizard
+from cpp_text import without_literals
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_MEMBERS = 15
+CPP_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+SUFFIXES = CPP_SUFFIXES | {".py", ".cmake", ".sh", ""}
+SKIPPED = {"build", "dist", "data", "__pycache__"}
+EXCEPTION = re.compile(r"(?://|#) size: \S+")
+CLASS = re.compile(r"\b(?:class|struct)\s+(?:ZR_API\s+)?(\w+)[^;{}()]*\{")
+# Members end in an underscore (style), so a declaration is a type, such a name, and a terminator.
+MEMBER = re.compile(r"[\w>\])*&]\s+[*&]*\w+_\s*(?:;|=|\{)")
+
+
+def source_files(root: Path) -> Iterator[Path]:
+    for path in sorted(root.iterdir()):
+        if path.name.startswith(".") or path.name in SKIPPED:
+            continue
+        if path.is_dir():
+            yield from source_files(path)
+        elif path.suffix in SUFFIXES and (path.suffix or path.name == "dev"):
+            yield path
+
+
+def excused(lines: list[str], line: int) -> bool:
+    """Whether a size comment stands on the (1-based) line or the one above."""
+    return any(EXCEPTION.search(text) for text in lines[max(0, line - 2) : line])
+
+
+def member_counts(text: str) -> Iterator[tuple[int, str, int]]:
+    """(line, name, data members) of each class; members of nested classes count for those."""
+    code = without_literals(text)
+    for match in CLASS.finditer(code):
+        depth, start, own = 1, match.end(), []
+        for position in range(match.end(), len(code)):
+            if code[position] == "{":
+                depth += 1
+                if depth == 2:
+                    own.append(code[start : position + 1])
+            elif code[position] == "}":
+                depth -= 1
+                if depth == 1:
+                    start = position + 1
+                elif depth == 0:
+                    own.append(code[start:position])
+                    break
+        count = sum(len(MEMBER.findall(part)) for part in own)
+        yield code.count("\n", 0, match.start()) + 1, match[1], count
+
+
+def check_file(path: Path, name: str) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    problems = []
+    if len(lines) > MAX_FILE_LINES and not any(map(EXCEPTION.search, lines[:5])):
+        problems.append(f"{name}:1: {len(lines)} lines; a file has at most {MAX_FILE_LINES}")
+    if path.suffix in CPP_SUFFIXES | {".py"}:
+        for function in lizard.analyze_file(str(path)).function_list:
+            length = function.end_line - function.start_line + 1
+            if length > MAX_FUNCTION_LINES and not excused(lines, function.start_line):
+                problems.append(
+                    f"{name}:{function.start_line}: {function.name} has {length} lines; "
+                    f"a function has at most {MAX_FUNCTION_LINES}"
+                )
+    if path.suffix in CPP_SUFFIXES:
+        for line, class_name, count in member_counts(text):
+            if count > MAX_MEMBERS and not excused(lines, line):
+                problems.append(
+                    f"{name}:{line}: {class_name} has {count} data members; "
+                    f"a class has at most {MAX_MEMBERS}"
+                )
+    return problems
+
+
+def check(root: Path) -> list[str]:
+    return [
+        problem
+        for path in source_files(root)
+        for problem in check_file(path, path.relative_to(root).as_posix())
+    ]
+
+
+def main() -> int:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    problems = check(root)
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

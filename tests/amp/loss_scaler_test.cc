@@ -1,0 +1,109 @@
+#include "zerorun/loss_scaler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+// The update rule as DeepSpeed documents it, line by line.
+struct Reference {
+  double scale;
+  int64_t iteration = 0;
+  int64_t last_bad = -1;
+  int64_t hysteresis;
+  bool exhausted = false;
+
+  void update(bool bad, const LossScalerOptions& options) {
+    if (bad) {
+      if (options.hysteresis == 1 || hysteresis == 1) {
+        if (scale == options.min_scale) {
+          exhausted = true;
+          return;
+        }
+        scale = std::max(scale / 2, options.min_scale);
+      } else {
+        hysteresis -= 1;
+      }
+      last_bad = iteration;
+    } else {
+      if (options.consecutive_hysteresis) hysteresis = options.hysteresis;
+      const int64_t n = (iteration - last_bad) - 1;
+      if (n > 0 && n % options.window == 0) {
+        if (!options.consecutive_hysteresis) hysteresis = options.hysteresis;
+        scale *= 2;
+      }
+    }
+    iteration += 1;
+  }
+};
+
+TEST(LossScaler, FollowsTheReferenceOverRandomSequencesAndSettings) {
+  std::mt19937 random(21);
+  for (int round = 0; round < 3000; ++round) {
+    LossScalerOptions options;
+    options.initial_scale_power = static_cast<int>(random() % 20);
+    options.window = 1 + static_cast<int64_t>(random() % 20);
+    options.hysteresis = 1 + static_cast<int64_t>(random() % 4);
+    options.consecutive_hysteresis = random() % 2 == 0;
+    options.min_scale = std::ldexp(1.0, static_cast<int>(random() % 3));
+    if (options.initial_scale_power < 3) options.min_scale = 1.0;
+    LossScaler scaler(options);
+    Reference reference{std::ldexp(1.0, options.initial_scale_power), 0, -1, options.hysteresis};
+    const unsigned bad_in = 2 + random() % 30;
+    for (int step = 0; step < 200 && !reference.exhausted; ++step) {
+      const bool bad = random() % bad_in == 0;
+      const double before = scaler.scale();
+      const LossScaler::Outcome outcome = scaler.update(bad);
+      reference.update(bad, options);
+      ASSERT_EQ(outcome == LossScaler::Outcome::exhausted, reference.exhausted);
+      ASSERT_EQ(scaler.scale(), reference.scale);
+      ASSERT_EQ(outcome == LossScaler::Outcome::grown, scaler.scale() > before);
+      ASSERT_EQ(outcome == LossScaler::Outcome::reduced, scaler.scale() < before);
+      if (!reference.exhausted) {
+        ASSERT_EQ(scaler.state().cur_iter, reference.iteration);
+        ASSERT_EQ(scaler.state().last_overflow_iter, reference.last_bad);
+        ASSERT_EQ(scaler.state().cur_hysteresis, reference.hysteresis);
+      }
+    }
+  }
+}
+
+TEST(LossScaler, StateContinuesWhereItStopped) {
+  LossScalerOptions options;
+  options.window = 3;
+  LossScaler first(options);
+  for (bool bad : {false, true, false, false}) first.update(bad);
+  LossScaler second(options);
+  second.load_state(first.state());
+  for (bool bad : {true, false, false, false, false, true, true}) {
+    EXPECT_EQ(first.update(bad), second.update(bad));
+    EXPECT_EQ(first.scale(), second.scale());
+  }
+}
+
+TEST(LossScaler, StaticScaleNeverMoves) {
+  LossScalerOptions options;
+  options.static_scale = 128;
+  LossScaler scaler(options);
+  EXPECT_EQ(scaler.update(true), LossScaler::Outcome::skipped);
+  for (int i = 0; i < 5000; ++i) EXPECT_EQ(scaler.update(false), LossScaler::Outcome::kept);
+  EXPECT_EQ(scaler.scale(), 128);
+}
+
+TEST(LossScaler, RefusesOptionsOutOfRange) {
+  EXPECT_THROW(LossScaler({.static_scale = -1}), ConfigError);
+  EXPECT_THROW(LossScaler({.static_scale = INFINITY}), ConfigError);
+  EXPECT_THROW(LossScaler({.window = 0}), ConfigError);
+  EXPECT_THROW(LossScaler({.hysteresis = 0}), ConfigError);
+  EXPECT_THROW(LossScaler({.min_scale = 0}), ConfigError);
+  LossScaler scaler(LossScalerOptions{});
+  EXPECT_THROW(scaler.load_state({.cur_scale = NAN}), ConfigError);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,181 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "tests/checkpoint/fake_engine.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using testing::FakeEngine;
+using testing::names_in;
+using testing::TemporaryDirectory;
+
+constexpr int kCannotTrace = 77;
+
+// A system call that has returned.
+struct Call {
+  uint64_t number = 0;
+  int64_t first_argument = 0;
+  int64_t result = 0;
+};
+
+// Runs `body` in another process and calls `keep_going` after each of its system calls, while it
+// stands still. Kills it (as kill -9 does) when that returns false. Returns how it ended, as
+// waitpid() says, or nothing when this system does not allow tracing.
+std::optional<int> run_traced(const std::function<void()>& body,
+                              const std::function<bool(const Call&)>& keep_going) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(kCannotTrace);
+    ::raise(SIGSTOP);
+    body();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (!WIFSTOPPED(status)) return std::nullopt;
+  ::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
+  Call call;
+  while (true) {
+    ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
+    ::waitpid(child, &status, 0);
+    if (!WIFSTOPPED(status)) return status;
+    __ptrace_syscall_info info = {};
+    ::ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof info, &info);
+    if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
+      call.number = info.entry.nr;
+      call.first_argument = static_cast<int64_t>(info.entry.args[0]);
+    } else if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
+      call.result = info.exit.rval;
+      if (!keep_going(call)) ::kill(child, SIGKILL);
+    }
+  }
+}
+
+// A directory that holds one good checkpoint, and a save that is about to add another.
+class Crash : public ::testing::TestWithParam<const char*> {
+ protected:
+  Crash() {
+    fs::create_directory(before_);
+    FakeEngine engine = make_engine(kOld);
+    save_checkpoint(engine, *comm_, {before_.string(), "old", ""});
+  }
+
+  FakeEngine make_engine(uint64_t seed) const {
+    const testing::FakeModel model = testing::small_model();
+    return {model, testing::random_cuts(model, 1, 1)[0], seed};
+  }
+  // The seed of the state that loading gives; 0 when it is none of those that were saved.
+  uint64_t load() {
+    FakeEngine engine = make_engine(3);
+    load_checkpoint(engine, *comm_, directory_.string());
+    for (const uint64_t seed : {kOld, kNew}) {
+      if (engine.bytes() == make_engine(seed).bytes()) return seed;
+    }
+    return 0;
+  }
+  std::optional<int> save_traced(const std::function<bool(const Call&)>& keep_going) {
+    FakeEngine engine = make_engine(kNew);
+    const SaveOptions options = {directory_.string(), GetParam(), ""};
+    return run_traced([&] { save_checkpoint(engine, *comm_, options); }, keep_going);
+  }
+  void reset_directory() {
+    fs::remove_all(directory_);
+    fs::copy(before_, directory_, fs::copy_options::recursive);
+  }
+
+  static constexpr uint64_t kOld = 1;
+  static constexpr uint64_t kNew = 2;
+  const TemporaryDirectory root_;
+  const fs::path before_ = root_.path() / "before";
+  const fs::path directory_ = root_.path() / "out";
+  const std::shared_ptr<Communicator> comm_ = make_communicator({});
+};
+
+TEST_P(Crash, AfterAnySystemCallLeavesTheOldOrTheNewCheckpoint) {
+  uint64_t last = kOld;
+  int killed = 0;
+  while (true) {
+    reset_directory();
+    int calls = 0;
+    const auto status = save_traced([&](const Call&) { return ++calls <= killed; });
+    if (!status) GTEST_SKIP() << "this system does not allow ptrace";
+    const uint64_t loaded = load();
+    // Not monotonic in `killed`: sanitizers make calls of their own, more of them in some runs.
+    ASSERT_THAT(loaded, ::testing::AnyOf(kOld, kNew)) << "after system call " << calls;
+    last = loaded;
+
+    FakeEngine engine = make_engine(kNew);
+    save_checkpoint(engine, *comm_, {directory_.string(), "next", ""});
+    const std::set<std::string> expected = {"latest", "next", "old"};
+    for (const std::string& name : names_in(directory_)) {
+      EXPECT_TRUE(expected.contains(name) || name == GetParam()) << name;
+    }
+    save_checkpoint(engine, *comm_, {directory_.string(), GetParam(), ""});
+    EXPECT_EQ(names_in(directory_ / GetParam()).size(), 2U) << "files of the crashed save stay";
+    if (WIFEXITED(*status)) break;
+    ASSERT_EQ(WTERMSIG(*status), SIGKILL);
+    ++killed;
+  }
+  EXPECT_EQ(last, kNew);
+  EXPECT_GT(killed, 50);
+}
+
+TEST_P(Crash, NothingIsRenamedBeforeItIsOnTheDisk) {
+  reset_directory();
+  std::set<int64_t> unsynced;  // descriptors that were written to
+  int renames = 0;
+  int syncs_since_rename = 0;
+  const auto status = save_traced([&](const Call& call) {
+    switch (call.number) {
+      case SYS_pwrite64:
+        unsynced.insert(call.first_argument);
+        break;
+      case SYS_fsync:
+        unsynced.erase(call.first_argument);
+        ++syncs_since_rename;
+        break;
+      case SYS_close:
+        EXPECT_FALSE(unsynced.contains(call.first_argument));
+        break;
+#ifdef SYS_rename
+      case SYS_rename:
+#endif
+      case SYS_renameat:
+      case SYS_renameat2:
+        EXPECT_TRUE(unsynced.empty());
+        ++renames;
+        syncs_since_rename = 0;
+        break;
+      default:
+        break;
+    }
+    return true;
+  });
+  if (!status) GTEST_SKIP() << "this system does not allow ptrace";
+  EXPECT_GE(renames, 2);
+  EXPECT_GE(syncs_since_rename, 1);
+  EXPECT_EQ(load(), kNew);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tags, Crash, ::testing::Values("new", "old"),
+                         [](const auto& tag) { return std::string(tag.param) + "_tag"; });
+
+}  // namespace
+}  // namespace zerorun

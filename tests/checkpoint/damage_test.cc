@@ -1,0 +1,223 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hash.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_file.h"
+#include "checkpoint/verify.h"
+#include "tests/checkpoint/fake_engine.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/harness.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using testing::FakeEngine;
+using testing::FakeModel;
+using ::testing::HasSubstr;
+using testing::read_file;
+using testing::TemporaryDirectory;
+using testing::write_file;
+
+// A checkpoint of two ranks, small enough to damage every byte of it.
+class Damage : public ::testing::Test {
+ protected:
+  Damage() {
+    model_.specs = {{"weight", {3, 5}, "m", 0, true, ""},
+                    {"frozen", {3}, "m", 0, false, ""},
+                    {"tied", {3, 5}, "m", 0, true, "weight"}};
+    model_.state_names = {"exp_avg"};
+    model_.groups.resize(1);
+    const testing::Cuts cuts = {{{0, 0, 6}, {1, 0, 3}}, {{0, 6, 9}}};
+    testing::run_ranks(2, [&](Communicator& comm) {
+      FakeEngine engine(model_, cuts, comm, 1);
+      save_checkpoint(engine, comm, {directory_.string(), "t", ""});
+    });
+    for (const std::string& name : testing::names_in(folder())) {
+      (name == "checkpoint.json" ? manifest_ : shards_.emplace_back()) = folder() / name;
+    }
+  }
+
+  fs::path folder() const { return directory_.path() / "t"; }
+
+  FakeEngine make_engine(uint64_t seed) const {
+    return {model_, std::vector<testing::Cut>{{0, 0, 15}, {1, 0, 3}}, seed};
+  }
+
+  // The error of loading, if any. Fails the test when the engine has neither the state that was
+  // saved nor, after an error, the one it had.
+  std::optional<std::string> load() {
+    FakeEngine engine = make_engine(2);
+    const std::string before = engine.bytes();
+    try {
+      load_checkpoint(engine, *comm_, directory_.string());
+    } catch (const CheckpointError& error) {
+      EXPECT_EQ(engine.bytes(), before) << error.what();
+      EXPECT_EQ(engine.published(), 0);
+      return error.what();
+    }
+    EXPECT_EQ(engine.bytes(), make_engine(1).bytes());
+    return std::nullopt;
+  }
+
+  void edit_manifest(const std::function<void(Manifest&)>& edit) {
+    Manifest manifest = decode_manifest(read_file(manifest_), "manifest");
+    edit(manifest);
+    write_file(manifest_, encode_manifest(manifest));
+  }
+  // Rewrites the table of a file and makes the manifest agree with it.
+  void edit_records(size_t shard, const std::function<void(std::vector<ShardRecord>&)>& edit) {
+    const std::string bytes = read_file(shards_[shard]);
+    edit_manifest([&](Manifest& manifest) {
+      Manifest::ShardFile& entry = manifest.shards[shard];
+      std::vector<ShardRecord> records =
+          decode_shard_header(bytes.substr(0, entry.header_nbytes), bytes.size(), "shard");
+      edit(records);
+      const std::string header = encode_shard_header(records);
+      write_file(shards_[shard], header + bytes.substr(entry.header_nbytes));
+      entry.nbytes += header.size() - entry.header_nbytes;
+      entry.header_nbytes = header.size();
+      entry.header_hash = hash_of(header);
+    });
+  }
+
+  FakeModel model_;
+  TemporaryDirectory directory_;
+  fs::path manifest_;
+  std::vector<fs::path> shards_;
+  std::shared_ptr<Communicator> comm_ = make_communicator({});
+};
+
+TEST_F(Damage, NoChangedByteGoesUnnoticed) {
+  for (const fs::path& path : {manifest_, shards_[0], shards_[1]}) {
+    const std::string good = read_file(path);
+    size_t unnoticed = 0;
+    for (size_t i = 0; i < good.size(); ++i) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ (1 << i % 8));
+      write_file(path, bad);
+      const std::optional<std::string> error = load();
+      if (error) {
+        EXPECT_THAT(*error, HasSubstr(path.filename().string())) << i;
+      } else {
+        ++unnoticed;
+        EXPECT_EQ(good[i], '\0') << "byte " << i << " of " << path;
+      }
+    }
+    // Only the padding between records, which holds nothing.
+    EXPECT_LT(unnoticed, path == manifest_ ? 1 : 200);
+    write_file(path, good);
+  }
+  EXPECT_EQ(load(), std::nullopt);
+}
+
+TEST_F(Damage, NoMissingEndGoesUnnoticed) {
+  for (const fs::path& path : {manifest_, shards_[0], shards_[1]}) {
+    const std::string good = read_file(path);
+    for (size_t length = 0; length < good.size(); ++length) {
+      write_file(path, good.substr(0, length));
+      EXPECT_THAT(load().value_or("loaded"), HasSubstr(path.filename().string())) << length;
+    }
+    write_file(path, good + '\0');
+    EXPECT_THAT(load().value_or("loaded"), HasSubstr(path.filename().string()));
+    write_file(path, good);
+  }
+}
+
+TEST_F(Damage, NamesFileOffsetAndParameter) {
+  std::string bytes = read_file(shards_[1]);
+  const size_t header = decode_manifest(read_file(manifest_), "").shards[1].header_nbytes;
+  bytes[header] ^= 1;
+  write_file(shards_[1], bytes);
+  EXPECT_THAT(load().value_or("loaded"),
+              AllOf(HasSubstr(shards_[1].string()), HasSubstr("offset " + std::to_string(header)),
+                    HasSubstr("elements [6, 15) of weight (master)")));
+}
+
+TEST_F(Damage, MissingFileIsNamed) {
+  fs::remove(shards_[1]);
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr(shards_[1].string() + " is missing"));
+}
+
+TEST_F(Damage, GapIsNamed) {
+  edit_records(1, [](auto& records) { records[0].begin = 7; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("elements [7, 16) of weight (master)"));
+}
+
+TEST_F(Damage, OverlapIsNamed) {
+  edit_records(1, [](auto& records) { records[1].begin = 5; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("elements [5, 14) of weight (exp_avg)"));
+}
+
+TEST_F(Damage, MissingElementsAreCounted) {
+  edit_manifest([](Manifest& manifest) { manifest.parameters[1].shape = {4}; });
+  EXPECT_THAT(load().value_or("loaded"),
+              HasSubstr("hold 3 elements of frozen (param); expected 4"));
+}
+
+TEST_F(Damage, WrongDTypeIsNamed) {
+  edit_manifest([](Manifest& manifest) { manifest.parameters[1].dtype = DType::fp16; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("frozen (param) in bf16: expected fp16"));
+}
+
+TEST_F(Damage, UnknownParameterIsNamed) {
+  edit_records(0, [](auto& records) { records[0].parameter = "other"; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("record of 'other' (master)"));
+}
+
+TEST_F(Damage, HugeRecordIsNoReasonToAllocate) {
+  edit_records(0, [](auto& records) { records.back().numel = int64_t{1} << 58; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr(shards_[0].string()));
+}
+
+TEST_F(Damage, FileNamesThatLeaveTheFolderAreRefused) {
+  edit_manifest([](Manifest& manifest) { manifest.shards[0].name = "../rank00000.zrc"; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("'../rank00000.zrc' is not a file name"));
+}
+
+TEST_F(Damage, NewerFormatIsNamed) {
+  std::string text = read_file(manifest_);
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 7");
+  const size_t end = text.find(",\n  \"xxh3\"");
+  text.replace(end + 12, 16, "");  // any hash: replaced below
+  const std::string body = text.substr(0, end);
+  write_file(manifest_, body + ",\n  \"xxh3\": \"" + to_hex(hash_of(body)) + "\"\n}\n");
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("format version 7"));
+}
+
+TEST_F(Damage, VerifyReportsEveryCheckpoint) {
+  testing::run_ranks(1, [&](Communicator& comm) {
+    FakeEngine engine = make_engine(1);
+    engine.set_step_count(9);
+    save_checkpoint(engine, comm, {directory_.string(), "good", ""});
+  });
+  EXPECT_THAT(verify_checkpoint(directory_.string()),
+              AllOf(HasSubstr("/good: ok: step 9, 3 parameters of 18 elements"),
+                    HasSubstr("/t: ok: step 0"), HasSubstr("latest: good")));
+  EXPECT_THAT(verify_checkpoint(folder().string()), HasSubstr("/t: ok"));
+
+  std::string bytes = read_file(shards_[0]);
+  bytes.back() ^= 1;
+  write_file(shards_[0], bytes);
+  write_file(directory_.path() / "latest", "gone\n");
+  try {
+    verify_checkpoint(directory_.string());
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("/good: ok"), HasSubstr(shards_[0].string()),
+                                    HasSubstr("gone holds no checkpoint")));
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

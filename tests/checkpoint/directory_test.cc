@@ -1,0 +1,145 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/layout.h"
+#include "checkpoint/verify.h"
+#include "tests/checkpoint/fake_engine.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using testing::FakeEngine;
+using ::testing::HasSubstr;
+using testing::names_in;
+
+class Directory : public ::testing::Test {
+ protected:
+  void save(const std::string& tag, uint64_t seed = 1) {
+    FakeEngine engine = make_engine(seed);
+    save_checkpoint(engine, *comm_, {directory_.string(), tag, ""});
+  }
+  std::string load(const std::string& tag, uint64_t seed = 1) {
+    FakeEngine engine = make_engine(99);
+    const LoadedCheckpoint loaded = load_checkpoint(engine, *comm_, directory_.string(), tag);
+    EXPECT_EQ(engine.bytes(), make_engine(seed).bytes());
+    return loaded.tag;
+  }
+  std::string load_error(const std::string& tag = "") {
+    try {
+      return "loaded " + load(tag);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+  }
+  FakeEngine make_engine(uint64_t seed) {
+    const testing::FakeModel model = testing::small_model();
+    return {model, testing::random_cuts(model, 1, 1)[0], seed};
+  }
+
+  testing::TemporaryDirectory directory_;
+  const fs::path path_ = directory_.path();
+  std::shared_ptr<Communicator> comm_ = make_communicator({});
+};
+
+TEST_F(Directory, LatestNamesTheLastSaveAndTagsStay) {
+  save("a", 1);
+  save("b", 2);
+  EXPECT_EQ(load("", 2), "b");
+  EXPECT_EQ(load("a", 1), "a");
+}
+
+TEST_F(Directory, SavingATagAgainReplacesItAndKeepsOtherFiles) {
+  save("a", 1);
+  testing::write_file(path_ / "a" / "tokenizer.json", "{}");
+  save("a", 2);
+  EXPECT_EQ(load("", 2), "a");
+  EXPECT_THAT(names_in(path_), ElementsAre("a", "latest"));
+  EXPECT_THAT(names_in(path_ / "a"),
+              ElementsAre("checkpoint.json", HasSubstr("rank00000-"), "tokenizer.json"));
+}
+
+TEST_F(Directory, LeftoversOfCrashesGoWithTheNextSaveAndNothingElse) {
+  const std::string id = "0123456789abcdef";
+  fs::create_directories(path_ / (".step1.tmp-" + id) / "deep");
+  testing::write_file(path_ / (".latest.tmp-" + id), "step1");
+  for (const char* name : {".step1.tmp-0123", ".tmp-0123456789abcdef", "x.tmp-0123456789abcdef",
+                           ".gitignore", "notes.txt"}) {
+    testing::write_file(path_ / name, "mine");
+  }
+  save("a");
+  EXPECT_THAT(names_in(path_), ElementsAre(".gitignore", ".step1.tmp-0123", ".tmp-0123456789abcdef",
+                                           "a", "latest", "notes.txt", "x.tmp-0123456789abcdef"));
+}
+
+TEST_F(Directory, MissingLatestListsTheTagsInOrder) {
+  for (const char* tag : {"step10", "step9", "best"}) save(tag);
+  fs::create_directory(path_ / "no_checkpoint");
+  fs::remove(path_ / "latest");
+  EXPECT_THAT(load_error(), HasSubstr("latest does not exist; checkpoints in " + path_.string() +
+                                      ": best, step9, step10"));
+}
+
+TEST_F(Directory, ManyTagsAreCut) {
+  save("step1");
+  for (int i = 2; i <= 25; ++i) {
+    fs::copy(path_ / "step1", path_ / ("step" + std::to_string(i)), fs::copy_options::recursive);
+  }
+  EXPECT_THAT(load_error("none"), HasSubstr("step6, step7"));
+  EXPECT_THAT(load_error("none"), HasSubstr("step25 and 5 older"));
+}
+
+TEST_F(Directory, WrongTagListsTheTags) {
+  save("a");
+  EXPECT_THAT(load_error("b"), HasSubstr("/b holds no checkpoint; checkpoints in "));
+}
+
+TEST_F(Directory, LatestThatNamesNothingListsTheTags) {
+  save("a");
+  testing::write_file(path_ / "latest", "gone");
+  EXPECT_THAT(load_error(), HasSubstr("gone holds no checkpoint, although latest names it; "));
+  testing::write_file(path_ / "latest", "../../etc");
+  EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
+  testing::write_file(path_ / "latest", "");
+  EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
+}
+
+TEST_F(Directory, EmptyOrMissingDirectoryIsSaid) {
+  EXPECT_THAT(load_error(), HasSubstr(path_.string() + " holds no checkpoints"));
+  FakeEngine engine = make_engine(1);
+  EXPECT_THAT([&] { load_checkpoint(engine, *comm_, (path_ / "nowhere").string()); },
+              ::testing::ThrowsMessage<CheckpointError>(HasSubstr("there is no ")));
+  EXPECT_THROW(verify_checkpoint(directory_.string()), CheckpointError);
+}
+
+TEST_F(Directory, NamesThatAreNotRegularFilesAreErrors) {
+  save("a");
+  fs::remove(path_ / "latest");
+  fs::create_directory(path_ / "latest");
+  EXPECT_THROW(load(""), IoError);
+  fs::remove(path_ / "a" / "checkpoint.json");
+  ASSERT_EQ(mkfifo((path_ / "a" / "checkpoint.json").c_str(), 0600), 0);
+  EXPECT_THROW(load("a"), IoError);
+}
+
+TEST(ShardNames, OnlyOursCount) {
+  EXPECT_EQ(shard_name(7, 0xabc), "rank00007-0000000000000abc.zrc");
+  EXPECT_TRUE(is_shard_name("rank123456-0000000000000abc.zrc"));
+  for (const char* name :
+       {"", "rank", "rank.zrc", "rank-0000000000000abc.zrc", "rank00000.zrc",
+        "rank0000x-0000000000000abc.zrc", "rank00000-0000000000000ABC.zrc",
+        "../rank00000-0000000000000abc.zrc", "rank00000-0000000000000abc.zrc2"}) {
+    EXPECT_FALSE(is_shard_name(name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,120 @@
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+namespace {
+
+using testing::run_ranks;
+using testing::TemporaryDirectory;
+using testing::ToyModel;
+
+constexpr int kStepsBefore = 3;
+constexpr int kStepsAfter = 2;
+
+struct Job {
+  int world_size = 1;
+  int stage = 0;
+  DType dtype = DType::bf16;
+};
+
+std::unique_ptr<Engine> make_engine(const Job& job, Device& device, Communicator& comm) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = job.dtype;
+  config.zero.stage = job.stage;
+  config.zero.reduce_bucket_size = 900;
+  config.zero.param_persistence_threshold = 0;
+  auto engine = Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
+  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
+    }
+  });
+  return engine;
+}
+
+void train(Engine& engine, Communicator& comm, int steps) {
+  for (int i = 0; i < steps; ++i) {
+    ToyModel::micro_step(engine, comm.rank(), 0, engine.step_count());
+    engine.step();
+  }
+}
+
+// Trains, saves to the directory, and trains on. The hashes of the parameters at both points.
+std::pair<uint64_t, uint64_t> train_and_save(const Job& job, const std::string& directory) {
+  std::pair<uint64_t, uint64_t> hashes;
+  run_ranks(job.world_size, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = make_engine(job, *device, comm);
+    train(*engine, comm, kStepsBefore);
+    save_checkpoint(*engine, comm, {.directory = directory});
+    const uint64_t saved = engine->parameter_hash();
+    train(*engine, comm, kStepsAfter);
+    const uint64_t later = engine->parameter_hash();
+    if (comm.rank() == 0) hashes = {saved, later};
+  });
+  return hashes;
+}
+
+class EngineResume : public ::testing::TestWithParam<std::tuple<int, int, DType>> {};
+
+TEST_P(EngineResume, AnyStageContinuesWithTheSameBits) {
+  const auto [saving_stage, loading_stage, dtype] = GetParam();
+  const TemporaryDirectory directory;
+  const auto expected = train_and_save({2, saving_stage, dtype}, directory.string());
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = make_engine({2, loading_stage, dtype}, *device, comm);
+    EXPECT_NE(engine->parameter_hash(), expected.first);
+    EXPECT_EQ(load_checkpoint(*engine, comm, directory.string()).step, kStepsBefore);
+    EXPECT_EQ(engine->parameter_hash(), expected.first);
+    train(*engine, comm, kStepsAfter);
+    EXPECT_EQ(engine->parameter_hash(), expected.second);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, EngineResume,
+                         ::testing::Combine(::testing::Range(0, 4), ::testing::Range(0, 4),
+                                            ::testing::Values(DType::bf16, DType::fp32)));
+
+TEST(EngineReshard, AnyWorldSizeLoadsWhatAnyOtherSaved) {
+  for (int saving = 1; saving <= 4; ++saving) {
+    const TemporaryDirectory directory;
+    const uint64_t saved = train_and_save({saving, saving % 4}, directory.string()).first;
+    for (int loading = 1; loading <= 4; ++loading) {
+      const TemporaryDirectory again;
+      run_ranks(loading, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto engine = make_engine({loading, (loading + 1) % 4}, *device, comm);
+        load_checkpoint(*engine, comm, directory.string());
+        EXPECT_EQ(engine->parameter_hash(), saved) << saving << " to " << loading;
+        save_checkpoint(*engine, comm, {.directory = again.string()});
+      });
+      // Back at the first world size, the run continues as if it had never been away.
+      run_ranks(saving, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto moved = make_engine({saving, 2}, *device, comm);
+        const auto stayed = make_engine({saving, 1}, *device, comm);
+        load_checkpoint(*moved, comm, again.string());
+        load_checkpoint(*stayed, comm, directory.string());
+        train(*moved, comm, kStepsAfter);
+        train(*stayed, comm, kStepsAfter);
+        EXPECT_EQ(moved->parameter_hash(), stayed->parameter_hash());
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

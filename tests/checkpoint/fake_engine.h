@@ -1,0 +1,200 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/check.h"
+#include "zerorun/device.h"
+#include "zerorun/engine.h"
+
+namespace zerorun::testing {
+
+// A model without arithmetic, and which rank holds which elements of it.
+struct FakeModel {
+  std::vector<ParameterSpec> specs;
+  DType dtype = DType::bf16;
+  std::vector<std::string> state_names = {"exp_avg", "exp_avg_sq"};
+  std::vector<ParameterGroup> groups = {{"decay", 1e-3F, 0.1F}, {"no_decay", 2e-3F, 0.0F}};
+
+  int64_t numel(size_t parameter) const {
+    int64_t product = 1;
+    for (const int64_t size : specs[parameter].shape) product *= size;
+    return product;
+  }
+};
+
+struct Cut {
+  ParameterId parameter = 0;
+  int64_t begin = 0;
+  int64_t numel = 0;
+};
+using Cuts = std::vector<std::vector<Cut>>;  // per rank
+
+// splitmix64
+inline uint64_t scramble(uint64_t x) {
+  x += 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+// Trainable, frozen, tied, empty and scalar parameters, of sizes that nothing divides.
+inline FakeModel small_model() {
+  FakeModel model;
+  model.specs = {{"wte.weight", {13, 7}, "embed", 0, true, ""},
+                 {"h.0.ln.weight", {7}, "h.0", 1, true, ""},
+                 {"h.0.mlp.weight", {7, 3, 5}, "h.0", 0, true, ""},
+                 {"h.0.frozen", {11}, "h.0", 0, false, ""},
+                 {"h.0.empty", {0, 4}, "h.0", 0, true, ""},
+                 {"scale", {}, "head", 1, true, ""},
+                 {"lm_head.weight", {13, 7}, "head", 0, true, "wte.weight"}};
+  return model;
+}
+
+// Cuts every parameter at random places and deals the pieces to random ranks.
+inline Cuts random_cuts(const FakeModel& model, int world_size, uint32_t seed) {
+  std::mt19937 random(seed);
+  Cuts cuts(static_cast<size_t>(world_size));
+  for (size_t i = 0; i < model.specs.size(); ++i) {
+    if (!model.specs[i].alias_of.empty()) continue;
+    for (int64_t begin = 0; begin < model.numel(i);) {
+      const int64_t numel =
+          1 + static_cast<int64_t>(random() % static_cast<uint64_t>(model.numel(i) - begin));
+      cuts[random() % cuts.size()].push_back({static_cast<ParameterId>(i), begin, numel});
+      begin += numel;
+    }
+  }
+  return cuts;
+}
+
+// Holds the given parts of a model, filled with bits that depend on nothing but parameter, kind,
+// element and seed.
+class FakeEngine : public Engine {
+ public:
+  FakeEngine(FakeModel model, const std::vector<Cut>& cuts, uint64_t seed)
+      : model_(std::move(model)), device_(make_cpu_device()) {
+    for (const Cut& cut : cuts) hold(cut);
+    fill(seed);
+  }
+  // Rank `comm.rank()` of as many as there are lists in `cuts`.
+  FakeEngine(const FakeModel& model, const Cuts& cuts, const Communicator& comm, uint64_t seed)
+      : FakeEngine(model, cuts.at(static_cast<size_t>(comm.rank())), seed) {}
+
+  void fill(uint64_t seed) {
+    for (const Held& held : held_) fill(held.interval, seed);
+  }
+  // All bytes that a checkpoint should bring back, and the step.
+  std::string bytes() const {
+    std::string all = std::to_string(step_);
+    for (const ParameterGroup& group : model_.groups) {
+      all += fmt::format(" {} {}", group.lr, group.weight_decay);
+    }
+    const auto add = [&all](const TensorView& view) {
+      all.append(reinterpret_cast<const char*>(view.data), view.nbytes());
+    };
+    for (const Held& held : held_) {
+      add(held.interval.param);
+      add(held.interval.master);
+      for (const TensorView& state : held.interval.states) add(state);
+    }
+    return all;
+  }
+  int published() const { return published_; }
+
+  std::span<const ParameterSpec> parameters() const override { return model_.specs; }
+  ParameterId parameter_id(std::string_view name) const override {
+    for (size_t i = 0; i < model_.specs.size(); ++i) {
+      if (model_.specs[i].name == name) return static_cast<ParameterId>(i);
+    }
+    fail<ConfigError>("no parameter '{}'", name);
+  }
+  int64_t numel(ParameterId id) const override { return model_.numel(static_cast<size_t>(id)); }
+  DType param_dtype() const override { return model_.dtype; }
+  Device& device() override { return *device_; }
+  int64_t step_count() const override { return step_; }
+  void set_step_count(int64_t count) override { step_ = count; }
+  std::span<ParameterGroup> groups() override { return model_.groups; }
+  std::span<const std::string> state_names() const override { return model_.state_names; }
+  std::vector<StateInterval> state_intervals() override {
+    std::vector<StateInterval> intervals;
+    for (const Held& held : held_) intervals.push_back(held.interval);
+    return intervals;
+  }
+  void publish_masters() override {
+    ++published_;
+    for (const Held& held : held_) cast_master(held.interval);
+  }
+
+  // What checkpoints do not use.
+  ModuleId module_id(std::string_view) const override { return 0; }
+  void initialize_parameters(const FillFunction&) override {}
+  void gather(ModuleId) override {}
+  void release(ModuleId) override {}
+  TensorView parameter(ParameterId) const override { return {}; }
+  GradientView gradient(ParameterId) override { return {}; }
+  void grad_ready(ParameterId) override {}
+  bool end_micro_step() override { return false; }
+  StepResult step() override { return {}; }
+  uint64_t parameter_hash() override { return 0; }
+  int64_t model_state_bytes() const override { return 0; }
+  EngineTimings take_timings() override { return {}; }
+
+ private:
+  struct Held {
+    std::vector<Buffer> buffers;
+    StateInterval interval;
+  };
+
+  void hold(const Cut& cut) {
+    Held& held = held_.emplace_back();
+    held.interval = {.parameter = cut.parameter, .begin = cut.begin, .numel = cut.numel};
+    const auto make = [&](DType dtype) {
+      held.buffers.push_back(device_->allocate(static_cast<size_t>(cut.numel) * size_of(dtype),
+                                               MemoryCategory::other));
+      return view_of(held.buffers.back(), dtype, cut.numel);
+    };
+    held.interval.param = make(model_.dtype);
+    if (!model_.specs[static_cast<size_t>(cut.parameter)].trainable) return;
+    held.interval.master = model_.dtype == DType::fp32 ? held.interval.param : make(DType::fp32);
+    for (size_t i = 0; i < model_.state_names.size(); ++i) {
+      held.interval.states.push_back(make(DType::fp32));
+    }
+  }
+
+  void fill(const StateInterval& interval, uint64_t seed) {
+    const auto set = [&](const TensorView& view, uint64_t kind) {
+      for (int64_t i = 0; i < view.numel; ++i) {
+        const auto element = static_cast<uint64_t>(interval.begin + i);
+        const uint64_t bits = scramble(seed ^ (kind << 60) ^
+                                       (static_cast<uint64_t>(interval.parameter) << 40) ^ element);
+        std::memcpy(view.data + static_cast<size_t>(i) * size_of(view.dtype), &bits,
+                    size_of(view.dtype));
+      }
+    };
+    set(interval.param, 1);
+    set(interval.master, 2);
+    for (size_t i = 0; i < interval.states.size(); ++i) set(interval.states[i], 3 + i);
+    cast_master(interval);
+  }
+
+  void cast_master(const StateInterval& interval) {
+    if (interval.master.data == interval.param.data || interval.master.empty()) return;
+    device_->cast(device_->inline_stream(), interval.master, interval.param);
+  }
+
+  FakeModel model_;
+  std::shared_ptr<Device> device_;
+  std::deque<Held> held_;
+  int64_t step_ = 0;
+  int published_ = 0;
+};
+
+}  // namespace zerorun::testing

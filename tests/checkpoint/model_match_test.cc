@@ -1,0 +1,90 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "tests/checkpoint/fake_engine.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using testing::FakeEngine;
+using testing::FakeModel;
+using ::testing::HasSubstr;
+
+// Saves one model, loads into another that `change` made of it, and returns the error.
+std::string error_of(const std::function<void(FakeModel&)>& change) {
+  const auto comm = make_communicator({});
+  const testing::TemporaryDirectory directory;
+  FakeModel model = testing::small_model();
+  FakeEngine saved(model, testing::random_cuts(model, 1, 1), *comm, 1);
+  save_checkpoint(saved, *comm, {.directory = directory.string()});
+  change(model);
+  FakeEngine engine(model, testing::random_cuts(model, 1, 1), *comm, 2);
+  const std::string before = engine.bytes();
+  try {
+    load_checkpoint(engine, *comm, directory.string());
+  } catch (const CheckpointError& error) {
+    EXPECT_EQ(engine.bytes(), before);
+    return error.what();
+  }
+  return "loaded";
+}
+
+TEST(ModelMatch, SameModelInAnotherOrderLoads) {
+  EXPECT_EQ(error_of([](FakeModel& model) { std::swap(model.specs[1], model.specs[3]); }),
+            "loaded");
+}
+
+TEST(ModelMatch, ShapesAreNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) {
+                model.specs[2].shape = {5, 3, 7};
+              }),
+              HasSubstr("step0 has h.0.mlp.weight of shape [7,3,5], this model [5,3,7]"));
+}
+
+TEST(ModelMatch, MissingParameterIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) {
+                model.specs.push_back({"h.1.mlp.weight", {2}, "h.1", 0, true, ""});
+              }),
+              HasSubstr("has no parameter h.1.mlp.weight, which this model has (8 parameters; the "
+                        "checkpoint has 7)"));
+}
+
+TEST(ModelMatch, ExtraParameterIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) { model.specs.erase(model.specs.begin() + 5); }),
+              HasSubstr("has the parameter scale, which this model lacks"));
+}
+
+TEST(ModelMatch, PrecisionIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) { model.dtype = DType::fp32; }),
+              HasSubstr("has wte.weight in bf16, this model in fp32"));
+}
+
+TEST(ModelMatch, FrozenIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) { model.specs[3].trainable = true; }),
+              HasSubstr("has h.0.frozen frozen, this model trainable"));
+}
+
+TEST(ModelMatch, TieIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) { model.specs.back().alias_of.clear(); }),
+              HasSubstr("has lm_head.weight tied to wte.weight, this model untied"));
+}
+
+TEST(ModelMatch, OptimizerIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) { model.state_names = {"momentum_buffer"}; }),
+              HasSubstr("has optimizer states [exp_avg, exp_avg_sq], this optimizer "
+                        "[momentum_buffer]"));
+}
+
+TEST(ModelMatch, GroupCountIsNamed) {
+  EXPECT_THAT(error_of([](FakeModel& model) { model.groups.pop_back(); }),
+              HasSubstr("has 2 parameter groups, this run 1"));
+}
+
+}  // namespace
+}  // namespace zerorun

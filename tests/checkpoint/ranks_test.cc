@@ -1,0 +1,69 @@
+#include "checkpoint/ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "tests/harness.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::run_ranks;
+
+template <typename Raised, typename Received>
+void expect_on_all_ranks(const Raised& raised, const std::string& text) {
+  run_ranks(3, [&](Communicator& comm) {
+    const std::unique_ptr<CpuStream> stream = make_inline_stream();
+    Ranks ranks(comm, *stream);
+    try {
+      ranks.run("step", [&] {
+        if (ranks.rank() > 0) throw raised;
+      });
+      ADD_FAILURE() << "no error on rank " << ranks.rank();
+    } catch (const Received& error) {
+      EXPECT_EQ(error.what(), text);
+    }
+    int calls = 0;
+    ranks.run("next step", [&] { ++calls; });
+    EXPECT_EQ(calls, 1);
+  });
+}
+
+TEST(Ranks, LowestFailingRankIsHeardEverywhereWithItsType) {
+  expect_on_all_ranks<IoError, IoError>(IoError("disk"), "rank 1 of 3: disk");
+  expect_on_all_ranks<ConfigError, ConfigError>(ConfigError("key"), "rank 1 of 3: key");
+  expect_on_all_ranks<CheckpointError, CheckpointError>(CheckpointError(""), "rank 1 of 3: ");
+  expect_on_all_ranks<DeviceError, DeviceError>(DeviceError("gone"), "rank 1 of 3: gone");
+  expect_on_all_ranks<std::bad_alloc, DeviceError>({}, "rank 1 of 3: out of host memory");
+  expect_on_all_ranks<std::runtime_error, InternalError>(std::runtime_error("bug"),
+                                                         "rank 1 of 3: bug");
+}
+
+TEST(Ranks, LongTextsAreCut) {
+  const std::string text(10'000, 'x');
+  expect_on_all_ranks<IoError, IoError>(IoError(text), "rank 1 of 3: " + text.substr(0, 4087));
+}
+
+TEST(Ranks, NumbersReachAllRanks) {
+  run_ranks(3, [](Communicator& comm) {
+    const std::unique_ptr<CpuStream> stream = make_inline_stream();
+    Ranks ranks(comm, *stream);
+    EXPECT_EQ(ranks.reduce(ranks.rank(), ReduceOp::sum), 3);
+    EXPECT_EQ(ranks.reduce(-ranks.rank(), ReduceOp::min), -2);
+    EXPECT_EQ(ranks.broadcast(10 + ranks.rank()), 10);
+    EXPECT_THAT(ranks.gather(std::vector<int64_t>{ranks.rank(), -1}),
+                ElementsAre(0, -1, 1, -1, 2, -1));
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,224 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "tests/checkpoint/temporary_directory.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::read_file;
+using testing::TemporaryDirectory;
+using testing::write_file;
+
+std::string safetensors(const std::string& header, const std::string& data = "") {
+  const uint64_t length = header.size();
+  std::string bytes(sizeof length, '\0');
+  std::memcpy(bytes.data(), &length, sizeof length);
+  return bytes + header + data;
+}
+
+class Reader : public ::testing::Test {
+ protected:
+  SafetensorsReader open(const std::string& bytes) {
+    write_file(path_, bytes);
+    return SafetensorsReader(path_.string());
+  }
+  // The error of reading the bytes; always a CheckpointError that names the file.
+  std::string error_of(const std::string& bytes) {
+    try {
+      open(bytes);
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(path_.string()));
+      return error.what();
+    }
+    return "read";
+  }
+
+  TemporaryDirectory directory_;
+  const fs::path path_ = directory_.path() / "x.safetensors";
+  const fs::path golden_ = fs::path(ZERORUN_TEST_DATA) / "mixed.safetensors";
+};
+
+TEST_F(Reader, ReadsEveryDTypeOfTheReferenceImplementation) {
+  const SafetensorsReader reader(golden_.string());
+  EXPECT_EQ(reader.tensors().size(), 7U);
+  const auto at = [&](const char* name) { return reader.find(name)->data; };
+  EXPECT_THAT(at("fp32").span<float>(), ElementsAre(-1, -0.5, 0, 0.5, 1, 1.5));
+  EXPECT_THAT(reader.find("fp32")->shape, ElementsAre(2, 3));
+  EXPECT_EQ(to_float(at("bf16").as<Bf16>()[4]), 3.0F);
+  EXPECT_EQ(to_float(at("fp16").as<Fp16>()[3]), 3.5F);
+  EXPECT_THAT(at("int64").span<int64_t>(), ElementsAre(-1, int64_t{1} << 62));
+  EXPECT_THAT(at("uint8").span<uint8_t>(), ElementsAre(0, 7, 255));
+  EXPECT_TRUE(at("empty").empty());
+  EXPECT_THAT(reader.find("empty")->shape, ElementsAre(0, 4));
+  EXPECT_EQ(at("scalar").as<float>()[0], 3.0F);
+  EXPECT_EQ(reader.find("absent"), nullptr);
+}
+
+TEST_F(Reader, OtherDTypesAreErrorsOnlyWhenAskedFor) {
+  const SafetensorsReader reader(golden_.string());
+  EXPECT_THAT([&] { reader.find("int32"); },
+              ::testing::ThrowsMessage<CheckpointError>(
+                  AllOf(HasSubstr("tensor 'int32' is of dtype I32"), HasSubstr("offset "))));
+}
+
+TEST_F(Reader, MovesKeepTheTensors) {
+  SafetensorsReader first(golden_.string());
+  SafetensorsReader second = std::move(first);
+  EXPECT_EQ(second.find("scalar")->data.as<float>()[0], 3.0F);
+}
+
+TEST_F(Reader, NoChangedByteOfTheHeaderDoesHarm) {
+  const std::string good = read_file(golden_);
+  uint64_t length = 0;
+  std::memcpy(&length, good.data(), sizeof length);
+  for (size_t i = 0; i < 8 + length; ++i) {
+    for (const char flip : {'\x01', '\x10', '\x80', '\xff'}) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ flip);
+      try {
+        const SafetensorsReader reader = open(bad);
+        for (const auto& tensor : reader.tensors()) {
+          const std::string copy(reinterpret_cast<const char*>(tensor.data.data),
+                                 tensor.data.nbytes());  // a sanitizer sees reads out of bounds
+          EXPECT_LE(copy.size(), good.size());
+        }
+      } catch (const CheckpointError& error) {
+        EXPECT_THAT(error.what(), HasSubstr(path_.string()));
+      }
+    }
+  }
+}
+
+TEST_F(Reader, NoMissingEndGoesUnnoticed) {
+  const std::string good = read_file(golden_);
+  for (size_t length = 0; length < good.size(); ++length) {
+    EXPECT_NE(error_of(good.substr(0, length)), "read") << length;
+  }
+  EXPECT_THAT(error_of(good + '\0'), HasSubstr("cut short, or followed by something else"));
+}
+
+TEST_F(Reader, NamesWhatIsWrongAndWhere) {
+  const auto one = [](const std::string& fields) { return "{\"w\":{" + fields + "}}"; };
+  EXPECT_THAT(error_of(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8)),
+              HasSubstr("offset 0: header of 9223372036854775807 bytes"));
+  EXPECT_THAT(error_of(safetensors("{\"w\": oops}")), HasSubstr("not valid JSON at offset "));
+  EXPECT_THAT(error_of(safetensors("[]")), HasSubstr("offset 8: expected a JSON object"));
+  EXPECT_THAT(error_of(safetensors(std::string(100'000, '['))), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of(safetensors(one(""))), HasSubstr("w: 'dtype' is missing"));
+  EXPECT_THAT(error_of(safetensors(one(R"("dtype":3,"shape":[],"data_offsets":[0,4])"))),
+              HasSubstr("w: 'dtype' is 3; expected text"));
+  EXPECT_THAT(error_of(safetensors(one(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"))),
+              HasSubstr("'shape' is array; expected an array of sizes"));
+  EXPECT_THAT(error_of(safetensors(
+                  one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"))),
+              HasSubstr("expected a size that memory can hold"));
+  EXPECT_THAT(
+      error_of(safetensors(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"), "1234")),
+      HasSubstr("data_offsets [0, 4] hold 4 bytes; its shape needs 8"));
+  EXPECT_THAT(error_of(safetensors(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"))),
+              HasSubstr("data_offsets [0, 4] do not fit into 0 bytes of data at offset "));
+  EXPECT_THAT(
+      error_of(safetensors(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])"), "1234")),
+      HasSubstr("do not fit"));
+}
+
+TEST_F(Reader, OverlapsAndGapsAreErrors) {
+  const auto two = [](const std::string& first, const std::string& second) {
+    return R"({"a":{"dtype":"U8","shape":[2],"data_offsets":)" + first +
+           R"(},"b":{"dtype":"U8","shape":[2],"data_offsets":)" + second + "}}";
+  };
+  EXPECT_EQ(error_of(safetensors(two("[2,4]", "[0,2]"), "1234")), "read");
+  EXPECT_THAT(error_of(safetensors(two("[0,2]", "[1,3]"), "123")),
+              HasSubstr("'b' begins at offset "));
+  EXPECT_THAT(error_of(safetensors(two("[0,2]", "[3,5]"), "12345")),
+              HasSubstr("'b' begins at offset "));
+}
+
+TEST_F(Reader, TensorsThatLieUnalignedAreUsable) {
+  const float values[] = {1.5F, -2.0F};
+  std::string data(sizeof values, '\0');
+  std::memcpy(data.data(), values, sizeof values);
+  for (size_t spaces = 0; spaces < 8; ++spaces) {
+    const SafetensorsReader reader =
+        open(safetensors(std::string(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})") +
+                             std::string(spaces, ' '),
+                         data));
+    const TensorView view = reader.find("w")->data;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % alignof(float), 0U);
+    EXPECT_THAT(view.span<float>(), ElementsAre(1.5F, -2.0F));
+  }
+}
+
+TEST_F(Reader, MissingFileIsAnIoError) {
+  EXPECT_THAT([&] { SafetensorsReader((directory_.path() / "none").string()); },
+              ::testing::ThrowsMessage<IoError>(HasSubstr("No such file")));
+}
+
+class ModelFolder : public Reader {
+ protected:
+  void add(const std::string& name, const std::string& tensor) {
+    write_file(
+        directory_.path() / name,
+        safetensors("{\"" + tensor + R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x"));
+  }
+  std::string folder_error() {
+    try {
+      SafetensorsReader(directory_.string());
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "read";
+  }
+};
+
+TEST_F(ModelFolder, WithOneFile) {
+  add("model.safetensors", "a");
+  EXPECT_NE(SafetensorsReader(directory_.string()).find("a"), nullptr);
+}
+
+TEST_F(ModelFolder, WithSeveralFiles) {
+  add("model-00001-of-00002.safetensors", "a");
+  add("model-00002-of-00002.safetensors", "b");
+  write_file(directory_.path() / "model.safetensors.index.json",
+             R"({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors",
+                 "b": "model-00002-of-00002.safetensors"}})");
+  const SafetensorsReader reader(directory_.string());
+  EXPECT_EQ(reader.tensors().size(), 2U);
+  EXPECT_NE(reader.find("b"), nullptr);
+
+  fs::remove(directory_.path() / "model-00002-of-00002.safetensors");
+  EXPECT_THAT(folder_error(), HasSubstr("model-00002-of-00002.safetensors is missing"));
+  add("model-00002-of-00002.safetensors", "a");
+  EXPECT_THAT(folder_error(), HasSubstr("tensor 'a' is in another file too"));
+  add("model-00002-of-00002.safetensors", "c");
+  EXPECT_THAT(folder_error(), HasSubstr("has no tensor 'b'"));
+}
+
+TEST_F(ModelFolder, IndexThatMakesNoSense) {
+  for (const char* index : {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {"a": 1}})",
+                            R"({"weight_map": {"a": "../x"}})", R"({"weight_map": {"a": ""}})"}) {
+    write_file(directory_.path() / "model.safetensors.index.json", index);
+    EXPECT_THAT(folder_error(), HasSubstr("model.safetensors.index.json")) << index;
+  }
+}
+
+TEST_F(ModelFolder, WithoutSafetensorsSaysWhatToDo) {
+  EXPECT_THAT(folder_error(), HasSubstr("holds neither model.safetensors nor"));
+  write_file(directory_.path() / "pytorch_model.bin", "");
+  EXPECT_THAT(folder_error(), HasSubstr("safe_serialization=True"));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,398 @@
+// What every communicator must do: one suite for all transports, world sizes, streams and kinds of
+// memory. Results are compared bit for bit with a scalar reference that adds in rank order.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "tests/comm/reference.h"
+#include "tests/harness.h"
+
+namespace zerorun {
+namespace {
+
+using testing::Bytes;
+using testing::expect_same;
+using testing::random_values;
+using testing::reference_reduce;
+using testing::run_ranks;
+
+enum class StreamKind { inline_stream, worker };
+// Where views lie: the caller's own memory, or memory that peers can address.
+enum class Memory { own, shared };
+
+struct Setup {
+  int world_size;
+  StreamKind stream;
+  Memory memory;
+};
+
+std::string name_of_setup(const ::testing::TestParamInfo<Setup>& info) {
+  return fmt::format("{}_ranks_{}_{}", info.param.world_size,
+                     info.param.stream == StreamKind::worker ? "worker" : "inline",
+                     info.param.memory == Memory::shared ? "shared" : "own");
+}
+
+// One rank under test: its stream and its memory.
+class Rank {
+ public:
+  Rank(Communicator& communicator, const Setup& setup)
+      : communicator_(communicator),
+        memory_(setup.memory),
+        stream_(setup.stream == StreamKind::worker ? make_worker_stream("test")
+                                                   : make_inline_stream()) {}
+
+  Communicator& operator*() const { return communicator_; }
+  Communicator* operator->() const { return &communicator_; }
+  Stream& stream() const { return *stream_; }
+  int number() const { return communicator_.rank(); }
+  int world_size() const { return communicator_.world_size(); }
+
+  // Memory with these values; valid until the next clear().
+  TensorView make(const Bytes& values, DType dtype) {
+    TensorView view{nullptr, static_cast<int64_t>(values.size() / size_of(dtype)), dtype};
+    if (memory_ == Memory::shared) {
+      constexpr size_t kArenaBytes = size_t{4} << 20;
+      if (!arena_) arena_ = *communicator_.allocate(kArenaBytes, Sharing::per_rank);
+      view.data = arena_.data() + used_;
+      used_ += (values.size() + 63) / 64 * 64;
+      ZR_CHECK(used_ <= kArenaBytes, "the test needs a larger arena");
+    } else {
+      view.data = vectors_.emplace_back(values.size()).data();
+    }
+    std::copy(values.begin(), values.end(), view.data);
+    return view;
+  }
+  void clear() {
+    used_ = 0;
+    vectors_.clear();
+  }
+
+ private:
+  Communicator& communicator_;
+  const Memory memory_;
+  Buffer arena_;
+  size_t used_ = 0;
+  std::list<Bytes> vectors_;
+  const std::unique_ptr<CpuStream> stream_;
+};
+
+// The inputs of all ranks.
+std::vector<Bytes> inputs_of_all(const Rank& rank, DType dtype, int64_t numel) {
+  std::vector<Bytes> inputs;
+  for (int peer = 0; peer < rank.world_size(); ++peer) {
+    inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(peer)));
+  }
+  return inputs;
+}
+
+Bytes part_of(const Bytes& whole, int rank, int world_size) {
+  const auto part = static_cast<ptrdiff_t>(whole.size()) / world_size;
+  return {whole.begin() + rank * part, whole.begin() + (rank + 1) * part};
+}
+
+struct Dtypes {
+  DType in;
+  DType out;
+};
+constexpr std::array<Dtypes, 6> kReducible = {{{DType::fp32, DType::fp32},
+                                               {DType::bf16, DType::bf16},
+                                               {DType::bf16, DType::fp32},
+                                               {DType::fp16, DType::fp16},
+                                               {DType::fp16, DType::fp32},
+                                               {DType::int64, DType::int64}}};
+// Nothing, one, a prime that is staged at once, and one that is staged in pieces or read in place.
+constexpr std::array<int64_t, 4> kSizes = {0, 1, 4099, 70001};
+constexpr std::array<int64_t, 4> kParts = {0, 1, 4099, 40009};  // times the world size
+
+// How an input is cut depends on the size of its elements only: two sizes are enough.
+bool is_large(int64_t numel) { return numel > 10000; }
+bool cut_like_others(DType dtype) { return dtype == DType::fp16 || dtype == DType::int64; }
+
+class ConformanceTest : public ::testing::TestWithParam<Setup> {
+ protected:
+  void on_all_ranks(const std::function<void(Rank&)>& body) const {
+    run_ranks(GetParam().world_size, [&](Communicator& communicator) {
+      Rank rank(communicator, GetParam());
+      body(rank);
+    });
+  }
+};
+
+TEST_P(ConformanceTest, AllReduceAddsInRankOrderAndRoundsOnce) {
+  on_all_ranks([](Rank& rank) {
+    for (const auto& [in_dtype, out_dtype] : kReducible) {
+      for (const int64_t numel : kSizes) {
+        if (is_large(numel) && cut_like_others(in_dtype)) continue;
+        for (const Output output : {Output::overwrite, Output::accumulate}) {
+          const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);
+          const Bytes& mine = inputs[static_cast<size_t>(rank.number())];
+          Bytes expected = random_values(out_dtype, numel, 77);
+          const TensorView in = rank.make(mine, in_dtype);
+          const TensorView out = rank.make(expected, out_dtype);
+          reference_reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, expected);
+          rank->all_reduce(in, out, ReduceOp::sum, output, rank.stream(), "sum").synchronize();
+          expect_same(expected, out, fmt::format("{} {}", numel, name_of(in_dtype)));
+          expect_same(mine, in, "input");
+          rank.clear();
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, AllReduceWorksInPlace) {
+  on_all_ranks([](Rank& rank) {
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::int64}) {
+      for (const int64_t numel : kSizes) {
+        if (is_large(numel) && cut_like_others(dtype)) continue;
+        for (const Output output : {Output::overwrite, Output::accumulate}) {
+          const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, numel);
+          Bytes expected = inputs[static_cast<size_t>(rank.number())];
+          const TensorView inout = rank.make(expected, dtype);
+          reference_reduce(inputs, dtype, ReduceOp::sum, output, dtype, expected);
+          rank->all_reduce(inout, inout, ReduceOp::sum, output, rank.stream(), "").synchronize();
+          expect_same(expected, inout, fmt::format("{} {}", numel, name_of(dtype)));
+          rank.clear();
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, AllReduceTakesMaxAndMin) {
+  on_all_ranks([](Rank& rank) {
+    for (const DType dtype : {DType::fp32, DType::int64}) {
+      for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
+        const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, 1021);
+        Bytes expected = inputs.front();
+        const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
+        const TensorView out = rank.make(expected, dtype);
+        reference_reduce(inputs, dtype, op, Output::overwrite, dtype, expected);
+        rank->all_reduce(in, out, op, Output::overwrite, rank.stream(), "extreme").synchronize();
+        expect_same(expected, out, std::string(name_of(dtype)));
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, ReduceScatterGivesEachRankItsSlice) {
+  on_all_ranks([](Rank& rank) {
+    for (const auto& [in_dtype, out_dtype] : kReducible) {
+      for (const int64_t part : kParts) {
+        if (is_large(part) && cut_like_others(in_dtype)) continue;
+        for (const Output output : {Output::overwrite, Output::accumulate}) {
+          const int64_t numel = part * rank.world_size();
+          const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);
+          Bytes sum = random_values(out_dtype, numel, 77);
+          const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
+          const TensorView out =
+              rank.make(part_of(sum, rank.number(), rank.world_size()), out_dtype);
+          reference_reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, sum);
+          rank->reduce_scatter(in, out, output, rank.stream(), "gradients").synchronize();
+          expect_same(part_of(sum, rank.number(), rank.world_size()), out,
+                      fmt::format("{} {}", part, name_of(in_dtype)));
+          rank.clear();
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, ReduceScatterWritesIntoItsOwnSliceOfTheInput) {
+  on_all_ranks([](Rank& rank) {
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::int64}) {
+      for (const int64_t part : kParts) {
+        if (is_large(part) && cut_like_others(dtype)) continue;
+        const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, part * rank.world_size());
+        Bytes sum = inputs.front();
+        const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
+        const TensorView out = in.slice(rank.number() * part, part);
+        reference_reduce(inputs, dtype, ReduceOp::sum, Output::overwrite, dtype, sum);
+        rank->reduce_scatter(in, out, Output::overwrite, rank.stream(), "").synchronize();
+        expect_same(part_of(sum, rank.number(), rank.world_size()), out,
+                    fmt::format("{} {}", part, name_of(dtype)));
+        rank.clear();
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, AllGatherCollectsTheInputsInRankOrder) {
+  on_all_ranks([](Rank& rank) {
+    for (const DType dtype : {DType::uint8, DType::bf16, DType::fp32}) {
+      for (const int64_t part : kParts) {
+        const Bytes whole = random_values(dtype, part * rank.world_size(), 3);
+        const Bytes mine = part_of(whole, rank.number(), rank.world_size());
+        const TensorView out = rank.make(Bytes(whole.size()), dtype);
+        rank->all_gather(rank.make(mine, dtype), out, Sync::collective, rank.stream(), "parameters")
+            .synchronize();
+        expect_same(whole, out, fmt::format("{} {}", part, name_of(dtype)));
+
+        const TensorView again = rank.make(Bytes(whole.size()), dtype);
+        const TensorView own = again.slice(rank.number() * part, part);
+        std::copy(mine.begin(), mine.end(), own.data);
+        rank->all_gather(own, again, Sync::collective, rank.stream(), "in place").synchronize();
+        expect_same(whole, again, fmt::format("in place {} {}", part, name_of(dtype)));
+        rank.clear();
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, BroadcastCopiesFromEachRoot) {
+  on_all_ranks([](Rank& rank) {
+    for (const int64_t numel : kSizes) {
+      for (int root = 0; root < rank.world_size(); ++root) {
+        const Bytes expected = random_values(DType::fp32, numel, static_cast<unsigned>(root));
+        const bool gives = rank.number() == root;
+        const TensorView inout = rank.make(gives ? expected : Bytes(expected.size()), DType::fp32);
+        rank->broadcast(inout, root, rank.stream(), "initial parameters").synchronize();
+        expect_same(expected, inout, fmt::format("{} from {}", numel, root));
+        rank.clear();
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, InputsMayBeOverwrittenOnceTheEventHasHappened) {
+  on_all_ranks([](Rank& rank) {
+    const auto numel = int64_t{40009} * rank.world_size();
+    const TensorView in = rank.make(Bytes(static_cast<size_t>(numel) * 8), DType::int64);
+    const TensorView part =
+        rank.make(Bytes(static_cast<size_t>(numel) * 8 / static_cast<size_t>(rank.world_size())),
+                  DType::int64);
+    for (int64_t round = 0; round < 20; ++round) {
+      std::fill_n(in.as<int64_t>(), numel, round);
+      rank->reduce_scatter(in, part, Output::overwrite, rank.stream(), "").synchronize();
+      const auto sums = part.span<int64_t>();
+      const int64_t expected = round * rank.world_size();
+      ASSERT_EQ(std::count(sums.begin(), sums.end(), expected), part.numel) << round;
+    }
+  });
+}
+
+TEST_P(ConformanceTest, BarrierOrdersWritesBeforeReads) {
+  on_all_ranks([](Rank& rank) {
+    const std::optional<Buffer> shared = rank->allocate(1024, Sharing::per_host);
+    ASSERT_TRUE(shared.has_value());
+    const TensorView counts = view_of(*shared, DType::int64, 128);
+    for (int64_t round = 1; round <= 50; ++round) {
+      counts.as<int64_t>()[rank.number()] = round;
+      rank->barrier(rank.stream(), "written").synchronize();
+      for (int peer = 0; peer < rank.world_size(); ++peer) {
+        ASSERT_EQ(counts.as<int64_t>()[peer], round);
+      }
+      rank->barrier(rank.stream(), "read").synchronize();
+    }
+  });
+}
+
+TEST_P(ConformanceTest, AllocatedMemoryIsZeroAndAligned) {
+  on_all_ranks([](Rank& rank) {
+    for (const Sharing sharing : {Sharing::per_rank, Sharing::per_host}) {
+      for (const size_t nbytes : {size_t{0}, size_t{1}, size_t{100000}, size_t{3} << 20}) {
+        const std::optional<Buffer> buffer = rank->allocate(nbytes, sharing);
+        ASSERT_TRUE(buffer.has_value());
+        EXPECT_EQ(buffer->nbytes(), nbytes);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
+        const auto bytes = view_of(*buffer, DType::uint8, static_cast<int64_t>(nbytes));
+        const auto values = bytes.span<uint8_t>();
+        EXPECT_EQ(std::count(values.begin(), values.end(), 0), bytes.numel);
+        rank->barrier(rank.stream(), "read").synchronize();
+        if (sharing == Sharing::per_rank) std::fill(values.begin(), values.end(), uint8_t{1});
+      }
+    }
+  });
+}
+
+TEST_P(ConformanceTest, CountsCallsElementsAndBytesOfTheFullTensor) {
+  on_all_ranks([](Rank& rank) {
+    const int ranks = rank.world_size();
+    const auto make = [&](int64_t numel, DType dtype) {
+      return rank.make(Bytes(static_cast<size_t>(numel) * size_of(dtype)), dtype);
+    };
+    rank->all_reduce(make(10, DType::fp32), make(10, DType::fp32), ReduceOp::sum, Output::overwrite,
+                     rank.stream(), "");
+    rank->reduce_scatter(make(6 * ranks, DType::bf16), make(6, DType::fp32), Output::overwrite,
+                         rank.stream(), "");
+    rank->all_gather(make(5, DType::bf16), make(5 * ranks, DType::bf16), Sync::collective,
+                     rank.stream(), "");
+    rank->broadcast(make(3, DType::uint8), 0, rank.stream(), "");
+    rank->barrier(rank.stream(), "");
+    rank->barrier(rank.stream(), "").synchronize();
+    const CommStats stats = rank->stats();
+    const auto expect = [&](Collective op, int64_t calls, int64_t elements, int64_t bytes) {
+      EXPECT_EQ(stats[op].calls, calls) << name_of(op);
+      EXPECT_EQ(stats[op].elements, elements) << name_of(op);
+      EXPECT_EQ(stats[op].bytes, bytes) << name_of(op);
+    };
+    expect(Collective::all_reduce, 1, 10, 40);
+    expect(Collective::reduce_scatter, 1, 6 * ranks, 12 * ranks);
+    expect(Collective::all_gather, 1, 5 * ranks, 10 * ranks);
+    expect(Collective::broadcast, 1, 3, 3);
+    expect(Collective::barrier, 2, 0, 0);
+  });
+}
+
+TEST_P(ConformanceTest, RefusesCallsThatCannotBeMeant) {
+  on_all_ranks([](Rank& rank) {
+    const TensorView floats = rank.make(Bytes(400), DType::fp32);
+    const TensorView bytes = rank.make(Bytes(100), DType::uint8);
+    const TensorView fewer = floats.slice(0, 99);
+    const auto refuses = [](const std::function<void()>& call) {
+      EXPECT_THROW(call(), InternalError);
+    };
+    refuses([&] {
+      rank->all_reduce(floats, fewer, ReduceOp::sum, Output::overwrite, rank.stream(), "");
+    });
+    refuses([&] {
+      rank->all_reduce(bytes, bytes, ReduceOp::sum, Output::overwrite, rank.stream(), "");
+    });
+    refuses([&] {  // overlaps, but is not the same view
+      rank->all_reduce(fewer, floats.slice(1, 99), ReduceOp::sum, Output::overwrite, rank.stream(),
+                       "");
+    });
+    refuses(
+        [&] { rank->all_gather(floats, floats.slice(0, 1), Sync::collective, rank.stream(), ""); });
+    refuses([&] { rank->broadcast(floats, rank.world_size(), rank.stream(), ""); });
+    refuses([&] { rank->broadcast({nullptr, 5, DType::fp32}, 0, rank.stream(), ""); });
+    rank->barrier(rank.stream(), "no harm done").synchronize();
+  });
+}
+
+TEST_P(ConformanceTest, AbortIsTheErrorOfEveryLaterCall) {
+  on_all_ranks([](Rank& rank) {
+    rank->barrier(rank.stream(), "").synchronize();
+    if (rank.number() == 0) rank->abort("loss is not finite");
+    for (int call = 0; call < 2; ++call) {
+      try {
+        rank->barrier(rank.stream(), "after").synchronize();
+        ADD_FAILURE() << "expected an error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 0"));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("loss is not finite"));
+      }
+    }
+    EXPECT_THROW(rank->allocate(8, Sharing::per_rank), CommError);
+  });
+}
+
+std::vector<Setup> setups() {
+  constexpr StreamKind kInline = StreamKind::inline_stream;
+  constexpr StreamKind kWorker = StreamKind::worker;
+  return {{1, kInline, Memory::own},    {1, kWorker, Memory::shared}, {2, kInline, Memory::own},
+          {2, kInline, Memory::shared}, {2, kWorker, Memory::own},    {2, kWorker, Memory::shared},
+          {3, kInline, Memory::shared}, {3, kWorker, Memory::own},    {4, kInline, Memory::own},
+          {4, kWorker, Memory::shared}};
+}
+INSTANTIATE_TEST_SUITE_P(Transports, ConformanceTest, ::testing::ValuesIn(setups()), name_of_setup);
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,263 @@
+// What ranks learn when one of them leaves, diverges, stalls or gives up. None of it may hang.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "tests/comm/reference.h"
+#include "tests/harness.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using testing::Bytes;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_ranks;
+
+template <typename E = CommError>
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TensorView floats(Bytes& bytes) { return testing::view(bytes, DType::fp32); }
+
+TEST(FailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
+  run_ranks(3, [](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    communicator.barrier(*stream, "together");
+    if (communicator.rank() == 1) return;
+    Bytes values(400);
+    const std::string error = error_of([&] {
+      communicator.all_reduce(floats(values), floats(values), ReduceOp::sum, Output::overwrite,
+                              *stream, "grad norm");
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("left"), HasSubstr("all_reduce"),
+                             HasSubstr("'grad norm'"), HasSubstr("barrier #1 'together'")));
+    // It stays the error of every later call, whatever it is.
+    EXPECT_EQ(error_of([&] { communicator.barrier(*stream, "later"); }), error);
+    EXPECT_EQ(error_of([&] { communicator.allocate(10, Sharing::per_rank); }), error);
+  });
+}
+
+TEST(FailureTest, ARankThatFailsDoesNotDisturbWhatItsPeersHaveFinished) {
+  run_ranks(2, [](Communicator& communicator) {
+    Bytes values(8);
+    const auto stream = make_inline_stream();
+    for (int time = 0; time < 100; ++time) {
+      communicator.all_reduce(floats(values), floats(values), ReduceOp::sum, Output::overwrite,
+                              *stream, "");
+    }
+    // Rank 1 may be gone before rank 0 looks up from the last one.
+  });
+}
+
+struct Divergence {
+  std::string name;
+  std::function<void(Communicator&, Stream&)> one;
+  std::function<void(Communicator&, Stream&)> other;
+};
+void PrintTo(const Divergence& divergence, std::ostream* out) { *out << divergence.name; }
+
+class DivergenceTest : public ::testing::TestWithParam<Divergence> {};
+
+TEST_P(DivergenceTest, IsAnErrorNamingBothSidesOnEveryRank) {
+  run_ranks(3, [](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    const auto& call = communicator.rank() == 2 ? GetParam().other : GetParam().one;
+    const std::string error = error_of([&] { call(communicator, *stream); });
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("ranks diverged"), HasSubstr("rank 0"), HasSubstr("rank 2")));
+    EXPECT_THAT(error, Not(HasSubstr("rank 1 (pid")));
+    EXPECT_EQ(error_of([&] { communicator.barrier(*stream, "later"); }), error);
+  });
+}
+
+void all_reduce(Communicator& communicator, Stream& stream, size_t nbytes, DType dtype, ReduceOp op,
+                std::string_view label) {
+  Bytes values(nbytes);
+  const TensorView inout = testing::view(values, dtype);
+  communicator.all_reduce(inout, inout, op, Output::overwrite, stream, label);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, DivergenceTest,
+    ::testing::Values(
+        Divergence{"operation",
+                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
+                   [](auto& c, auto& s) { c.barrier(s, "a"); }},
+        Divergence{"numel",
+                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
+                   [](auto& c, auto& s) { all_reduce(c, s, 4, DType::fp32, ReduceOp::sum, "a"); }},
+        Divergence{
+            "large_numel",
+            [](auto& c, auto& s) { all_reduce(c, s, 1 << 20, DType::fp32, ReduceOp::sum, "a"); },
+            [](auto& c, auto& s) { all_reduce(c, s, 4, DType::fp32, ReduceOp::sum, "a"); }},
+        Divergence{"dtype",
+                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
+                   [](auto& c, auto& s) { all_reduce(c, s, 4, DType::bf16, ReduceOp::sum, "a"); }},
+        Divergence{"reduce_op",
+                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
+                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::max, "a"); }},
+        Divergence{"label", [](auto& c, auto& s) { c.barrier(s, "bucket 1"); },
+                   [](auto& c, auto& s) { c.barrier(s, "bucket 2"); }},
+        Divergence{"root",
+                   [](auto& c, auto& s) {
+                     Bytes values(8);
+                     c.broadcast(testing::view(values, DType::fp32), 0, s, "");
+                   },
+                   [](auto& c, auto& s) {
+                     Bytes values(8);
+                     c.broadcast(testing::view(values, DType::fp32), 1, s, "");
+                   }},
+        Divergence{"allocation", [](auto& c, auto&) { c.allocate(100, Sharing::per_rank); },
+                   [](auto& c, auto&) { c.allocate(100, Sharing::per_host); }}),
+    [](const auto& divergence) { return divergence.param.name; });
+
+TEST(FailureTest, AWaitBeyondTheDeadlineNamesWhoIsMissing) {
+  std::promise<void> over;
+  std::shared_future<void> when_over = over.get_future();
+  run_ranks(
+      2,
+      [&](Communicator& communicator) {
+        const auto stream = make_inline_stream();
+        communicator.barrier(*stream, "together");
+        if (communicator.rank() == 1) {
+          when_over.wait();
+          EXPECT_THAT(error_of([&] { communicator.barrier(*stream, "late"); }),
+                      HasSubstr("rank 0 waited"));
+          return;
+        }
+        const std::string error = error_of([&] { communicator.barrier(*stream, "alone"); });
+        over.set_value();
+        EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waited"), HasSubstr("'alone'"),
+                                 HasSubstr("for rank 1 (pid"), HasSubstr("barrier #1 'together'")));
+      },
+      std::chrono::seconds(2));
+}
+
+TEST(FailureTest, ARankThatNeverStartsIsNamed) {
+  CommunicatorOptions options;
+  options.world_size = 2;
+  options.store = make_memory_store();
+  options.timeout = std::chrono::milliseconds(100);
+  EXPECT_THAT(error_of([&] { make_communicator(options); }),
+              AllOf(HasSubstr("rank 1 (has not joined)"), HasSubstr("rank 0 waited")));
+  options.rank = 1;
+  options.name = "nobody";
+  EXPECT_THAT(error_of([&] { make_communicator(options); }), HasSubstr("nobody/control"));
+}
+
+TEST(FailureTest, RanksThatExpectDifferentWorldSizesAreToldSo) {
+  const auto store = make_memory_store();
+  const auto join = [&](int rank, int world_size) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.store = store;
+    return error_of([&] { make_communicator(options); });
+  };
+  auto other = std::async(std::launch::async, [&] { return join(1, 3); });
+  EXPECT_EQ(join(0, 2), "rank 1 expects 3 ranks, but rank 0 expects 2");
+  EXPECT_EQ(other.get(), "rank 1 expects 3 ranks, but rank 0 expects 2");
+}
+
+TEST(FailureTest, AbortEndsAWaitThatHasBegun) {
+  run_ranks(3, [](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    communicator.barrier(*stream, "");
+    if (communicator.rank() == 2) {
+      communicator.abort("interrupted by the user");
+      return;
+    }
+    EXPECT_THAT(error_of([&] { communicator.barrier(*stream, "waits"); }),
+                AllOf(HasSubstr("rank 2"), HasSubstr("interrupted by the user")));
+  });
+}
+
+TEST(FailureTest, ErrorsOfAWorkerStreamSurfaceWhenItIsSynchronised) {
+  run_ranks(2, [](Communicator& communicator) {
+    const auto stream = make_worker_stream("comm");
+    communicator.barrier(*stream, "").synchronize();
+    if (communicator.rank() == 1) return;
+    const Event event = communicator.barrier(*stream, "alone");
+    EXPECT_THAT(error_of([&] { event.synchronize(); }), HasSubstr("rank 1"));
+    EXPECT_THAT(error_of([&] { stream->synchronize(); }), HasSubstr("rank 1"));
+    // Another stream learns it too.
+    EXPECT_THAT(error_of([&] { communicator.barrier(*make_inline_stream(), "other"); }),
+                HasSubstr("rank 1"));
+  });
+}
+
+TEST(FailureTest, ACollectiveThatAFailedStreamSkipsIsTheErrorOfAll) {
+  run_ranks(2, [](Communicator& communicator) {
+    const auto stream = make_worker_stream("comm");
+    if (communicator.rank() == 1) {
+      stream->submit([] { throw IoError("disk is full"); });
+    }
+    const Event event = communicator.barrier(*stream, "checkpoint written");
+    if (communicator.rank() == 1) {
+      EXPECT_EQ(error_of<IoError>([&] { event.synchronize(); }), "disk is full");
+    }
+    EXPECT_THAT(
+        error_of([&] { communicator.barrier(*make_inline_stream(), "next"); }),
+        AllOf(HasSubstr("rank 1"), HasSubstr("'checkpoint written'"), HasSubstr("was skipped")));
+  });
+}
+
+TEST(FailureTest, DestroyingTheCommunicatorEndsItsOwnWork) {
+  std::promise<void> over;
+  std::shared_future<void> when_over = over.get_future();
+  const auto store = make_memory_store();
+  const auto make = [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = 2;
+    options.store = store;
+    return make_communicator(options);
+  };
+  auto peer = std::async(std::launch::async, [&] {
+    const auto communicator = make(1);
+    when_over.wait();  // and never joins the barrier
+  });
+  auto communicator = make(0);
+  const auto stream = make_worker_stream("comm");
+  const Event event = communicator->barrier(*stream, "pending");
+  communicator.reset();
+  EXPECT_THAT(error_of([&] { event.synchronize(); }), HasSubstr("was destroyed"));
+  over.set_value();
+  peer.get();
+}
+
+TEST(FailureTest, CallsOnSeveralStreamsKeepTheirOrder) {
+  run_ranks(2, [](Communicator& communicator) {
+    const auto first = make_worker_stream("first");
+    const auto second = make_worker_stream("second");
+    Bytes values(8);
+    std::promise<void> go;
+    std::shared_future<void> when_to_go = go.get_future();
+    // The first call cannot start before the second was made; it comes first all the same.
+    first->submit([when_to_go] { when_to_go.wait(); });
+    communicator.barrier(*first, "one");
+    communicator.all_reduce(floats(values), floats(values), ReduceOp::sum, Output::overwrite,
+                            *second, "two");
+    go.set_value();
+    communicator.barrier(*make_inline_stream(), "three");
+    first->synchronize();
+    second->synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

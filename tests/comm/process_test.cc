@@ -1,0 +1,135 @@
+// Shared memory between real processes, and what survivors learn when one of them goes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "tests/comm/processes.h"
+#include "tests/comm/reference.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using testing::await;
+using testing::Bytes;
+using ::testing::HasSubstr;
+using testing::Processes;
+using testing::Shared;
+
+TEST(ProcessTest, RanksReduceAndGatherInEachOthersMemory) {
+  constexpr int kRanks = 3;
+  Processes ranks(kRanks, [](Communicator& communicator, Shared&) -> std::string {
+    const auto stream = make_worker_stream("comm");
+    const int64_t part = 100003;
+    const Buffer memory = *communicator.allocate(part * kRanks * 2, Sharing::per_rank);
+    const Buffer host = *communicator.allocate(part * kRanks * 2, Sharing::per_host);
+    const TensorView whole = view_of(memory, DType::bf16, part * kRanks);
+    std::vector<Bytes> inputs;
+    for (unsigned rank = 0; rank < kRanks; ++rank) {
+      inputs.push_back(testing::random_values(DType::bf16, part * kRanks, rank));
+    }
+    Bytes sum = inputs[0];
+    testing::reference_reduce(inputs, DType::bf16, ReduceOp::sum, Output::overwrite, DType::bf16,
+                              sum);
+    const Bytes& mine = inputs[static_cast<size_t>(communicator.rank())];
+    std::copy(mine.begin(), mine.end(), whole.data);
+    const TensorView own = whole.slice(communicator.rank() * part, part);
+    communicator.reduce_scatter(whole, own, Output::overwrite, *stream, "gradients");
+    communicator.all_gather(own, whole, Sync::collective, *stream, "parameters");
+    communicator.all_gather(own, view_of(host, DType::bf16, part * kRanks), Sync::collective,
+                            *stream, "one copy");
+    stream->synchronize();
+    for (const Buffer* got : {&memory, &host}) {
+      if (std::memcmp(sum.data(), got->data(), sum.size()) != 0) return "differs";
+    }
+    return "equal";
+  });
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(ranks.result(rank), "equal");
+}
+
+TEST(ProcessTest, SurvivorsOfAKillNameTheDeadRankAndTheOperation) {
+  Processes ranks(3, [](Communicator& communicator, Shared& shared) -> std::string {
+    const auto stream = make_inline_stream();
+    Bytes values(1 << 20);
+    const TensorView inout = testing::view(values, DType::fp32);
+    while (true) {  // until one is killed, in the middle of it
+      communicator.all_reduce(inout, inout, ReduceOp::sum, Output::overwrite, *stream, "bucket 3");
+      ++shared.progress;
+    }
+  });
+  await(ranks.shared().progress, 20);
+  ranks.kill_rank(1);
+  for (const int survivor : {0, 2}) {
+    EXPECT_THAT(ranks.result(survivor),
+                AllOf(HasSubstr("rank 1 (pid"), HasSubstr("died while"), HasSubstr("'bucket 3'")));
+  }
+  EXPECT_EQ(ranks.result(1), "");
+}
+
+TEST(ProcessTest, ARankThatExitsWithoutAWordIsNoticed) {
+  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
+    const auto stream = make_inline_stream();
+    communicator.barrier(*stream, "together");
+    if (communicator.rank() == 0) _exit(0);
+    communicator.barrier(*stream, "alone");
+    return "";
+  });
+  EXPECT_THAT(ranks.result(1), AllOf(HasSubstr("rank 0 (pid"), HasSubstr("died while"),
+                                     HasSubstr("'alone'"), HasSubstr("'together'")));
+}
+
+TEST(ProcessTest, ADeathIsNoticedWhileMemoryIsAllocated) {
+  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
+    if (communicator.rank() == 1) _exit(0);
+    communicator.allocate(1 << 20, Sharing::per_rank);
+    return "";
+  });
+  EXPECT_THAT(ranks.result(0), AllOf(HasSubstr("rank 1 (pid"), HasSubstr("allocate")));
+}
+
+TEST(ProcessTest, DivergenceIsTheSameErrorInEveryProcess) {
+  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
+    const auto stream = make_inline_stream();
+    communicator.barrier(*stream, communicator.rank() == 0 ? "bucket 1" : "bucket 2");
+    return "";
+  });
+  const std::string error = ranks.result(0);
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("diverged"), HasSubstr("'bucket 1'"), HasSubstr("'bucket 2'")));
+  EXPECT_EQ(ranks.result(1), error);
+}
+
+TEST(ProcessTest, AbortReachesTheOtherProcesses) {
+  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
+    if (communicator.rank() == 1) communicator.abort("out of data");
+    communicator.barrier(*make_inline_stream(), "waits");
+    return "";
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(ranks.result(rank), AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
+  }
+}
+
+TEST(ProcessTest, AForkedChildDoesNotLeaveInItsParentsName) {
+  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
+    const auto stream = make_inline_stream();
+    if (communicator.rank() == 1) {
+      const pid_t child = fork();
+      if (child == 0) {
+        communicator.~Communicator();
+        _exit(0);
+      }
+      waitpid(child, nullptr, 0);
+    }
+    communicator.barrier(*stream, "after the child has gone");
+    return "together";
+  });
+  EXPECT_EQ(ranks.result(0), "together");
+  EXPECT_EQ(ranks.result(1), "together");
+}
+
+}  // namespace
+}  // namespace zerorun

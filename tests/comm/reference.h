@@ -1,0 +1,110 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "zerorun/communicator.h"
+#include "zerorun/tensor.h"
+
+// Inputs of collectives and their results, computed one element at a time.
+namespace zerorun::testing {
+
+using Bytes = std::vector<std::byte>;
+
+inline float float_at(const std::byte* data, DType dtype, int64_t i) {
+  if (dtype == DType::bf16) return to_float(reinterpret_cast<const Bf16*>(data)[i]);
+  if (dtype == DType::fp16) return to_float(reinterpret_cast<const Fp16*>(data)[i]);
+  return reinterpret_cast<const float*>(data)[i];
+}
+
+inline void set_float(std::byte* data, DType dtype, int64_t i, float value) {
+  if (dtype == DType::bf16) {
+    reinterpret_cast<Bf16*>(data)[i] = to_bf16(value);
+  } else if (dtype == DType::fp16) {
+    reinterpret_cast<Fp16*>(data)[i] = to_fp16(value);
+  } else {
+    reinterpret_cast<float*>(data)[i] = value;
+  }
+}
+
+// The same on every rank that asks for the same seed.
+inline Bytes random_values(DType dtype, int64_t numel, unsigned seed) {
+  std::mt19937 random(seed);
+  Bytes bytes(static_cast<size_t>(numel) * size_of(dtype));
+  if (dtype == DType::int64 || dtype == DType::uint8) {
+    for (size_t i = 0; i < bytes.size(); i += sizeof(uint32_t)) {
+      const auto word = static_cast<uint32_t>(random());
+      std::memcpy(bytes.data() + i, &word, std::min(sizeof(word), bytes.size() - i));
+    }
+    return bytes;
+  }
+  for (int64_t i = 0; i < numel; ++i) {
+    const auto word = static_cast<int32_t>(random());
+    set_float(bytes.data(), dtype, i, static_cast<float>(word) * 0x1p-25F);
+  }
+  return bytes;
+}
+
+template <typename T>
+T combine(ReduceOp op, T a, T b) {
+  if (op == ReduceOp::max) return std::max(a, b);
+  if (op == ReduceOp::min) return std::min(a, b);
+  return static_cast<T>(a + b);
+}
+
+// Reduces `inputs`, one per rank, into `out`.
+inline void reference_reduce(const std::vector<Bytes>& inputs, DType dtype, ReduceOp op,
+                             Output output, DType out_dtype, Bytes& out) {
+  const auto numel = static_cast<int64_t>(inputs.front().size() / size_of(dtype));
+  for (int64_t i = 0; i < numel; ++i) {
+    if (dtype == DType::int64) {
+      uint64_t sum = 0;  // wraps
+      int64_t extreme = reinterpret_cast<const int64_t*>(inputs.front().data())[i];
+      for (const Bytes& input : inputs) {
+        const int64_t value = reinterpret_cast<const int64_t*>(input.data())[i];
+        sum += static_cast<uint64_t>(value);
+        if (op != ReduceOp::sum) extreme = combine(op, extreme, value);
+      }
+      auto& result = reinterpret_cast<int64_t*>(out.data())[i];
+      const auto total = op == ReduceOp::sum ? static_cast<int64_t>(sum) : extreme;
+      if (output == Output::overwrite) {
+        result = total;
+      } else if (op == ReduceOp::sum) {
+        result = static_cast<int64_t>(static_cast<uint64_t>(result) + sum);
+      } else {
+        result = combine(op, result, total);
+      }
+      continue;
+    }
+    float total = float_at(inputs.front().data(), dtype, i);
+    for (size_t rank = 1; rank < inputs.size(); ++rank) {
+      total = combine(op, total, float_at(inputs[rank].data(), dtype, i));
+    }
+    if (output == Output::accumulate) {
+      total = combine(op, float_at(out.data(), out_dtype, i), total);
+    }
+    set_float(out.data(), out_dtype, i, total);
+  }
+}
+
+// Bit for bit; names the first element that differs.
+inline void expect_same(const Bytes& expected, TensorView got, const std::string& what) {
+  ASSERT_EQ(expected.size(), got.nbytes()) << what;
+  if (got.empty() || std::memcmp(expected.data(), got.data, got.nbytes()) == 0) return;
+  const auto differs = std::mismatch(expected.begin(), expected.end(), got.data);
+  const auto element = static_cast<size_t>(differs.first - expected.begin()) / size_of(got.dtype);
+  ADD_FAILURE() << what << ": element " << element << " of " << got.numel << " differs";
+}
+
+inline TensorView view(Bytes& bytes, DType dtype) {
+  return {bytes.data(), static_cast<int64_t>(bytes.size() / size_of(dtype)), dtype};
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,164 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "tests/config/support.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string error_of(const BatchConfig& given, int world_size) {
+  try {
+    resolve_batch(given, world_size);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+// The rules as a search: of all triples whose product fits and that agree with what is given, the
+// one whose accumulation is smallest where the total or the micro-batch stands alone.
+std::optional<BatchConfig> search(const BatchConfig& given, int world_size, int64_t limit) {
+  if (given.train_batch_size == 0 && given.micro_batch_size == 0) return std::nullopt;
+  const bool is_alone =
+      given.accumulation_steps == 0 && (given.train_batch_size == 0 || given.micro_batch_size == 0);
+  for (int64_t steps = 1; steps <= limit; ++steps) {
+    if (given.accumulation_steps != 0 && steps != given.accumulation_steps) continue;
+    if (is_alone && steps != 1) continue;
+    for (int64_t micro = 1; micro <= limit; ++micro) {
+      if (given.micro_batch_size != 0 && micro != given.micro_batch_size) continue;
+      const int64_t total = micro * steps * world_size;
+      if (given.train_batch_size != 0 && total != given.train_batch_size) continue;
+      return BatchConfig{total, micro, steps};
+    }
+  }
+  return std::nullopt;
+}
+
+TEST(ResolveBatch, AgreesWithASearchOverSmallNumbers) {
+  constexpr int64_t kLimit = 26;
+  for (int world_size = 1; world_size <= 5; ++world_size) {
+    for (int64_t total = 0; total <= kLimit; ++total) {
+      for (int64_t micro = 0; micro <= 7; ++micro) {
+        for (int64_t steps = 0; steps <= 7; ++steps) {
+          const BatchConfig given{total, micro, steps};
+          const std::optional<BatchConfig> expected = search(given, world_size, kLimit);
+          const std::string error = error_of(given, world_size);
+          ASSERT_EQ(error.empty(), expected.has_value())
+              << total << ' ' << micro << ' ' << steps << ' ' << world_size << ": " << error;
+          if (!expected) continue;
+          const BatchConfig batch = resolve_batch(given, world_size);
+          ASSERT_EQ(batch.train_batch_size, expected->train_batch_size);
+          ASSERT_EQ(batch.micro_batch_size, expected->micro_batch_size);
+          ASSERT_EQ(batch.accumulation_steps, expected->accumulation_steps);
+        }
+      }
+    }
+  }
+}
+
+// The number behind `name` in a text; 0 when it is not there.
+int64_t number_behind(std::string_view text, std::string_view name) {
+  const size_t at = text.find(name);
+  return at == std::string_view::npos ? 0 : std::stoll(std::string(text.substr(at + name.size())));
+}
+
+// The settings with one half of an offer ("A 1 (...) or 2 (...)", "A 1, or B 2 with C 3") taken up.
+BatchConfig take_up(const BatchConfig& given, std::string_view half) {
+  BatchConfig taken = given;
+  const int64_t total = number_behind(half, "train_batch_size ");
+  const int64_t micro = number_behind(half, "train_micro_batch_size_per_gpu ");
+  const int64_t steps = number_behind(half, "gradient_accumulation_steps ");
+  if (total != 0) taken.train_batch_size = total;
+  if (micro != 0) taken.micro_batch_size = micro;
+  if (steps != 0) taken.accumulation_steps = steps;
+  if (total == 0 && micro == 0 && steps == 0) {  // only "or 2"
+    taken.train_batch_size = number_behind(half, " or ");
+  }
+  return taken;
+}
+
+int check_offers(const BatchConfig& given, int world_size) {
+  const std::string error = error_of(given, world_size);
+  if (error.empty()) return 0;
+  const std::string offer = error.substr(error.find("nearest valid: "));
+  const size_t middle = offer.find(" or ");
+  EXPECT_NE(middle, std::string::npos) << error;
+  for (const std::string& half : {offer.substr(0, middle), offer.substr(middle)}) {
+    EXPECT_EQ(error_of(take_up(given, half), world_size), "") << error;
+  }
+  return 1;
+}
+
+TEST(ResolveBatch, OffersSettingsThatAreValid) {
+  int checked = 0;
+  for (int world_size = 1; world_size <= 4; ++world_size) {
+    for (int64_t total = 1; total <= 20; ++total) {
+      for (int64_t micro = 0; micro <= 5; ++micro) {
+        for (int64_t steps = 0; steps <= 5; ++steps) {
+          checked += check_offers({total, micro, steps}, world_size);
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 1000);
+}
+
+TEST(ResolveBatch, PrintsEachTermItsSourceAndTheNearestSettings) {
+  EXPECT_EQ(error_of({10, 3, 0}, 2),
+            "contradictory batch sizes: train_batch_size 10 (given) is not "
+            "train_micro_batch_size_per_gpu 3 (given) x gradient_accumulation_steps 1 (inferred) x "
+            "2 ranks = 6; nearest valid: train_batch_size 12 (accumulation 2) or 6 (accumulation "
+            "1)");
+  EXPECT_EQ(error_of({10, 0, 4}, 1),
+            "contradictory batch sizes: train_batch_size 10 (given) is not "
+            "train_micro_batch_size_per_gpu 2 (inferred) x gradient_accumulation_steps 4 (given) x "
+            "1 rank = 8; nearest valid: train_batch_size 8 (micro-batch 2) or 12 (micro-batch 3)");
+  EXPECT_THAT(error_of({3, 4, 0}, 2), HasSubstr("train_batch_size 8 (accumulation 1) or 16"));
+  EXPECT_THAT(error_of({16, 2, 2}, 2), HasSubstr("nearest valid: train_batch_size 8, or "
+                                                 "gradient_accumulation_steps 4"));
+  EXPECT_THAT(error_of({12, 4, 3}, 2), HasSubstr("nearest valid: train_batch_size 24, or "
+                                                 "train_micro_batch_size_per_gpu 2"));
+  EXPECT_THAT(error_of({7, 4, 3}, 2), HasSubstr("train_batch_size 24, or train_batch_size 8 with "
+                                                "gradient_accumulation_steps 1"));
+}
+
+TEST(ResolveBatch, NeedsATotalOrAMicroBatch) {
+  EXPECT_THAT(error_of({}, 2), HasSubstr("neither train_batch_size nor "
+                                         "train_micro_batch_size_per_gpu is given; set one"));
+  EXPECT_THAT(error_of({0, 0, 4}, 2),
+              HasSubstr("is given, only gradient_accumulation_steps 4; set one of them"));
+}
+
+TEST(ResolveBatch, RejectsWhatIsNoCount) {
+  EXPECT_THAT(error_of({-8, 0, 0}, 2), HasSubstr("train_batch_size is -8, expected at least 1"));
+  EXPECT_THAT(error_of({0, -1, 0}, 2), HasSubstr("train_micro_batch_size_per_gpu is -1"));
+  EXPECT_THAT(error_of({8, 0, -2}, 2), HasSubstr("gradient_accumulation_steps is -2"));
+  EXPECT_THAT(error_of({8, 0, 0}, 0), HasSubstr("world size 0"));
+}
+
+TEST(ResolveBatch, SurvivesTheLargestNumbers) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int kRanks = std::numeric_limits<int>::max();
+  for (const int64_t total : {int64_t{0}, int64_t{1}, kMost - 1, kMost}) {
+    for (const int64_t micro : {int64_t{0}, int64_t{1}, kMost / 2, kMost}) {
+      for (const int64_t steps : {int64_t{0}, int64_t{1}, kMost}) {
+        for (const int world_size : {1, 3, kRanks}) {
+          const std::string error = error_of({total, micro, steps}, world_size);
+          if (error.empty()) {
+            const BatchConfig batch = resolve_batch({total, micro, steps}, world_size);
+            EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps,
+                      world_size);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_THAT(error_of({0, kMost, 2}, 1), HasSubstr("more than 2^63"));
+}
+
+}  // namespace
+}  // namespace zerorun

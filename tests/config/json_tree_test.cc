@@ -1,0 +1,161 @@
+#include "config/json_tree.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "config/json_text.h"
+#include "config/problems.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string problems_of(std::string_view text) {
+  ConfigProblems problems("t");
+  const std::optional<JsonNode> root = read_json(text, problems);
+  EXPECT_EQ(root.has_value(), problems.empty());
+  try {
+    problems.throw_if_any();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+JsonNode parse(std::string_view text) {
+  ConfigProblems problems("t");
+  std::optional<JsonNode> root = read_json(text, problems);
+  problems.throw_if_any();
+  return root.value();
+}
+
+std::pair<int, int> place(const JsonNode& node) { return {node.where.line, node.where.column}; }
+
+TEST(ReadJson, RemembersWhereValuesAndKeysStand) {
+  const JsonNode root = parse("{\n  \"a\": [1,  -2.5e1, \"x\\\"]y\"],\n\t\"b\" :true }");
+  EXPECT_EQ(place(root), std::pair(1, 1));
+  const JsonNode& a = root.children[0];
+  EXPECT_EQ(std::pair(a.key_where.line, a.key_where.column), std::pair(2, 3));
+  EXPECT_EQ(place(a), std::pair(2, 8));
+  EXPECT_EQ(place(a.children[0]), std::pair(2, 9));
+  EXPECT_EQ(place(a.children[1]), std::pair(2, 13));
+  EXPECT_EQ(place(a.children[2]), std::pair(2, 21));
+  EXPECT_EQ(a.children[2].text, "x\"]y");
+  EXPECT_EQ(place(root.children[1]), std::pair(3, 7));
+}
+
+TEST(ReadJson, ColumnsCountCharactersAndSkipTheByteOrderMark) {
+  const JsonNode root = parse("\xef\xbb\xbf{\"\xc3\xa4\xe2\x82\xac\": /* \xc3\xa4 */ 1}");
+  EXPECT_EQ(place(root), std::pair(1, 1));
+  EXPECT_EQ(place(root.children[0]), std::pair(1, 16));
+}
+
+TEST(ReadJson, AllowsCommentsAndTrailingCommas) {
+  const JsonNode root = parse(R"(# first
+{ // second
+  "url": "http://x/*y*/#z", /* third
+  over lines */ "list": [1, 2, /* last */ ], // "no": 1
+  "object": {"a": 1,},
+}
+# end)");
+  EXPECT_EQ(to_text(root), R"({"url":"http://x/*y*/#z","list":[1,2],"object":{"a":1}})");
+  EXPECT_EQ(place(root.children[1]), std::pair(4, 25));
+  EXPECT_THAT(problems_of("[,]"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_of("{,}"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_of("[1,,]"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_of("{\"a\":,}"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_of("[1] /* on"), HasSubstr("1:5"));
+  EXPECT_THAT(problems_of("[1] /* on"), HasSubstr("a comment that never ends"));
+}
+
+TEST(ReadJson, ReadsNonFiniteNumbersAsPythonWritesThem) {
+  const JsonNode root = parse(R"([Infinity, -Infinity, NaN, "Infinity"])");
+  EXPECT_EQ(root.children[0].number, INFINITY);
+  EXPECT_EQ(root.children[1].number, -INFINITY);
+  EXPECT_TRUE(std::isnan(root.children[2].number));
+  EXPECT_EQ(root.children[3].kind, JsonNode::Kind::string);
+  EXPECT_THAT(problems_of("{Infinity: 1}"), HasSubstr("got Infinity, expected a key in quotes"));
+  EXPECT_THAT(problems_of("[Infinityx]"), HasSubstr("broken JSON: got Infinityx"));
+}
+
+TEST(ReadJson, TellsIntegersFromNumbers) {
+  EXPECT_EQ(as_integer(parse("1e9")), 1'000'000'000);
+  EXPECT_EQ(as_integer(parse("5.0")), 5);
+  EXPECT_EQ(as_integer(parse("-9223372036854775808")), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(as_integer(parse("9223372036854775807")), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(as_integer(parse("9223372036854775808")), std::nullopt);
+  EXPECT_EQ(as_integer(parse("-1e300")), std::nullopt);
+  EXPECT_EQ(as_integer(parse("0.5")), std::nullopt);
+  EXPECT_EQ(as_integer(parse("\"1\"")), std::nullopt);
+}
+
+TEST(ReadJson, EqualValuesHaveEqualTexts) {
+  EXPECT_EQ(to_text(parse("1e9")), "1000000000");
+  EXPECT_EQ(to_text(parse("1.0")), "1");
+  EXPECT_EQ(to_text(parse("0.10")), "0.1");
+  EXPECT_EQ(to_text(parse("[ {\"a\\u0041\" : null} , false ]")), R"([{"aA":null},false])");
+}
+
+struct Broken {
+  const char* text;
+  const char* message;
+};
+
+TEST(ReadJson, SaysWhereAndHowTextIsBroken) {
+  const Broken cases[] = {
+      {"", "top level (1:1): broken JSON: got the end of the text; expected a value"},
+      {"{\n \"a\": 1\n \"b\": 2}", "(3:2): broken JSON: got \"b\"; expected ',' or '}'"},
+      {"{\"a\": [1 2]}", "/a (1:10): broken JSON: got 2; expected ',' or ']'"},
+      {"{\"a\" 1}", "(1:6): broken JSON: got 1; expected ':'"},
+      {"{\"a\": tru}", "/a (1:7): broken JSON: got tru; invalid literal; expected a value"},
+      {"{'a': 1}", "got 'a'; invalid literal; expected a key in double quotes"},
+      {"[1] 2", "(1:5): broken JSON: got 2; expected nothing after the first value"},
+      {"[1", "(1:3): broken JSON: got the end of the text; expected ',' or ']'"},
+      {"[\"a\nb\"]", "(1:2): broken JSON: got \"a; invalid string: control character"},
+      {"[\"\xff\"]", "(1:2): broken JSON: got \"\\xff\"; invalid string: ill-formed UTF-8 byte"},
+      {"{\"x\": [01]}", "/x (1:9): broken JSON: got 1; expected ',' or ']'"},
+      {"[-1.5e+3-2]", "(1:9): broken JSON: got -2; expected ',' or ']'"},
+      {"[nullnull]", "(1:6): broken JSON: got null; expected ',' or ']'"},
+      {"[1.]", "(1:2): broken JSON: got 1.; invalid number"},
+      {"[-]", "(1:2): broken JSON: got -; invalid number"},
+      {"{\"x\": 1e999}", "/x (1:7): got 1e999, expected a number below 1.8e308"},
+      {"{\"x\": -1e999}", "/x (1:7): got -1e999"},
+  };
+  for (const Broken& broken : cases) {
+    EXPECT_THAT(problems_of(broken.text), HasSubstr(broken.message)) << broken.text;
+  }
+  EXPECT_THAT(problems_of(std::string_view("{}\n \0{", 6)), HasSubstr("(2:2): got a NUL byte"));
+}
+
+TEST(ReadJson, BoundsDepthSizeAndCount) {
+  const auto deep = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_EQ(problems_of(deep(kMaxJsonDepth)), "");
+  EXPECT_THAT(problems_of(deep(kMaxJsonDepth + 1)), HasSubstr("(1:65): nested deeper than 64"));
+  EXPECT_THAT(problems_of(std::string(1'000'000, '[')), HasSubstr("nested deeper than 64"));
+  std::string objects;
+  for (int i = 0; i < 1'000'000; ++i) objects += "{\"a\":";
+  EXPECT_THAT(problems_of(objects), HasSubstr("nested deeper than 64"));
+
+  const std::string long_string = "[\"" + std::string(20'000'000, 'x') + "\"]";
+  EXPECT_THAT(problems_of(long_string), HasSubstr("got 20000004 bytes, expected a configuration"));
+  EXPECT_EQ(problems_of("[\"" + std::string(15'000'000, 'x') + "\"]"), "");
+
+  std::string values = "[0";
+  for (size_t i = 0; i < kMaxJsonValues; ++i) values += ",0";
+  EXPECT_THAT(problems_of(values + "]"), HasSubstr("more than 100000 values"));
+}
+
+TEST(StrictJson, KeepsTheLength) {
+  for (const char* text : {"", "/", "/*", "/**/", "\"", "\"\\", "\"\\\"", "[1,]", "NaN", "#"}) {
+    EXPECT_EQ(to_strict_json(text).size(), std::string_view(text).size()) << text;
+  }
+}
+
+TEST(AppendPointer, EscapesAsRfc6901) { EXPECT_EQ(append_pointer("/a", "b/c~d"), "/a/b~1c~0d"); }
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,150 @@
+#include "config/key_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/problems.h"
+#include "config/value_check.h"
+#include "tests/config/support.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::leaf_keys;
+using testing::nested;
+using testing::other_value;
+using testing::problems_of;
+
+// Its block as a whole is not supported.
+bool is_in_unsupported_block(const KeySpec& spec) {
+  const KeySpec* parent = key_table().find(spec.parent());
+  return parent != nullptr && parent->is_unsupported();
+}
+
+bool is_unsupported(const KeySpec& spec) {
+  return is_in_unsupported_block(spec) || key_table().current(spec).is_unsupported();
+}
+
+TEST(EveryKey, StandsInABlockOfTheTable) {
+  for (const KeySpec* spec : key_table().keys()) {
+    if (spec->parent().empty()) continue;
+    const KeySpec* parent = key_table().find(spec->parent());
+    ASSERT_NE(parent, nullptr) << spec->pointer;
+    EXPECT_TRUE(parent->is_block()) << spec->pointer;
+  }
+}
+
+TEST(EveryKey, HasADefaultInCanonicalTextThatSuitsIt) {
+  for (const KeySpec* spec : leaf_keys()) {
+    ConfigProblems problems("default");
+    std::optional<JsonNode> node = read_json(spec->fallback, problems);
+    ASSERT_TRUE(node) << spec->pointer;
+    EXPECT_EQ(to_text(*node), spec->fallback) << spec->pointer;
+    EXPECT_EQ(check_value(*spec, *node), std::nullopt) << spec->pointer;
+  }
+}
+
+TEST(EveryKey, HasADefaultThatMatchesConfig) {
+  const Config defaults;
+  for (const KeySpec* spec : leaf_keys()) {
+    if (spec->binding.get == nullptr || spec->name() == "overlap_comm") continue;
+    EXPECT_EQ(spec->binding.get(defaults), spec->fallback) << spec->pointer;
+  }
+}
+
+TEST(EveryKey, AcceptsItsDefaultWithoutAWarning) {
+  for (const KeySpec* spec : leaf_keys()) {
+    SCOPED_TRACE(spec->pointer);
+    if (is_in_unsupported_block(*spec)) continue;
+    const ParsedConfig parsed = parse_config(nested(spec->pointer, spec->fallback));
+    const ConfigValue* value = testing::find_value(parsed, spec->pointer);
+    ASSERT_NE(value, nullptr);
+    EXPECT_TRUE(value->is_default);
+    EXPECT_EQ(parsed.warnings.empty(), spec->status != KeyStatus::deprecated);
+  }
+}
+
+TEST(EveryKey, TreatsAnotherValueByItsStatus) {
+  for (const KeySpec* spec : leaf_keys()) {
+    SCOPED_TRACE(spec->pointer);
+    const std::string other = other_value(*spec);
+    const std::string text = nested(spec->pointer, other);
+    if (is_unsupported(*spec)) {
+      EXPECT_THAT(problems_of(text), AnyOf(HasSubstr("not supported yet by zerorun"),
+                                           HasSubstr("supported neither here nor by DeepSpeed")));
+      continue;
+    }
+    const ParsedConfig parsed = parse_config(text);
+    const ConfigValue* value = testing::find_value(parsed, spec->pointer);
+    ASSERT_NE(value, nullptr);
+    EXPECT_EQ(value->value, other);
+    EXPECT_FALSE(value->is_default);
+    const bool warns = spec->status == KeyStatus::no_effect ||
+                       spec->status == KeyStatus::deprecated ||
+                       (spec->status == KeyStatus::always_on && other == "false");
+    ASSERT_EQ(parsed.warnings.size(), warns ? 1U : 0U);
+    if (warns) {
+      EXPECT_THAT(parsed.warnings[0], HasSubstr(std::string(spec->pointer)));
+    }
+  }
+}
+
+TEST(EveryKey, RejectsAWrongTypeWithItsPlace) {
+  for (const KeySpec* spec : leaf_keys()) {
+    const bool takes_object = (spec->type & KeyType::free_form) != 0;
+    const std::string wrong = takes_object ? "7" : R"({"an": "object"})";
+    const std::string message = problems_of(nested(spec->pointer, wrong));
+    const auto depth = std::count(spec->pointer.begin(), spec->pointer.end(), '/');
+    const auto column = 2 * depth + static_cast<long>(spec->name().size()) + 5;
+    EXPECT_THAT(message,
+                HasSubstr(fmt::format("{} ({}:{}): got ", spec->pointer, depth + 1, column)));
+    EXPECT_THAT(message, HasSubstr("expected " + expected_value(*spec)));
+  }
+}
+
+TEST(EveryKey, IsSuggestedForAMisspeltName) {
+  for (const KeySpec* spec : key_table().keys()) {
+    std::string misspelt(spec->pointer);
+    const size_t middle = misspelt.size() - spec->name().size() / 2 - 1;
+    misspelt.insert(middle, 1, misspelt[middle]);
+    const std::string message = problems_of(nested(misspelt, "null"));
+    EXPECT_THAT(message, HasSubstr(misspelt + " ("));
+    EXPECT_THAT(message, HasSubstr(fmt::format("unknown key; did you mean \"{}\"", spec->name())));
+  }
+}
+
+TEST(EveryKey, TakesAutoAsNotGivenOrRejectsIt) {
+  for (const KeySpec* spec : leaf_keys()) {
+    SCOPED_TRACE(spec->pointer);
+    if (is_in_unsupported_block(*spec)) continue;
+    const std::string text = nested(spec->pointer, R"("auto")");
+    const bool allowed = spec->takes_auto || spec->status != KeyStatus::works;
+    const bool is_plain_string = (spec->type & KeyType::string) != 0 && spec->choices.empty();
+    if (!allowed && !is_plain_string) {
+      EXPECT_THAT(problems_of(text), HasSubstr("got \"auto\", expected"));
+      continue;
+    }
+    EXPECT_EQ(testing::find_value(parse_config(text), spec->pointer)->is_default, allowed);
+  }
+}
+
+TEST(KeyTable, GatesAndReplacementsAreKeys) {
+  for (const KeySpec* spec : key_table().keys()) {
+    if (!spec->gate.empty()) {
+      const KeySpec* gate = key_table().find(spec->gate);
+      ASSERT_NE(gate, nullptr) << spec->pointer;
+      EXPECT_TRUE(gate->gate.empty()) << spec->pointer;
+      EXPECT_NE(gate->status, KeyStatus::works) << spec->pointer << ": would be dropped silently";
+    }
+    if (spec->status == KeyStatus::deprecated) {
+      EXPECT_NE(key_table().find(spec->note), nullptr) << spec->pointer;
+    }
+    EXPECT_FALSE(spec->doc.empty()) << spec->pointer;
+    EXPECT_FALSE(spec->status == KeyStatus::no_effect && spec->note.empty()) << spec->pointer;
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

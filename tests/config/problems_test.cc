@@ -1,0 +1,166 @@
+#include "config/problems.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/suggest.h"
+#include "tests/config/support.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::problems_of;
+
+TEST(Problems, AreListedTogetherInTheOrderOfTheFile) {
+  EXPECT_EQ(problems_of(R"({
+  "gradient_clipp1ng": 1,
+  "zero_optimization": {"stage": "two", "stag": 2},
+  "lr": 1
+})"),
+            R"(test.json: 4 problems
+  1. /gradient_clipp1ng (2:3): unknown key; did you mean "gradient_clipping"?
+  2. /zero_optimization/stage (3:34): got "two", expected an integer from 0 to 3
+  3. /zero_optimization/stag (3:41): unknown key; did you mean "stage"?
+  4. /lr (4:3): unknown key; did you mean /optimizer/params/lr?)");
+}
+
+TEST(Problems, UnknownKeysGetTheNearestNameAnywhere) {
+  EXPECT_THAT(problems_of(R"({"zero_optimisation": {}})"), HasSubstr("\"zero_optimization\"?"));
+  EXPECT_THAT(problems_of(R"({"stage": 3})"), HasSubstr("did you mean /zero_optimization/stage?"));
+  EXPECT_THAT(problems_of(R"({"Optimizer": {}})"), HasSubstr("did you mean \"optimizer\"?"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"reduce_bucket": 1}})"),
+              HasSubstr("did you mean \"reduce_bucket_size\"?"));
+  EXPECT_THAT(
+      problems_of(R"({"optimizer": {"params": {"learning_rate": 1}}})"),
+      HasSubstr("/optimizer/params/learning_rate (1:27): unknown key; did you mean \"lr\"?"));
+  EXPECT_THAT(problems_of(R"({"bf16": {"xyzzy": 1}})"), HasSubstr("expected one of enabled,"));
+  EXPECT_THAT(problems_of(R"({"xyzzy": 1})"), HasSubstr("`zerorun config schema`"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization/stage": 1})"),
+              HasSubstr("/zero_optimization~1stage (1:2): unknown key"));
+}
+
+TEST(EditDistance, CountsTypingErrors) {
+  EXPECT_EQ(edit_distance("stage", "stage", 3), 0U);
+  EXPECT_EQ(edit_distance("Reduce-Bucket", "reduce_bucket", 3), 0U);
+  EXPECT_EQ(edit_distance("stgae", "stage", 3), 1U);
+  EXPECT_EQ(edit_distance("stag", "stage", 3), 1U);
+  EXPECT_EQ(edit_distance("sttage", "stage", 3), 1U);
+  EXPECT_EQ(edit_distance("sXaYe", "stage", 3), 2U);
+  EXPECT_EQ(edit_distance("", "abc", 3), 3U);
+  EXPECT_EQ(edit_distance("ca", "abc", 9), 3U);  // a swap is not split
+  EXPECT_GT(edit_distance("optimizer", "scheduler", 2), 2U);
+  EXPECT_GT(edit_distance("a", "abcdef", 2), 2U);
+}
+
+TEST(Problems, ValuesSayWhatWasExpected) {
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 4}})"),
+              HasSubstr("got 4, expected an integer from 0 to 3"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"reduce_bucket_size": 0}})"),
+              HasSubstr("got 0, expected an integer of at least 1"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"reduce_bucket_size": 2.5}})"),
+              HasSubstr("got 2.5, expected an integer"));
+  EXPECT_THAT(problems_of(R"({"train_batch_size": 1e30})"), HasSubstr("got 1e+30, expected"));
+  EXPECT_THAT(problems_of(R"({"train_batch_size": 18446744073709551615})"), HasSubstr("expected"));
+  EXPECT_THAT(problems_of(R"({"train_batch_size": "8"})"), HasSubstr("; remove the quotes"));
+  EXPECT_THAT(problems_of(R"({"wall_clock_breakdown": "true"})"), HasSubstr("remove the quotes"));
+  EXPECT_THAT(problems_of(R"({"gradient_clipping": true})"), HasSubstr("got true, expected"));
+  EXPECT_THAT(problems_of(R"({"gradient_clipping": Infinity})"), HasSubstr("got Infinity"));
+  EXPECT_THAT(problems_of(R"({"optimizer": {"params": {"lr": 1e39}}})"), HasSubstr("fits fp32"));
+  EXPECT_THAT(
+      problems_of(R"({"optimizer": {"params": {"lr": null}}})"),
+      HasSubstr("got null, expected a number of at least 0 that fits fp32; remove the key"));
+  EXPECT_THAT(problems_of(R"({"zerorun": {"comm_timeout": 0}})"), HasSubstr("a number above 0"));
+  for (const char* betas :
+       {"[0.9]", "[0.9, 1.0]", "[-0.1, 0.9]", "[0.9, 0.9999999999]", R"(["0.9", 0.9])", "0.9"}) {
+    EXPECT_THAT(
+        problems_of(fmt::format(R"({{"optimizer": {{"params": {{"betas": {}}}}}}})", betas)),
+        HasSubstr("expected an array of two numbers from 0 to below 1"));
+  }
+}
+
+TEST(Problems, OptimizersThatDeepSpeedKnowsAreToldApartFromTypingErrors) {
+  EXPECT_THAT(problems_of(R"({"optimizer": {"type": "Lion"}})"),
+              HasSubstr(R"(got "Lion", not supported yet by zerorun )"));
+  EXPECT_THAT(problems_of(R"({"optimizer": {"type": "AdamWW"}})"),
+              HasSubstr(R"(expected "Adam" or "AdamW" (did you mean "AdamW"?))"));
+  EXPECT_THAT(problems_of(R"({"optimizer": {"params": {"max_grad_norm": 1}}})"),
+              HasSubstr("use /gradient_clipping"));
+}
+
+TEST(Problems, Fp16IsNotSupportedYet) {
+  const std::string message = problems_of(R"({"fp16": {"enabled": true, "loss_scale": 128}})");
+  EXPECT_THAT(message, HasSubstr("test.json: 1 problem\n"));
+  EXPECT_THAT(message, HasSubstr("/fp16/enabled (1:22): got true, not supported yet by zerorun "));
+  EXPECT_THAT(message, HasSubstr("; expected false; use bf16"));
+}
+
+TEST(Problems, ContradictionsNameBothSides) {
+  EXPECT_THAT(problems_of(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+              HasSubstr("/fp16/enabled (1:22): true contradicts /bf16/enabled at 1:49"));
+  EXPECT_THAT(
+      problems_of(R"({"bf16": {"enabled": false}, "zerorun": {"train": {"dtype": "bf16"}}})"),
+      HasSubstr("/zerorun/train/dtype (1:61): \"bf16\" contradicts /bf16/enabled false at 1:22"));
+  EXPECT_THAT(
+      problems_of(
+          R"({"train_micro_batch_size_per_gpu": 2, "zerorun": {"train": {"micro_batch": 3}}})"),
+      HasSubstr("3 contradicts /train_micro_batch_size_per_gpu 2 at 1:36"));
+  EXPECT_THAT(problems_of(R"({"data_types": {"param_dtype": "bf16"}})"),
+              HasSubstr("by which parameters are fp32"));
+  EXPECT_EQ(problems_of(R"({"data_types": {"param_dtype": "bf16"}, "bf16": {"enabled": true}})"),
+            "");
+  EXPECT_THAT(problems_of(R"({"communication_data_type": "fp32", "bf16": {"enabled": true}})"),
+              HasSubstr("got \"fp32\" with bf16 parameters, not supported yet"));
+}
+
+TEST(Problems, OneSettingUnderTwoNames) {
+  EXPECT_THAT(
+      problems_of(R"({"zero_optimization": {
+  "prefetch_bucket_size": 1,
+  "stage3_prefetch_bucket_size": 1}})"),
+      HasSubstr("(3:3): the same setting as /zero_optimization/prefetch_bucket_size at 2:3"));
+  EXPECT_THAT(problems_of(R"({"bf16": {}, "bfloat16": {}})"),
+              HasSubstr("the same setting as /bf16 at 1:2"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"cpu_offload": false,
+  "offload_optimizer": {"device": "none"}}})"),
+              HasSubstr("replaced by /zero_optimization/offload_optimizer/device"));
+}
+
+TEST(Problems, DeprecatedNamesAskForWhatTheirReplacementsDo) {
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"cpu_offload": true}})"),
+              HasSubstr("got true, not supported yet"));
+  const ParsedConfig parsed =
+      parse_config(R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})");
+  EXPECT_THAT(parsed.warnings, ::testing::ElementsAre(HasSubstr(
+                                   "stage3_gather_fp16_weights_on_model_save (1:24) is deprecated; "
+                                   "use /zero_optimization/stage3_gather_16bit_weights")));
+}
+
+TEST(Problems, DuplicateKeysNameBothPlaces) {
+  EXPECT_THAT(problems_of("{\n \"steps_per_print\": 1,\n \"steps_per_print\": 2}"),
+              HasSubstr("/steps_per_print (3:2): given twice, first at 2:2"));
+  EXPECT_THAT(problems_of(R"({"amp": {"enabled": false, "a": {"b": 1, "b": 1}}})"),
+              HasSubstr("/amp/a/b (1:42): given twice, first at 1:34"));
+}
+
+TEST(Problems, LongListsAreCut) {
+  std::string text = "{";
+  for (int i = 0; i < 500; ++i) text += fmt::format("\"unknown_{}\": 1,", i);
+  const std::string message = problems_of(text + "}");
+  EXPECT_THAT(message, HasSubstr("test.json: 500 problems"));
+  EXPECT_THAT(message, HasSubstr("... and 450 more"));
+}
+
+TEST(Problems, LongAndUnprintableTextIsCut) {
+  const std::string key(100'000, 'k');
+  EXPECT_LT(problems_of(fmt::format("{{\"{}\": 1}}", key)).size(), 1000U);
+  EXPECT_LT(problems_of(fmt::format("{{\"steps_per_print\": \"{}\"}}", key)).size(), 1000U);
+  const std::string control = problems_of("{\"a\\u001b[31m\\nb\": 1}");
+  EXPECT_THAT(control, HasSubstr("/a\\x1b[31m\\x0ab (1:2)"));
+  EXPECT_EQ(printable("a\tb", 10), "a\\x09b");
+  EXPECT_EQ(printable("\xc3\xa4\xc3\xb6", 3), "\xc3\xa4...");  // between characters
+}
+
+}  // namespace
+}  // namespace zerorun

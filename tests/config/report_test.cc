@@ -1,0 +1,177 @@
+#include "config/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/config/support.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// As Hugging Face and accelerate users write them.
+constexpr const char* kTrainerConfig = R"({
+  "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000,
+           "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+  "bf16": {"enabled": "auto"},
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
+                                            "weight_decay": "auto"}},
+  "zero_optimization": {
+    "stage": 3,
+    "offload_optimizer": {"device": "none", "pin_memory": true, "nvme_path": null},
+    "offload_param": {"device": "none", "pin_memory": true, "nvme_path": null},
+    "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true
+  },
+  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+  "steps_per_print": Infinity, "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": 2, "wall_clock_breakdown": false,
+  "zero_allow_untested_optimizer": true
+})";
+
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(std::string_view text)
+      : path_(std::filesystem::path(::testing::TempDir()) / "zerorun_report_test.json") {
+    std::ofstream(path_) << text;
+  }
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  std::string path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(Report, TrainerConfigIsReadWithoutAWarning) {
+  const ParsedConfig parsed = parse_config(kTrainerConfig);
+  EXPECT_THAT(parsed.warnings, ::testing::IsEmpty());
+  EXPECT_EQ(parsed.config.zero.stage, 3);
+  EXPECT_EQ(parsed.config.zero.reduce_bucket_size, 500'000'000);
+  EXPECT_EQ(parsed.config.gradient_clipping, 1.0);
+  EXPECT_EQ(parsed.config.precision.param_dtype, DType::fp32);
+  const ConfigValue* clipping = testing::find_value(parsed, "/gradient_clipping");
+  ASSERT_NE(clipping, nullptr);
+  EXPECT_EQ(clipping->value, "1");
+  EXPECT_TRUE(clipping->is_default);
+}
+
+TEST(Report, ShowIsAConfigurationThatMeansTheSame) {
+  for (const char* text :
+       {kTrainerConfig, "{}",
+        R"({"bfloat16": {"enabled": true}, "train_batch_size": 8, "optimizer": {"params":
+            {"lr": 3e-4}}, "zerorun": {"train": {"data": ["a\"b"], "steps": 20}}})"}) {
+    const ParsedConfig parsed = parse_config(text);
+    const std::string shown = show_config(parsed, 2);
+    const ParsedConfig again = parse_config(shown);
+    EXPECT_EQ(again.config.train_options, parsed.config.train_options);
+    EXPECT_EQ(again.config.optimizer.lr, parsed.config.optimizer.lr);
+    for (const ConfigValue& value : parsed.values) {
+      if (value.value == "null") continue;
+      const ConfigValue* copy = testing::find_value(again, value.pointer);
+      ASSERT_NE(copy, nullptr) << value.pointer;
+      EXPECT_EQ(copy->value, value.value) << value.pointer;
+    }
+  }
+}
+
+TEST(Report, ShowMarksWhatIsInferredAndWhatDiffers) {
+  const std::string shown =
+      show_config(parse_config(R"({"train_batch_size": 8, "zero_optimization": {"stage": 3},
+                                   "gradient_clipping": 1.0})",
+                               "x.json"),
+                  2);
+  EXPECT_THAT(shown, HasSubstr("// x.json, 2 ranks\n{\n"));
+  EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 8,  // given\n"));
+  EXPECT_THAT(shown, HasSubstr("\"train_micro_batch_size_per_gpu\": 4,  // inferred\n"));
+  EXPECT_THAT(shown, HasSubstr("    \"stage\": 3,  // default 0\n"));
+  EXPECT_THAT(shown, HasSubstr("\"overlap_comm\": true,  // inferred\n"));
+  EXPECT_THAT(shown, HasSubstr("  \"gradient_clipping\": 1,\n"));
+  EXPECT_THROW(show_config(parse_config(R"({"train_batch_size": 9})"), 2), ConfigError);
+}
+
+TEST(Report, CheckSaysWhatAFileAsksFor) {
+  const TemporaryFile file(R"({
+    "train_batch_size": 12, "train_micro_batch_size_per_gpu": 2,
+    "zero_optimization": {"stage": 2, "round_robin_gradients": true, "reduce_scatter": false,
+                          "stage3_gather_fp16_weights_on_model_save": true}})");
+  const std::string report = check_report(file.path());
+  EXPECT_THAT(report, HasSubstr(file.path() + ": ok\n"));
+  EXPECT_THAT(report, HasSubstr("/zero_optimization/stage"));
+  EXPECT_THAT(report, HasSubstr("batch sizes: suit 1, 2, 3, 6 ranks"));
+  EXPECT_THAT(report, HasSubstr("no effect: /zero_optimization/round_robin_gradients: every"));
+  EXPECT_THAT(report, HasSubstr("no effect: /zero_optimization/reduce_scatter: always on"));
+  EXPECT_THAT(report, HasSubstr("warning: /zero_optimization/stage3_gather_fp16_weights"));
+}
+
+TEST(Report, CheckRejectsBatchSizesThatNoNumberOfRanksSuits) {
+  EXPECT_THROW(check_report(TemporaryFile(R"({"train_batch_size": 10,
+      "train_micro_batch_size_per_gpu": 3})")
+                                .path()),
+               ConfigError);
+  const TemporaryFile large(R"({"train_batch_size": 5000, "train_micro_batch_size_per_gpu": 1,
+                                "gradient_accumulation_steps": 1})");
+  EXPECT_THAT(check_report(large.path()), HasSubstr("suit 5000 ranks"));
+  EXPECT_THROW(check_report("/no/such/file.json"), ConfigError);
+  const TemporaryFile prime(R"({"train_batch_size": 9223372036854775783})");
+  EXPECT_THAT(check_report(prime.path()), HasSubstr("suit 1, ... ranks"));
+}
+
+// The properties of the block that `pointer` stands in.
+const nlohmann::json& properties_of(const nlohmann::json& schema, std::string_view pointer) {
+  const nlohmann::json* object = &schema;
+  for (size_t begin = 1, end = 0; (end = pointer.find('/', begin)) != std::string_view::npos;
+       begin = end + 1) {
+    object = &object->at("properties").at(std::string(pointer.substr(begin, end - begin)));
+  }
+  EXPECT_EQ(object->at("additionalProperties"), false) << pointer;
+  return object->at("properties");
+}
+
+TEST(Report, SchemaDescribesEveryKey) {
+  const auto schema = nlohmann::json::parse(json_schema());
+  EXPECT_EQ(schema.at("$schema"), "https://json-schema.org/draft/2020-12/schema");
+  for (const KeySpec* spec : key_table().keys()) {
+    const nlohmann::json& properties = properties_of(schema, spec->pointer);
+    ASSERT_TRUE(properties.contains(spec->name())) << spec->pointer;
+    EXPECT_TRUE(spec->alias.empty() || properties.contains(spec->alias)) << spec->alias;
+    const nlohmann::json& key = properties.at(std::string(spec->name()));
+    EXPECT_THAT(key.at("description").get<std::string>(), HasSubstr(std::string(spec->doc)));
+    if (spec->is_block() || spec->fallback == "null") continue;
+    EXPECT_EQ(key.at("default"), nlohmann::json::parse(spec->fallback)) << spec->pointer;
+  }
+  const nlohmann::json& stage = properties_of(schema, "/zero_optimization/stage").at("stage");
+  EXPECT_EQ(stage.at("minimum"), 0);
+  EXPECT_EQ(stage.at("maximum"), 3);
+  EXPECT_EQ(stage.at("type"), "integer");
+  EXPECT_EQ(properties_of(schema, "/fp16/enabled").at("enabled").at("anyOf").at(0).at("const"),
+            false);
+}
+
+TEST(Report, DocumentationIsUpToDate) {
+  const std::filesystem::path root =
+      std::filesystem::path(ZERORUN_TEST_DATA).parent_path().parent_path().parent_path();
+  std::ifstream file(root / "docs" / "config.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_TRUE(text.str() == config_markdown())
+      << "run: zerorun config docs > docs/config.md, and commit the change";
+  for (const KeySpec* spec : key_table().keys()) {
+    if (!spec->is_block()) {
+      EXPECT_THAT(text.str(), HasSubstr(fmt::format("| `{}` |", spec->name())));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/key_table.h"
+#include "zerorun/config.h"
+#include "zerorun/error.h"
+
+namespace zerorun::testing {
+
+// {"zero_optimization": {"stage": 2}} for "/zero_optimization/stage" and "2".
+inline std::string nested(std::string_view pointer, std::string_view value) {
+  nlohmann::json json;
+  json[nlohmann::json::json_pointer(std::string(pointer))] = nlohmann::json::parse(value);
+  return json.dump(2);
+}
+
+// What parse_config throws, or "" when it accepts the text.
+inline std::string problems_of(std::string_view text) {
+  try {
+    parse_config(text, "test.json");
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+inline const ConfigValue* find_value(const ParsedConfig& parsed, std::string_view pointer) {
+  for (const ConfigValue& value : parsed.values) {
+    if (value.pointer == pointer) return &value;
+  }
+  return nullptr;
+}
+
+// A value that suits the key and differs from its default.
+inline std::string other_value(const KeySpec& spec) {
+  const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
+  if (has(KeyType::boolean)) return spec.fallback == "true" ? "false" : "true";
+  if (has(KeyType::integer)) return spec.range.high == 3 ? "2" : "17";
+  if (has(KeyType::number)) return "0.25";
+  if (has(KeyType::string)) {
+    for (const std::string_view choice : split_choices(spec.choices)) {
+      const std::string text = nlohmann::json(choice).dump();
+      if (text != spec.fallback) return text;
+    }
+    return R"("some text")";
+  }
+  if (has(KeyType::strings)) return R"(["a","b"])";
+  if (has(KeyType::integers)) return "[8,16]";
+  if (has(KeyType::betas)) return "[0.5,0.75]";
+  return R"({"anything":[1,{"deep":null}]})";
+}
+
+inline std::vector<const KeySpec*> leaf_keys() {
+  std::vector<const KeySpec*> leaves;
+  for (const KeySpec* spec : key_table().keys()) {
+    if (!spec->is_block()) leaves.push_back(spec);
+  }
+  return leaves;
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,239 @@
+#include "device/cpu/cpu_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+// Opens once; tasks that wait for it make orders of execution certain without sleeping.
+class Gate {
+ public:
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(WorkerStream, RunsTasksInOrder) {
+  const auto stream = make_worker_stream("order");
+  std::vector<int> seen;
+  for (int i = 0; i < 1000; ++i) stream->submit([&seen, i] { seen.push_back(i); });
+  stream->synchronize();
+  ASSERT_EQ(seen.size(), 1000U);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i);
+}
+
+TEST(WorkerStream, RunsBesideTheCaller) {
+  Gate gate;
+  const auto stream = make_worker_stream("beside");
+  stream->submit([&gate] { gate.pass(); });  // would deadlock on the caller's thread
+  EXPECT_FALSE(stream->is_inline());
+  EXPECT_FALSE(stream->record().ready());
+  gate.open();
+  stream->synchronize();
+  EXPECT_TRUE(stream->record().ready());
+}
+
+TEST(WorkerStream, EventMarksOnlyTheWorkBeforeIt) {
+  Gate gate;
+  const auto stream = make_worker_stream("event");
+  int value = 0;
+  stream->submit([&value] { value = 1; });
+  const Event event = stream->record();
+  stream->submit([&gate] { gate.pass(); });
+  event.synchronize();  // does not wait for the gate
+  EXPECT_TRUE(event.ready());
+  EXPECT_EQ(value, 1);
+  gate.open();
+}
+
+TEST(WorkerStream, WaitOrdersStreamsWithoutBlockingTheCaller) {
+  Gate gate;
+  const auto producer = make_worker_stream("producer");
+  const auto consumer = make_worker_stream("consumer");
+  int value = 0;
+  int seen = 0;
+  producer->submit([&] {
+    gate.pass();
+    value = 7;
+  });
+  consumer->wait(producer->record());
+  consumer->submit([&] { seen = value; });
+  const Event done = consumer->record();
+  EXPECT_FALSE(done.ready());
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(seen, 7);
+}
+
+TEST(WorkerStream, WaitForTheEmptyEventIsFree) {
+  const auto stream = make_worker_stream("empty");
+  stream->wait(Event());
+  EXPECT_TRUE(stream->record().ready());
+}
+
+TEST(WorkerStream, ErrorSkipsLaterWorkAndIsRethrownByStreamAndEvents) {
+  const auto stream = make_worker_stream("failing");
+  bool ran = false;
+  stream->submit([] { throw DeviceError("first"); });
+  stream->submit([] { throw DeviceError("second"); });
+  stream->submit([&ran] { ran = true; });
+  const Event event = stream->record();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(error_of([&] { stream->synchronize(); }), "first");
+    EXPECT_EQ(error_of([&] { event.synchronize(); }), "first");
+  }
+  EXPECT_TRUE(event.ready());
+  EXPECT_FALSE(ran);
+}
+
+TEST(WorkerStream, ErrorReachesStreamsThatWait) {
+  const auto failing = make_worker_stream("failing");
+  const auto waiting = make_worker_stream("waiting");
+  bool ran = false;
+  failing->submit([] { throw DeviceError("upstream"); });
+  waiting->wait(failing->record());
+  waiting->submit([&ran] { ran = true; });
+  EXPECT_EQ(error_of([&] { waiting->synchronize(); }), "upstream");
+  EXPECT_FALSE(ran);
+}
+
+TEST(WorkerStream, DestructionFinishesSubmittedWork) {
+  std::atomic<int> count = 0;
+  Gate gate;
+  Event last;
+  {
+    const auto stream = make_worker_stream("drain");
+    stream->submit([&gate] { gate.pass(); });
+    for (int i = 0; i < 100; ++i) stream->submit([&count] { ++count; });
+    last = stream->record();
+    gate.open();
+  }
+  EXPECT_EQ(count, 100);
+  EXPECT_TRUE(last.ready());
+  last.synchronize();  // outlives its stream
+}
+
+TEST(WorkerStream, TaskIsDestroyedBeforeItsEventHappens) {
+  const auto stream = make_worker_stream("owner");
+  auto resource = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = resource;
+  stream->submit([owned = std::move(resource)] { EXPECT_EQ(*owned, 1); });
+  stream->synchronize();
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(WorkerStream, RejectsAnEmptyTask) {
+  EXPECT_THROW(make_worker_stream("empty")->submit(nullptr), InternalError);
+}
+
+TEST(InlineStream, RunsAtOnceAndKeepsNoError) {
+  const auto stream = make_inline_stream();
+  EXPECT_TRUE(stream->is_inline());
+  const auto caller = std::this_thread::get_id();
+  stream->submit([caller] { EXPECT_EQ(std::this_thread::get_id(), caller); });
+  EXPECT_EQ(error_of([&] { stream->submit([] { throw DeviceError("now"); }); }), "now");
+  stream->synchronize();
+  EXPECT_TRUE(stream->record().ready());
+}
+
+TEST(InlineStream, WaitSynchronizesAtOnce) {
+  const auto worker = make_worker_stream("worker");
+  int value = 0;
+  worker->submit([&value] { value = 3; });
+  make_inline_stream()->wait(worker->record());
+  EXPECT_EQ(value, 3);
+}
+
+TEST(CpuStreamOf, RejectsStreamsOfOtherDevices) {
+  class Foreign : public Stream {
+    Event record() override { return {}; }
+    void wait(const Event&) override {}
+    void synchronize() override {}
+  } foreign;
+  EXPECT_THROW(cpu_stream(foreign), InternalError);
+}
+
+// A random graph of tasks over several streams: task i reads what earlier tasks of other streams
+// wrote, ordered by events only. ThreadSanitizer sees any missing edge; the values show any wrong
+// order.
+TEST(WorkerStream, RandomDependenciesHold) {
+  constexpr int kStreams = 4;
+  constexpr int kTasks = 200;
+  std::mt19937 random(5);
+  std::vector<std::unique_ptr<CpuStream>> streams;
+  for (int i = 0; i < kStreams; ++i) streams.push_back(make_worker_stream("random"));
+  std::vector<int64_t> values(kTasks, -1);
+  std::vector<int64_t> expected(kTasks, -1);
+  std::vector<Event> events(kTasks);
+  for (size_t i = 0; i < kTasks; ++i) {
+    CpuStream& stream = *streams[random() % kStreams];
+    std::vector<size_t> inputs;
+    for (size_t n = i == 0 ? 0 : random() % 4; n > 0; --n) inputs.push_back(random() % i);
+    expected[i] = static_cast<int64_t>(i);
+    for (const size_t input : inputs) {
+      expected[i] += expected[input] % 1000;
+      stream.wait(events[input]);
+    }
+    const auto delay = std::chrono::microseconds(random() % 200);
+    stream.submit([&values, inputs, i, delay] {
+      std::this_thread::sleep_for(delay);  // varies the interleaving; the result must not depend
+      values[i] = static_cast<int64_t>(i);
+      for (const size_t input : inputs) values[i] += values[input] % 1000;
+    });
+    events[i] = stream.record();
+  }
+  for (const auto& stream : streams) stream->synchronize();
+  EXPECT_EQ(values, expected);
+}
+
+TEST(WorkerStream, TakesWorkFromSeveralThreads) {
+  const auto stream = make_worker_stream("shared");
+  int64_t sum = 0;  // only the worker touches it
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 100; ++i) {
+        stream->submit([&sum] { ++sum; });
+        if (i % 10 == 0) stream->record().synchronize();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stream->synchronize();
+  EXPECT_EQ(sum, 400);
+}
+
+}  // namespace
+}  // namespace zerorun

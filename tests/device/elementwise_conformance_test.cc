@@ -1,0 +1,221 @@
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "tests/device/conformance.h"
+#include "zerorun/error.h"
+
+namespace zerorun::testing {
+namespace {
+
+class ElementwiseConformance : public DeviceConformance {
+ protected:
+  template <typename Src, typename Dst>
+  std::vector<Dst> cast(const std::vector<Src>& values) {
+    const auto src = array(values);
+    const auto dst = array(std::vector<Dst>(values.size()), 3);
+    device_->cast(*stream_, src.view(), dst.view());
+    stream_->synchronize();
+    return dst.host();
+  }
+
+  template <typename T>
+  void check_fill(const std::vector<float>& values) {
+    for (const float value : values) {
+      for (const int64_t numel : {0, 1, 31, 1000, 70001}) {
+        const auto dst = array(std::vector<T>(static_cast<size_t>(numel)), 1);
+        device_->fill(*stream_, dst.view(), value);
+        stream_->synchronize();
+        if constexpr (std::is_integral_v<T>) {
+          EXPECT_EQ(dst.host(), std::vector<T>(static_cast<size_t>(numel), static_cast<T>(value)));
+        } else {
+          const std::vector<uint32_t> expected(static_cast<size_t>(numel),
+                                               bits_of(from_fp32<T>(value)));
+          EXPECT_EQ(bits_of(dst.host()), expected);
+        }
+      }
+    }
+  }
+
+  template <typename Src, typename Dst>
+  void check_add() {
+    for (const int64_t numel : {0, 1, 15, 16, 1003, 40000}) {
+      const std::vector<Src> a = random_normal<Src>(numel, 1);
+      const std::vector<Dst> b = random_normal<Dst>(numel, 2, 100.0F);
+      std::vector<uint32_t> expected;
+      for (size_t i = 0; i < a.size(); ++i) {
+        expected.push_back(bits_of(from_fp32<Dst>(to_fp32(b[i]) + to_fp32(a[i]))));
+      }
+      const auto src = array(a, 1);
+      const auto dst = array(b, 3);
+      device_->add(*stream_, src.view(), dst.view());
+      stream_->synchronize();
+      EXPECT_EQ(bits_of(dst.host()), expected);
+    }
+  }
+
+  template <typename T>
+  void check_scale() {
+    for (const int64_t numel : {0, 1, 1003}) {
+      const std::vector<T> values = random_normal<T>(numel, 3);
+      std::vector<uint32_t> expected;
+      for (const T value : values) expected.push_back(bits_of(from_fp32<T>(to_fp32(value) * 0.3F)));
+      const auto dst = array(values, 1);
+      device_->scale(*stream_, dst.view(), 0.3F);
+      stream_->synchronize();
+      EXPECT_EQ(bits_of(dst.host()), expected);
+    }
+  }
+};
+
+template <typename T>
+std::vector<T> all_16_bit_values() {
+  std::vector<T> values;
+  for (uint32_t bits = 0; bits <= 0xffffU; ++bits) values.push_back({static_cast<uint16_t>(bits)});
+  return values;
+}
+
+// Random bit patterns (all magnitudes, subnormals, infinities, NaNs), and for every 16-bit value
+// the midpoint to the next one with its neighbours, where rounding decides.
+template <typename T>
+std::vector<float> values_that_round() {
+  std::vector<float> values;
+  std::mt19937 random(11);
+  for (int i = 0; i < 100'000; ++i) {
+    values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  }
+  for (const T value : all_16_bit_values<T>()) {
+    const float low = to_float(value);
+    const float high = to_float(T{static_cast<uint16_t>(value.bits + 1)});
+    const float middle = low / 2 + high / 2;
+    if (!std::isfinite(middle)) continue;
+    values.insert(values.end(),
+                  {middle, std::nextafter(middle, low), std::nextafter(middle, high)});
+  }
+  using Limits = std::numeric_limits<float>;
+  values.insert(values.end(), {0.0F, -0.0F, Limits::infinity(), -Limits::infinity(), Limits::max(),
+                               Limits::lowest(), Limits::denorm_min(), -Limits::denorm_min(),
+                               65519.996F, 65520.0F, 65504.0F});
+  for (const uint32_t nan : {0x7f800001U, 0xff800001U, 0x7fffffffU, 0xffffffffU, 0x7fc00000U}) {
+    values.push_back(std::bit_cast<float>(nan));
+  }
+  return values;
+}
+
+template <typename Dst, typename Src>
+std::vector<uint32_t> bits_of_conversion(const std::vector<Src>& values) {
+  std::vector<uint32_t> bits;
+  for (const Src value : values) bits.push_back(bits_of(from_fp32<Dst>(to_fp32(value))));
+  return bits;
+}
+
+TEST_P(ElementwiseConformance, FillWritesTheRoundedValueAndNothingElse) {
+  check_fill<float>({0.0F, -0.0F, 1.1F});
+  check_fill<Bf16>({0.0F, 1.1F});
+  check_fill<Fp16>({0.0F, 1.1F});
+  check_fill<int64_t>({0.0F, -3.0F});
+  check_fill<uint8_t>({0.0F, 200.0F});
+}
+
+TEST_P(ElementwiseConformance, CastWidensEvery16BitValueExactly) {
+  const std::vector<Bf16> bf16 = all_16_bit_values<Bf16>();
+  const std::vector<Fp16> fp16 = all_16_bit_values<Fp16>();
+  EXPECT_EQ(bits_of(cast<Bf16, float>(bf16)), bits_of_conversion<float>(bf16));
+  EXPECT_EQ(bits_of(cast<Fp16, float>(fp16)), bits_of_conversion<float>(fp16));
+}
+
+TEST_P(ElementwiseConformance, CastNarrowsToNearestEvenAndKeepsNan) {
+  const std::vector<float> for_bf16 = values_that_round<Bf16>();
+  const std::vector<float> for_fp16 = values_that_round<Fp16>();
+  EXPECT_EQ(bits_of(cast<float, Bf16>(for_bf16)), bits_of_conversion<Bf16>(for_bf16));
+  EXPECT_EQ(bits_of(cast<float, Fp16>(for_fp16)), bits_of_conversion<Fp16>(for_fp16));
+}
+
+TEST_P(ElementwiseConformance, CastBetween16BitTypesRoundsOnce) {
+  const std::vector<Bf16> bf16 = all_16_bit_values<Bf16>();
+  const std::vector<Fp16> fp16 = all_16_bit_values<Fp16>();
+  EXPECT_EQ(bits_of(cast<Bf16, Fp16>(bf16)), bits_of_conversion<Fp16>(bf16));
+  EXPECT_EQ(bits_of(cast<Fp16, Bf16>(fp16)), bits_of_conversion<Bf16>(fp16));
+}
+
+TEST_P(ElementwiseConformance, CastToTheSameTypeCopiesBits) {
+  const std::vector<float> values = values_that_round<Bf16>();
+  EXPECT_EQ(bits_of(cast<float, float>(values)), bits_of(values));
+  const std::vector<Fp16> halves = all_16_bit_values<Fp16>();
+  EXPECT_EQ(bits_of(cast<Fp16, Fp16>(halves)), bits_of(halves));
+  const std::vector<int64_t> words = {0, -1, std::numeric_limits<int64_t>::min(), 1LL << 60};
+  EXPECT_EQ((cast<int64_t, int64_t>(words)), words);
+  const std::vector<uint8_t> bytes = {0, 1, 255};
+  EXPECT_EQ((cast<uint8_t, uint8_t>(bytes)), bytes);
+}
+
+TEST_P(ElementwiseConformance, CastOntoItselfChangesNothing) {
+  const std::vector<float> values = {1.0F, 2.0F, 3.0F};
+  const auto same = array(values);
+  device_->cast(*stream_, same.view(), same.view());
+  stream_->synchronize();
+  EXPECT_EQ(same.host(), values);
+}
+
+TEST_P(ElementwiseConformance, AddComputesInFp32AndRoundsOnce) {
+  check_add<float, float>();
+  check_add<float, Bf16>();
+  check_add<float, Fp16>();
+  check_add<Bf16, float>();
+  check_add<Bf16, Bf16>();
+  check_add<Bf16, Fp16>();
+  check_add<Fp16, float>();
+  check_add<Fp16, Bf16>();
+  check_add<Fp16, Fp16>();
+}
+
+TEST_P(ElementwiseConformance, ScaleComputesInFp32AndRoundsOnce) {
+  check_scale<float>();
+  check_scale<Bf16>();
+  check_scale<Fp16>();
+}
+
+TEST_P(ElementwiseConformance, EmptyViewsNeedNoMemory) {
+  const TensorView none = {nullptr, 0, DType::fp32};
+  const TensorView none16 = {nullptr, 0, DType::bf16};
+  device_->upload(*stream_, nullptr, none);
+  device_->download(*stream_, none, nullptr);
+  device_->fill(*stream_, none, 1.0F);
+  device_->cast(*stream_, none, none16);
+  device_->add(*stream_, none, none16);
+  device_->scale(*stream_, none, 2.0F);
+  device_->adam(*stream_, {}, {none, none, none, none16, none16});
+  stream_->synchronize();
+}
+
+TEST_P(ElementwiseConformance, StreamsKeepTheOrderOfWorkAndEventsJoinThem) {
+  const auto a = array(std::vector<float>(50000, 1.0F));
+  const auto b = array(std::vector<float>(50000, 0.0F));
+  const auto other = device_->make_stream("other");
+  for (int round = 0; round < 10; ++round) {
+    device_->scale(*stream_, a.view(), 2.0F);
+    other->wait(stream_->record());
+    device_->add(*other, a.view(), b.view());
+    stream_->wait(other->record());
+  }
+  other->synchronize();
+  EXPECT_EQ(b.host(), std::vector<float>(50000, 2046.0F));  // 2 + 4 + ... + 1024
+}
+
+TEST_P(ElementwiseConformance, WrongArgumentsAreErrorsAtTheCall) {
+  const auto fp32 = array(std::vector<float>(4));
+  const auto short32 = array(std::vector<float>(3));
+  const auto int64 = array(std::vector<int64_t>(4));
+  EXPECT_THROW(device_->cast(*stream_, fp32.view(), int64.view()), InternalError);
+  EXPECT_THROW(device_->cast(*stream_, fp32.view(), short32.view()), InternalError);
+  EXPECT_THROW(device_->add(*stream_, short32.view(), fp32.view()), InternalError);
+  EXPECT_THROW(device_->add(*stream_, int64.view(), int64.view()), InternalError);
+  EXPECT_THROW(device_->scale(*stream_, int64.view(), 2.0F), InternalError);
+  stream_->synchronize();
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, ElementwiseConformance, ::testing::ValuesIn(devices_under_test()),
+                         name_of_device);
+
+}  // namespace
+}  // namespace zerorun::testing

@@ -1,0 +1,104 @@
+#include <gmock/gmock.h>
+
+#include <limits>
+#include <thread>
+
+#include "tests/device/conformance.h"
+#include "zerorun/error.h"
+
+namespace zerorun::testing {
+namespace {
+
+class MemoryConformance : public DeviceConformance {
+ protected:
+  MemoryUse use(MemoryCategory category) const { return device_->memory_use(category); }
+};
+
+TEST_P(MemoryConformance, BlocksAreAlignedAndWritableToTheLastByte) {
+  for (const size_t nbytes :
+       {size_t{0}, size_t{1}, size_t{63}, size_t{4097}, size_t{2} << 20, (size_t{5} << 20) + 3}) {
+    const Buffer buffer = device_->allocate(nbytes, MemoryCategory::other);
+    EXPECT_EQ(buffer.nbytes(), nbytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0U);
+    const auto numel = static_cast<int64_t>(nbytes);
+    const TensorView view = view_of(buffer, DType::uint8, numel);
+    device_->fill(*stream_, view, 7.0F);
+    std::vector<uint8_t> bytes(nbytes);
+    device_->download(*stream_, view, bytes.data());
+    stream_->synchronize();
+    EXPECT_EQ(bytes, std::vector<uint8_t>(nbytes, 7));
+  }
+}
+
+TEST_P(MemoryConformance, LedgerCountsLiveAndPeakBytesByCategory) {
+  EXPECT_EQ(use(MemoryCategory::gradients).live_bytes, 0);
+  {
+    const Buffer first = device_->allocate(1000, MemoryCategory::gradients);
+    Buffer second = device_->allocate(size_t{3} << 20, MemoryCategory::gradients);
+    EXPECT_EQ(use(MemoryCategory::gradients).live_bytes, 1000 + (3 << 20));
+    second = Buffer();
+    EXPECT_EQ(use(MemoryCategory::gradients).live_bytes, 1000);
+  }
+  EXPECT_EQ(use(MemoryCategory::gradients).live_bytes, 0);
+  EXPECT_EQ(use(MemoryCategory::gradients).peak_bytes, 1000 + (3 << 20));
+  EXPECT_EQ(use(MemoryCategory::parameters).peak_bytes, 0);
+}
+
+TEST_P(MemoryConformance, AccountCountsForeignMemoryWhileItsHandleLives) {
+  std::shared_ptr<void> handle = device_->account(500, MemoryCategory::buckets);
+  const std::shared_ptr<void> copy = handle;
+  handle.reset();
+  EXPECT_EQ(use(MemoryCategory::buckets).live_bytes, 500);
+  const Buffer own = device_->allocate(70, MemoryCategory::buckets);
+  EXPECT_EQ(use(MemoryCategory::buckets).live_bytes, 570);
+}
+
+TEST_P(MemoryConformance, BuffersMayOutliveTheirDevice) {
+  const Buffer buffer = device_->allocate(size_t{4} << 20, MemoryCategory::other);
+  const std::shared_ptr<void> handle = device_->account(8, MemoryCategory::other);
+  stream_.reset();
+  device_.reset();
+  EXPECT_TRUE(buffer);
+}
+
+TEST_P(MemoryConformance, RefusalNamesWhatEachCategoryHolds) {
+  const Buffer held = device_->allocate(size_t{3} << 20, MemoryCategory::optimizer);
+  for (const size_t nbytes : {size_t{1} << 60, std::numeric_limits<size_t>::max()}) {
+    try {
+      device_->allocate(nbytes, MemoryCategory::activations);
+      FAIL() << "allocated " << nbytes;
+    } catch (const DeviceError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("activations"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("optimizer 3.0 MiB"));
+    }
+  }
+  EXPECT_EQ(use(MemoryCategory::activations).peak_bytes, 0);
+}
+
+TEST_P(MemoryConformance, LedgerIsExactUnderConcurrentUse) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this] {
+      for (int i = 0; i < 200; ++i) {
+        const Buffer buffer = device_->allocate(100, MemoryCategory::other);
+        const std::shared_ptr<void> handle = device_->account(10, MemoryCategory::other);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(use(MemoryCategory::other).live_bytes, 0);
+  EXPECT_GE(use(MemoryCategory::other).peak_bytes, 110);
+  EXPECT_LE(use(MemoryCategory::other).peak_bytes, 440);
+}
+
+TEST_P(MemoryConformance, CategoriesHaveNames) {
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    EXPECT_THAT(name_of(static_cast<MemoryCategory>(i)), ::testing::SizeIs(::testing::Gt(4)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, MemoryConformance, ::testing::ValuesIn(devices_under_test()),
+                         name_of_device);
+
+}  // namespace
+}  // namespace zerorun::testing

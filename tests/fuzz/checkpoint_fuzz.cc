@@ -1,0 +1,148 @@
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/hash.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_file.h"
+#include "core/check.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/fuzz/driver.h"
+#include "zerorun/error.h"
+
+namespace {
+
+using namespace zerorun;  // NOLINT(google-build-using-namespace)
+
+// An input is the JSON of a manifest, this, and the JSON of a file's table. Lengths and hashes are
+// put right before they are parsed: damage would seldom get past them.
+constexpr std::string_view kSeparator = "\n---\n";
+constexpr uint64_t kMaxFileNbytes = 1 << 16;
+
+std::string with_hash(std::string body) {
+  while (!body.empty() && (body.back() == '}' || body.back() == '\n')) body.pop_back();
+  return body + ",\n  \"xxh3\": \"" + to_hex(hash_of(std::string_view(body))) + "\"\n}\n";
+}
+
+std::string with_preamble(std::string_view json) {
+  std::string header("\x89ZRCKPT\n\x01\0\0\0", 12);
+  const auto length = static_cast<uint32_t>(json.size());
+  header.append(reinterpret_cast<const char*>(&length), sizeof length).append(json);
+  header.resize((header.size() + 63) / 64 * 64, '\0');
+  return header;
+}
+
+// What the table, whatever it is, says about the length of the data.
+uint64_t data_nbytes(std::string_view table) {
+  const auto json = nlohmann::json::parse(table, nullptr, false);
+  try {
+    const auto& last = json.at("records").back();
+    return last.at("offset").get<uint64_t>() +
+           last.at("numel").get<uint64_t>() * (last.at("dtype") == "fp32" ? 4 : 2);
+  } catch (const nlohmann::json::exception&) {
+    return 0;
+  }
+}
+
+// The manifest with one file, which has this header.
+std::string with_file(std::string_view manifest, const std::string& name, const std::string& header,
+                      uint64_t nbytes) {
+  auto json = nlohmann::json::parse(manifest, nullptr, false);
+  if (!json.is_object()) return with_hash(std::string(manifest));
+  json["world_size"] = 1;
+  json["files"] = {{{"name", name},
+                    {"nbytes", nbytes},
+                    {"header_nbytes", header.size()},
+                    {"header_xxh3", to_hex(hash_of(std::string_view(header)))}}};
+  return with_hash(json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+}
+
+template <typename Parse>
+void expect_parsed_or_checkpoint_error(const Parse& parse) {
+  try {
+    parse();
+  } catch (const CheckpointError&) {
+    return;
+  }
+}
+
+void check_every_element_is_found(const CheckpointReader& checkpoint) {
+  const auto& parameters = checkpoint.manifest().parameters;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].alias_of.empty()) continue;
+    const int64_t numel = parameters[i].numel();
+    const int kind = parameters[i].trainable ? CheckpointReader::kMaster : CheckpointReader::kParam;
+    int64_t found = 0;
+    for (const auto& record : checkpoint.records_of(static_cast<int>(i), kind, 0, numel)) {
+      ZR_CHECK(record.begin == found, "{}", checkpoint.describe(record));
+      found = record.end();
+    }
+    ZR_CHECK(found == numel, "{} of {}", found, numel);
+  }
+}
+
+}  // namespace
+
+// Any bytes either are a checkpoint that holds every element once, or give a CheckpointError.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const zerorun::testing::TemporaryDirectory directory;
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const std::string_view manifest = input.substr(0, input.find(kSeparator));
+  const std::string_view table =
+      manifest.size() == input.size() ? input : input.substr(manifest.size() + kSeparator.size());
+
+  expect_parsed_or_checkpoint_error([&] { decode_manifest(input, "raw"); });
+  expect_parsed_or_checkpoint_error([&] { decode_manifest(with_hash(std::string(input)), "m"); });
+  expect_parsed_or_checkpoint_error([&] {
+    const Manifest decoded = decode_manifest(with_hash(std::string(manifest)), "m");
+    ZR_CHECK(encode_manifest(decode_manifest(encode_manifest(decoded), "again")) ==
+                 encode_manifest(decoded),
+             "round trip");
+  });
+  expect_parsed_or_checkpoint_error([&] { decode_shard_header(input, size, "raw"); });
+
+  const std::string header = with_preamble(table);
+  const uint64_t nbytes = header.size() + data_nbytes(table);
+  expect_parsed_or_checkpoint_error([&] { decode_shard_header(header, nbytes, "h"); });
+  if (nbytes < header.size() || nbytes > kMaxFileNbytes) return 0;
+  std::string file = header;
+  file.resize(nbytes, '\0');
+  const std::string name = shard_name(0, 1);
+  zerorun::testing::write_file(directory.path() / name, file);
+  zerorun::testing::write_file(directory.path() / kManifestName,
+                               with_file(manifest, name, header, nbytes));
+  expect_parsed_or_checkpoint_error(
+      [&] { check_every_element_is_found(CheckpointReader(directory.path())); });
+  return 0;
+}
+
+std::vector<std::string> zerorun::testing::fuzz_seeds() {
+  Manifest manifest;
+  manifest.step = 7;
+  manifest.state_names = {"exp_avg"};
+  manifest.groups = {{"default", 0.1F, 0.0F}};
+  manifest.parameters = {{"w", {3, 5}, DType::bf16, true, 0, ""},
+                         {"frozen", {4}, DType::bf16, false, 0, ""},
+                         {"empty", {0}, DType::bf16, true, 0, ""},
+                         {"tied", {}, DType::fp32, true, 0, "w"}};
+  manifest.client_state = "{\"epoch\": 1}";
+  manifest.shards = {{shard_name(0, 1), 1024, 512, 3}};
+  std::string text = encode_manifest(manifest);
+  text.resize(text.find(",\n  \"xxh3\": "));
+  const std::vector<ShardRecord> records = {{"w", "master", DType::fp32, 0, 10, 0, 1},
+                                            {"w", "exp_avg", DType::fp32, 0, 15, 64, 2},
+                                            {"frozen", "param", DType::bf16, 0, 4, 128, 3},
+                                            {"w", "master", DType::fp32, 10, 5, 192, 4}};
+  const std::string header = encode_shard_header(records);
+  uint32_t length = 0;
+  std::memcpy(&length, header.data() + 12, sizeof length);
+  const std::string table = header.substr(16, length);
+  return {text + "\n}" + std::string(kSeparator) + table, encode_manifest(manifest), header};
+}

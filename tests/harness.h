@@ -1,0 +1,42 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "zerorun/communicator.h"
+
+namespace zerorun::testing {
+
+// Runs `body(communicator)` on `world_size` ranks that are threads of this process and joins them.
+// Rethrows the error of the lowest failing rank.
+inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
+                      std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  const auto store = make_memory_store();
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        CommunicatorOptions options;
+        options.rank = rank;
+        options.world_size = world_size;
+        options.store = store;
+        options.timeout = timeout;
+        const auto communicator = make_communicator(options);
+        body(*communicator);
+      } catch (...) {
+        errors[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace zerorun::testing

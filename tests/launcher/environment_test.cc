@@ -1,0 +1,92 @@
+#include "launcher/environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace zerorun {
+namespace {
+
+using ::testing::ElementsAre;
+
+JobSettings two_ranks() {
+  JobSettings job;
+  job.ranks = 2;
+  job.master_addr = "127.0.0.1";
+  job.master_port = 12345;
+  job.secret = "s3cret";
+  job.working_directory = "/work";
+  return job;
+}
+
+TEST(RankVariables, TellEachRankItsPlace) {
+  const Environment rank = rank_variables(two_ranks(), 1, 4, {});
+  const Environment expected = {
+      {"RANK", "1"},
+      {"LOCAL_RANK", "1"},
+      {"WORLD_SIZE", "2"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"GROUP_RANK", "0"},
+      {"GROUP_WORLD_SIZE", "1"},
+      {"NODE_RANK", "0"},
+      {"ROLE_RANK", "1"},
+      {"ROLE_WORLD_SIZE", "2"},
+      {"LOCAL_SIZE", "2"},
+      {"CROSS_RANK", "0"},
+      {"CROSS_SIZE", "1"},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", "12345"},
+      {"ZERORUN_JOB_SECRET", "s3cret"},
+      {"CUDA_VISIBLE_DEVICES", ""},
+      {"OMP_NUM_THREADS", "4"},
+  };
+  EXPECT_EQ(rank, expected);
+}
+
+TEST(RankVariables, EveryRankSeesAllGpusOfTheJob) {
+  JobSettings job = two_ranks();
+  job.gpus = {"4", "GPU-ab"};
+  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
+  EXPECT_EQ(rank_variables(job, 1, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
+}
+
+TEST(RankVariables, KeepTheUsersThreadCount) {
+  EXPECT_FALSE(
+      rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", "3"}}).contains("OMP_NUM_THREADS"));
+  EXPECT_EQ(rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", ""}}).at("OMP_NUM_THREADS"),
+            "4");
+}
+
+TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
+  JobSettings job = two_ranks();
+  job.python = true;
+  const Environment alone = rank_variables(job, 0, 1, {});
+  EXPECT_EQ(alone.at("PYTHONPATH"), "/work");
+  EXPECT_EQ(alone.at("PYTHONUNBUFFERED"), "1");
+  EXPECT_EQ(rank_variables(job, 0, 1, {{"PYTHONPATH", "/lib"}}).at("PYTHONPATH"), "/work:/lib");
+}
+
+TEST(RankEnvironment, ReplacesAndKeeps) {
+  const Environment inherited = {{"RANK", "7"}, {"HOME", "/root"}};
+  const Environment expected = {{"RANK", "0"}, {"HOME", "/root"}};
+  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}), expected);
+}
+
+TEST(RankEnvironment, DropsWhatAnEnclosingTorchrunSet) {
+  const Environment inherited = {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"A", "b"}};
+  EXPECT_EQ(rank_environment(inherited, {}), (Environment{{"A", "b"}}));
+}
+
+TEST(EnvironmentBlock, IsWhatExecTakes) {
+  EXPECT_THAT(environment_block({{"A", "1"}, {"B", "x=y"}, {"C", ""}}),
+              ElementsAre("A=1", "B=x=y", "C="));
+}
+
+TEST(JobSecret, Is32FreshBytes) {
+  const std::string one = make_secret();
+  EXPECT_EQ(one.size(), 64);
+  EXPECT_EQ(one.find_first_not_of("0123456789abcdef"), std::string::npos);
+  EXPECT_NE(one, make_secret());
+}
+
+}  // namespace
+}  // namespace zerorun

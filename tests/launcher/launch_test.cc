@@ -1,0 +1,243 @@
+// The launcher as users meet it: what starts, what it sees, what comes out.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "launcher/cpus.h"
+#include "tests/launcher/launcher_process.h"
+#include "tests/launcher/scratch.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::LauncherProcess;
+using ::testing::Not;
+using testing::Scratch;
+using testing::shell_ranks;
+using ::testing::StartsWith;
+using testing::zerorun_command;
+
+std::multiset<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::multiset<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
+}
+
+TEST(Launch, EveryRankKnowsItsPlace) {
+  LauncherProcess job(shell_ranks(
+      3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR"));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(lines_of(job.output()),
+            (std::multiset<std::string>{"0 0 3 3 0 127.0.0.1", "1 1 3 3 0 127.0.0.1",
+                                        "2 2 3 3 0 127.0.0.1"}));
+  EXPECT_EQ(job.errors(), "");
+}
+
+TEST(Launch, RanksShareAPortAndASecret) {
+  LauncherProcess job(shell_ranks(3, "echo $MASTER_PORT $ZERORUN_JOB_SECRET"));
+  EXPECT_EQ(job.wait(), 0);
+  const auto lines = lines_of(job.output());
+  EXPECT_EQ(lines.size(), 3);
+  EXPECT_EQ(std::set<std::string>(lines.begin(), lines.end()).size(), 1);
+}
+
+TEST(Launch, WithoutGpusOneLineSaysSo) {
+  LauncherProcess job(zerorun_command({"--num_gpus", "2", "true"}), {{"CUDA_VISIBLE_DEVICES", ""}});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.errors(), "[zerorun] no GPU found: 2 CPU ranks\n");
+}
+
+TEST(Launch, IncludeSelectsCpuRanks) {
+  LauncherProcess job(zerorun_command(
+      {"--accelerator", "cpu", "--include", "localhost:0,2", "sh", "-c", "echo $RANK"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0", "1"}));
+}
+
+TEST(Launch, RanksAreBoundToTheirShareOfTheCpus) {
+  const std::string script = "grep Cpus_allowed_list /proc/self/status | cut -f2";
+  const auto cores = group_by_core(allowed_cpus());
+  if (count_cpus(cores) < 2) GTEST_SKIP() << "one CPU cannot be divided";
+  std::multiset<std::string> expected;
+  for (const CpuShare& share : divide_cpus(cores, 2)) expected.insert(format_cpu_list(share.cpus));
+
+  LauncherProcess bound(shell_ranks(2, script));
+  EXPECT_EQ(bound.wait(), 0);
+  EXPECT_EQ(lines_of(bound.output()), expected);
+
+  LauncherProcess free(shell_ranks(2, script, {"--no_bind"}));
+  EXPECT_EQ(free.wait(), 0);
+  const std::string all = format_cpu_list(allowed_cpus());
+  EXPECT_EQ(lines_of(free.output()), (std::multiset<std::string>{all, all}));
+}
+
+TEST(Launch, StandardOutputIsDataAndStandardErrorSaysWho) {
+  LauncherProcess job(shell_ranks(2, "echo out $RANK; echo err $RANK >&2"));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"out 0", "out 1"}));
+  EXPECT_EQ(lines_of(job.errors()), (std::multiset<std::string>{"err 0", "[rank 1] err 1"}));
+}
+
+TEST(Launch, LinesOfRanksDoNotMix) {
+  LauncherProcess job(
+      shell_ranks(3, "for i in $(seq 200); do printf $RANK$RANK; printf '%s\\n' $RANK; done"));
+  EXPECT_EQ(job.wait(), 0);
+  const auto lines = lines_of(job.output());
+  for (const char* line : {"000", "111", "222"}) EXPECT_EQ(lines.count(line), 200) << line;
+  EXPECT_EQ(lines.size(), 600);
+}
+
+TEST(Launch, MoreOutputThanAnyBufferArrives) {
+  LauncherProcess job(shell_ranks(2, "seq 200000"));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(std::count(job.output().begin(), job.output().end(), '\n'), 400000);
+}
+
+TEST(Launch, OnlyRankZeroReadsStandardInput) {
+  LauncherProcess job(shell_ranks(2, "read line; echo $RANK:$line"), {}, "hello\n");
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0:hello", "1:"}));
+}
+
+TEST(Launch, LogDirectoryHoldsOneFilePerRank) {
+  const Scratch scratch;
+  const std::string directory = (scratch.path() / "a/b").string();
+  LauncherProcess job(
+      shell_ranks(2, "echo out $RANK; echo err $RANK >&2", {"--log_dir", directory}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.output(), "out 0\n");
+  EXPECT_EQ(job.errors(), "err 0\n");
+  for (const char* rank : {"0", "1"}) {
+    const std::string log = scratch.read(std::string("a/b/rank") + rank + ".log");
+    EXPECT_EQ(lines_of(log),
+              (std::multiset<std::string>{std::string("out ") + rank, std::string("err ") + rank}));
+  }
+}
+
+TEST(Launch, AReaderThatGoesAwayEndsTheJob) {
+  LauncherProcess pipeline(
+      {"sh", "-c",
+       zerorun_command({""}).front() + " --accelerator cpu --num_gpus 2 yes | head -n 1"});
+  EXPECT_EQ(pipeline.wait(), 0);
+  EXPECT_EQ(pipeline.output(), "y\n");
+  EXPECT_THAT(pipeline.errors(), HasSubstr("SIGPIPE"));
+  EXPECT_THAT(pipeline.members(), IsEmpty());
+}
+
+TEST(DryRun, PrintsThePlanAndStartsNothing) {
+  const Scratch scratch;
+  const std::string file = (scratch.path() / "started").string();
+  LauncherProcess job(shell_ranks(2, "touch " + file, {"--dry_run", "--master_port", "0"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_FALSE(std::filesystem::exists(file));
+  const std::string plan = job.output();
+  for (const char* text : {"rank 0 on ", "rank 1 on ", "RANK=1\n", "WORLD_SIZE=2\n",
+                           "OMP_NUM_THREADS=", "MASTER_PORT=", "cpus ", "command "}) {
+    EXPECT_THAT(plan, HasSubstr(text));
+  }
+  EXPECT_THAT(plan, HasSubstr("sh -c 'touch " + file + "'"));
+  EXPECT_THAT(plan, HasSubstr("ZERORUN_JOB_SECRET=<secret>"));
+}
+
+// A command line that cannot be meant: exit code 2, one line.
+void expect_usage_error(const std::vector<std::string>& arguments, const std::string& message) {
+  LauncherProcess job(zerorun_command(arguments));
+  EXPECT_EQ(job.wait(), 2) << message;
+  EXPECT_THAT(job.errors(), StartsWith("[zerorun] error: "));
+  EXPECT_THAT(job.errors(), HasSubstr(message));
+  EXPECT_EQ(std::count(job.errors().begin(), job.errors().end(), '\n'), 1) << job.errors();
+  EXPECT_EQ(job.output(), "");
+}
+
+TEST(UsageError, HasExitCode2AndOneLine) {
+  const Scratch scratch;
+  const std::string binary = scratch.write("binary", "no program\n", true).string();
+  const std::string file = scratch.write("file", "").string();
+  expect_usage_error({}, "no PROGRAM");
+  expect_usage_error({"--num_gpux", "2", "true"}, "did you mean --num_gpus?");
+  expect_usage_error({"--num_gpus", "0", "true"}, "--num_gpus '0'");
+  expect_usage_error({"no_such_program"}, "unknown program 'no_such_program'");
+  expect_usage_error({"--include", "localhost:x", "true"}, "slot 'x' is not a number");
+  expect_usage_error({"--hostfile", "hosts", "true"}, "not supported yet");
+  expect_usage_error({"--accelerator", "cpu", "--log_dir", file, "true"}, "--log_dir");
+  expect_usage_error({"--accelerator", "cpu", binary}, "cannot execute " + binary);
+  expect_usage_error({"plan"}, "zerorun plan is not there yet");
+  expect_usage_error({"version", "x"}, "not expected: x");
+  expect_usage_error({"config", "chekc", "x"}, "did you mean 'check'?");
+  expect_usage_error({"config", "show", file, "--world_size", "0"}, "--world_size");
+  expect_usage_error({"ckpt"}, "see zerorun ckpt --help");
+  expect_usage_error({"ckpt", "verfy", "x"}, "did you mean 'verify'?");
+  expect_usage_error({"ckpt", "verify"}, "DIR is required");
+  expect_usage_error({"ckpt", "verify", file}, file);
+}
+
+TEST(Tools, VersionAndHelpGoToStandardOutput) {
+  LauncherProcess version(zerorun_command({"version"}));
+  EXPECT_EQ(version.wait(), 0);
+  EXPECT_THAT(version.output(), StartsWith("zerorun "));
+  LauncherProcess option(zerorun_command({"--version"}));
+  EXPECT_EQ(option.wait(), 0);
+  EXPECT_EQ(option.output(), version.output());
+  LauncherProcess help(zerorun_command({"--help"}));
+  EXPECT_EQ(help.wait(), 0);
+  EXPECT_THAT(help.output(), HasSubstr("Usage: zerorun"));
+}
+
+TEST(Tools, ConfigChecksShowsAndDocuments) {
+  const Scratch scratch;
+  const std::string file =
+      scratch
+          .write("ds_config.json", R"({"train_batch_size": 8, "zero_optimization": {"stage": 2}})")
+          .string();
+  for (const auto& [arguments, expected] :
+       std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"check", file}, "stage"},
+           {{"show", file, "--world_size", "2"}, "\"train_micro_batch_size_per_gpu\": 4"},
+           {{"schema"}, "json-schema.org"},
+           {{"docs"}, "zero_optimization"}}) {
+    std::vector<std::string> command = {"config"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    LauncherProcess tool(zerorun_command(command));
+    EXPECT_EQ(tool.wait(), 0) << arguments.front();
+    EXPECT_THAT(tool.output(), HasSubstr(expected));
+    EXPECT_EQ(tool.errors(), "");
+  }
+}
+
+TEST(Tools, ConfigNamesEveryProblem) {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("ds_config.json", R"({"zero_optimisation": {}, "bf16": {"enabled": 3}})")
+          .string();
+  LauncherProcess tool(zerorun_command({"config", "check", file}));
+  EXPECT_EQ(tool.wait(), 2);
+  EXPECT_THAT(tool.errors(), HasSubstr("zero_optimization"));
+  EXPECT_THAT(tool.errors(), HasSubstr("/bf16/enabled"));
+}
+
+TEST(Tools, HaveTheirOwnHelp) {
+  LauncherProcess help(zerorun_command({"ckpt", "--help"}));
+  EXPECT_EQ(help.wait(), 0);
+  EXPECT_THAT(help.output(), HasSubstr("verify"));
+}
+
+TEST(Tools, EnvPrintsTheMachineAndTheVariables) {
+  LauncherProcess env(zerorun_command({"env"}),
+                      {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}});
+  EXPECT_EQ(env.wait(), 0);
+  EXPECT_THAT(env.output(), HasSubstr("CPUs"));
+  EXPECT_THAT(env.output(), HasSubstr("OMP_NUM_THREADS"));
+  EXPECT_THAT(env.output(), HasSubstr("= 17"));
+  EXPECT_THAT(env.output(), Not(HasSubstr("hidden")));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,180 @@
+#include "tests/launcher/launcher_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string_view>
+
+#include "launcher/environment.h"
+#include "launcher/report.h"
+
+namespace zerorun::testing {
+
+namespace {
+
+// Far beyond what anything here takes: only a hang reaches it.
+constexpr int kDeadlineMs = 60000;
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (std::string& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+// A pipe that holds all of `text`, ready to be read.
+FileDescriptor make_input(const std::string& text) {
+  Pipe pipe = make_pipe();
+  if (write(pipe.write.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    throw std::runtime_error("standard input is too long for a pipe");
+  }
+  return std::move(pipe.read);
+}
+
+// The first word of a line of /proc/PID/status.
+std::string status_field(pid_t pid, std::string_view name) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string word;
+  while (status >> word) {
+    if (word == name && status >> word) return word;
+  }
+  return {};
+}
+
+}  // namespace
+
+LauncherProcess::LauncherProcess(std::vector<std::string> command,
+                                 std::map<std::string, std::string> variables,
+                                 std::string standard_input)
+    : marker_("ZERORUN_TEST_MARKER=" + make_secret()) {
+  Environment environment = inherited_environment();
+  for (const auto& [name, value] : variables) environment[name] = value;
+  std::vector<std::string> block = environment_block(environment);
+  block.push_back(marker_);
+
+  Pipe output = make_pipe();
+  Pipe errors = make_pipe();
+  const FileDescriptor input = make_input(standard_input);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, input.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, errors.write.get(), STDERR_FILENO);
+  const int error = posix_spawnp(&pid_, command.front().c_str(), &actions, nullptr,
+                                 pointers(command).data(), pointers(block).data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) throw std::runtime_error("cannot start " + command.front());
+  output_pipe_ = std::move(output.read);
+  error_pipe_ = std::move(errors.read);
+}
+
+LauncherProcess::~LauncherProcess() {
+  for (const pid_t pid : members()) kill(pid, SIGKILL);
+  if (!reaped_) waitpid(pid_, nullptr, 0);
+}
+
+bool LauncherProcess::read_more() {
+  if (!output_pipe_.valid() && !error_pipe_.valid()) return false;
+  std::array<pollfd, 2> waits = {pollfd{output_pipe_.get(), POLLIN, 0},
+                                 pollfd{error_pipe_.get(), POLLIN, 0}};
+  if (poll(waits.data(), waits.size(), kDeadlineMs) <= 0) {
+    throw std::runtime_error("no output within the deadline; so far: " + output_ + errors_);
+  }
+  const auto take = [](FileDescriptor& pipe, std::string& text) {
+    std::array<char, 65536> buffer;
+    const ssize_t count = read(pipe.get(), buffer.data(), buffer.size());
+    if (count <= 0) return pipe.reset();
+    text.append(buffer.data(), static_cast<size_t>(count));
+  };
+  if (waits[0].revents != 0) take(output_pipe_, output_);
+  if (waits[1].revents != 0) take(error_pipe_, errors_);
+  return true;
+}
+
+std::string LauncherProcess::take_line(std::string& from) {
+  size_t end = 0;
+  while ((end = from.find('\n')) == std::string::npos) {
+    if (!read_more()) throw std::runtime_error("output ended without the expected line: " + from);
+  }
+  std::string line = from.substr(0, end);
+  from.erase(0, end + 1);
+  return line;
+}
+
+std::string LauncherProcess::read_line() { return take_line(output_); }
+std::string LauncherProcess::read_error_line() { return take_line(errors_); }
+
+int LauncherProcess::wait() {
+  while (read_more()) {
+  }
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  reaped_ = true;
+  return exit_code_of(status);
+}
+
+std::vector<pid_t> LauncherProcess::members() const {
+  std::vector<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+    std::ifstream file(entry.path() / "environ");
+    const std::string environment{std::istreambuf_iterator<char>(file), {}};
+    if (environment.find(marker_) != std::string::npos) found.push_back(pid);
+  }
+  return found;
+}
+
+std::vector<std::string> zerorun_command(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), ZERORUN_BUILD_DIR "/launcher/zerorun");
+  return arguments;
+}
+
+std::vector<std::string> shell_ranks(int ranks, const std::string& script,
+                                     std::vector<std::string> options) {
+  std::vector<std::string> arguments = {"--accelerator", "cpu", "--num_gpus",
+                                        std::to_string(ranks)};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  arguments.insert(arguments.end(), {"sh", "-c", script});
+  return zerorun_command(arguments);
+}
+
+bool wait_until_gone(const std::vector<pid_t>& pids) {
+  for (const pid_t pid : pids) {
+    const FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (!process.valid()) continue;  // gone already
+    pollfd ended = {process.get(), POLLIN, 0};
+    if (poll(&ended, 1, kDeadlineMs) != 1) return false;
+  }
+  return true;
+}
+
+pid_t parent_of(pid_t pid) {
+  const std::string parent = status_field(pid, "PPid:");
+  return parent.empty() ? 0 : std::stoi(parent);
+}
+
+bool wait_for_state(pid_t pid, char state) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kDeadlineMs);
+  while (status_field(pid, "State:") != std::string(1, state)) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    sched_yield();  // the kernel offers nothing to wait on for another process's child
+  }
+  return true;
+}
+
+}  // namespace zerorun::testing

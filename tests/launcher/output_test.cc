@@ -1,0 +1,197 @@
+#include "launcher/output.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/launcher/scratch.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using testing::Scratch;
+
+// A queue that writes to a file.
+class Output : public ::testing::Test {
+ protected:
+  Output()
+      : file_(open((scratch_.path() / "out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600)),
+        queue_(file_.get()) {}
+
+  std::string written() {
+    queue_.drain();
+    return scratch_.read("out");
+  }
+  static void send(const FileDescriptor& pipe, std::string_view text) {
+    ASSERT_EQ(write(pipe.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+
+  Scratch scratch_;
+  FileDescriptor file_;
+  OutputQueue queue_;
+};
+
+TEST_F(Output, QueueWritesInOrder) {
+  queue_.append(0, "one\n");
+  queue_.append(1, "two\n");
+  EXPECT_TRUE(queue_.pending());
+  EXPECT_EQ(written(), "one\ntwo\n");
+  EXPECT_FALSE(queue_.pending());
+}
+
+TEST_F(Output, AnotherSourceNeverContinuesALine) {
+  queue_.append(0, "step 1");
+  queue_.append(0, "\rstep 2");
+  queue_.append(1, "hello\n");
+  queue_.append(0, "step 3\n");
+  EXPECT_EQ(written(), "step 1\rstep 2\nhello\nstep 3\n");
+}
+
+TEST_F(Output, LinesOfTwoStreamsStayWhole) {
+  Pipe one = make_pipe();
+  Pipe two = make_pipe();
+  RankStream first(std::move(one.read), {.queue = &queue_, .source = 0});
+  RankStream second(std::move(two.read), {.queue = &queue_, .source = 1, .prefix = "[rank 1] "});
+  send(one.write, "aa");
+  first.read_some();
+  send(two.write, "bb\nb");
+  second.read_some();
+  send(one.write, "AA\n");
+  first.read_some();
+  send(two.write, "B\n");
+  second.read_some();
+  EXPECT_EQ(written(), "[rank 1] bb\naaAA\n[rank 1] bB\n");
+}
+
+TEST_F(Output, EndOfStreamPassesTheUnfinishedLine) {
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  send(pipe.write, "no newline");
+  pipe.write.reset();
+  stream.read_some();
+  EXPECT_TRUE(stream.open());
+  stream.read_some();
+  EXPECT_FALSE(stream.open());
+  EXPECT_EQ(written(), "no newline");
+  EXPECT_THAT(stream.last_lines(), ElementsAre("no newline"));
+}
+
+TEST_F(Output, FinishDoesNotWaitForWritersThatRemain) {
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  send(pipe.write, "first\nsecond");
+  stream.finish();  // the write end is still open
+  EXPECT_FALSE(stream.open());
+  EXPECT_EQ(written(), "first\nsecond");
+}
+
+TEST_F(Output, ImmediateStreamsPassUnfinishedLines) {
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0, .immediate = true});
+  send(pipe.write, "Name? ");
+  stream.read_some();
+  EXPECT_EQ(written(), "Name? ");
+  send(pipe.write, "10%\r20%\n");
+  stream.read_some();
+  EXPECT_EQ(written(), "Name? 10%\r20%\n");
+  EXPECT_THAT(stream.last_lines(), ElementsAre("20%"));
+}
+
+TEST_F(Output, PrefixedProgressBarsShowTheirFinalState) {
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 1, .prefix = "> "});
+  send(pipe.write, "10%\r20%\r30%\r\nnext\n");
+  stream.read_some();
+  EXPECT_EQ(written(), "> 30%\n> next\n");
+}
+
+TEST_F(Output, UnprefixedTextIsNotChanged) {
+  const std::string text("a\rb\0c\r\n\n\x1b[0m\n", 13);
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  send(pipe.write, text);
+  stream.read_some();
+  EXPECT_EQ(written(), text);
+}
+
+TEST_F(Output, EndlessLinesAreBounded) {
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  const std::string chunk(50000, 'x');
+  for (int i = 0; i < 4; ++i) {
+    send(pipe.write, chunk);
+    stream.read_some();
+  }
+  EXPECT_GE(written().size(), 100000);
+  for (const std::string& line : stream.last_lines()) EXPECT_LE(line.size(), 2000);
+}
+
+TEST_F(Output, AFullQueueMakesStreamsWait) {
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  EXPECT_TRUE(stream.wants_data());
+  queue_.append(1, std::string(size_t{2} << 20, 'x'));
+  EXPECT_FALSE(stream.wants_data());
+  queue_.drain();
+  EXPECT_TRUE(stream.wants_data());
+}
+
+TEST_F(Output, WhenTheReaderIsGoneStreamsClose) {
+  signal(SIGPIPE, SIG_IGN);
+  Pipe terminal = make_pipe();
+  OutputQueue queue(terminal.write.get());
+  terminal.read.reset();
+  Pipe pipe = make_pipe();
+  RankStream stream(std::move(pipe.read), {.queue = &queue, .source = 0});
+  send(pipe.write, "one\n");
+  stream.read_some();
+  queue.drain();
+  EXPECT_TRUE(queue.broken());
+  send(pipe.write, "two\n");
+  stream.read_some();
+  EXPECT_FALSE(stream.open());
+}
+
+TEST_F(Output, LogFilesGetEverythingAndAreAppendedTo) {
+  const std::string path = (scratch_.path() / "rank0.log").string();
+  for (int job = 0; job < 2; ++job) {
+    const auto log = std::make_shared<LogFile>(path);
+    Pipe out = make_pipe();
+    Pipe err = make_pipe();
+    RankStream first(std::move(out.read), {.source = 0, .log = log});
+    RankStream second(std::move(err.read), {.source = 0, .prefix = "> ", .log = log});
+    send(out.write, "out\n");
+    first.finish();
+    send(err.write, "10%\r20%\n");
+    second.finish();
+  }
+  EXPECT_EQ(scratch_.read("rank0.log"), "out\n10%\r20%\nout\n10%\r20%\n");
+}
+
+TEST_F(Output, ALogFileThatCannotBeOpenedIsAnError) {
+  EXPECT_THROW(LogFile(scratch_.path().string()), ConfigError);
+}
+
+TEST_F(Output, AFullDiskIsReportedOnce) {
+  LogFile log("/dev/full");
+  EXPECT_FALSE(log.write("text"));
+  EXPECT_TRUE(log.write("text"));
+}
+
+TEST(LastLines, KeepTheLast) {
+  LineRing ring;
+  EXPECT_THAT(ring.lines(), IsEmpty());
+  for (int i = 0; i < 50; ++i) ring.add(std::to_string(i));
+  ASSERT_EQ(ring.lines().size(), LineRing::kLines);
+  EXPECT_EQ(ring.lines().front(), "30");
+  EXPECT_EQ(ring.lines().back(), "49");
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,198 @@
+#include "launcher/resources.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ostream>
+
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Names = std::vector<std::string>;
+
+// One row: what is there and asked for, and the ranks' GPUs or the error's text.
+struct GpuCase {
+  std::string label;
+  std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES
+  int machine;                         // GPUs in it
+  RankRequest request;
+  Names expected;     // GPUs, one per rank
+  std::string error;  // or: part of the message
+};
+
+void PrintTo(const GpuCase& row, std::ostream* out) { *out << row.label; }
+
+class GpuSelection : public ::testing::TestWithParam<GpuCase> {};
+
+TEST_P(GpuSelection, IncludeExcludeAndCountIndexTheVisibleDevices) {
+  const GpuCase& row = GetParam();
+  HostResources host;
+  host.name = "worker-1.cluster";
+  host.gpus = visible_gpus(row.visible, row.machine);
+  host.cuda_backend = true;
+  if (row.error.empty()) {
+    const Selection selection = select_ranks(row.request, host);
+    EXPECT_EQ(selection.gpus, row.expected);
+    EXPECT_EQ(selection.ranks, static_cast<int>(row.expected.size()));
+    EXPECT_EQ(selection.note, "");
+    return;
+  }
+  try {
+    select_ranks(row.request, host);
+    FAIL() << "expected an error with '" << row.error << "'";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(row.error));
+  }
+}
+
+RankRequest count(std::string number) { return {.count = std::move(number)}; }
+RankRequest include(std::string filter) { return {.include = std::move(filter)}; }
+RankRequest exclude(std::string filter) { return {.exclude = std::move(filter)}; }
+
+const auto kUnset = std::nullopt;
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, GpuSelection,
+    ::testing::Values(
+        GpuCase{"all of the machine", kUnset, 4, {}, {"0", "1", "2", "3"}, ""},
+        GpuCase{"all visible", "4,5", 8, {}, {"4", "5"}, ""},
+        GpuCase{"visible order is kept", "7,2,5", 8, {}, {"7", "2", "5"}, ""},
+        GpuCase{"blanks in the list", " 1 , 3", 4, {}, {"1", "3"}, ""},
+        GpuCase{"list ends at -1", "0,1,-1,2", 4, {}, {"0", "1"}, ""},
+        GpuCase{"list ends at an unknown index", "1,9,2", 4, {}, {"1"}, ""},
+        GpuCase{"uuids pass through", "GPU-8932f937,GPU-12", 8, {}, {"GPU-8932f937", "GPU-12"}, ""},
+        GpuCase{"mig pass through", "MIG-a/1/0,MIG-b", 1, {}, {"MIG-a/1/0", "MIG-b"}, ""},
+        GpuCase{"count", kUnset, 4, count("2"), {"0", "1"}, ""},
+        GpuCase{"count of visible", "6,7,1", 8, count("2"), {"6", "7"}, ""},
+        GpuCase{"count auto", "6,7", 8, count("auto"), {"6", "7"}, ""},
+        GpuCase{"count gpu", "6,7", 8, count("gpu"), {"6", "7"}, ""},
+        GpuCase{"count -1 is all", "6,7", 8, count("-1"), {"6", "7"}, ""},
+        GpuCase{"count too high", "6,7", 8, count("3"), {}, "offers 2 GPUs (6,7)"},
+        GpuCase{"count zero", kUnset, 2, count("0"), {}, "--num_gpus '0'"},
+        GpuCase{"count negative", kUnset, 2, count("-2"), {}, "--num_gpus '-2'"},
+        GpuCase{"count no number", kUnset, 2, count("2x"), {}, "--num_gpus '2x'"},
+        GpuCase{"include slots", kUnset, 4, include("localhost:0,2"), {"0", "2"}, ""},
+        GpuCase{"include indexes visible", "4,5,6", 8, include("localhost:0,2"), {"4", "6"}, ""},
+        GpuCase{"include uuid", "GPU-a,GPU-b", 8, include("localhost:1"), {"GPU-b"}, ""},
+        GpuCase{
+            "include sorts, drops copies", "4,5,6", 8, include("localhost:2,0,2"), {"4", "6"}, ""},
+        GpuCase{"include the host", "4,5", 8, include("localhost"), {"4", "5"}, ""},
+        GpuCase{"include by name", kUnset, 2, include("worker-1.cluster:1"), {"1"}, ""},
+        GpuCase{"include by short name", kUnset, 2, include("worker-1:1"), {"1"}, ""},
+        GpuCase{"include twice", kUnset, 4, include("localhost:3@localhost:1"), {"1", "3"}, ""},
+        GpuCase{
+            "include beyond", "4,5", 8, include("localhost:4"), {}, "slot 4, but this host has 2"},
+        GpuCase{"include other host", kUnset, 2, include("worker-2:0"), {}, "several hosts"},
+        GpuCase{"include no slot", kUnset, 2, include("localhost:"), {}, "slot '' is not a number"},
+        GpuCase{"include range", kUnset, 4, include("localhost:0-2"), {}, "slot '0-2'"},
+        GpuCase{"include negative", kUnset, 4, include("localhost:-1"), {}, "slot '-1'"},
+        GpuCase{"include huge", kUnset, 4, include("localhost:99999999999"), {}, "not a number"},
+        GpuCase{"include no host", kUnset, 2, include(":0"), {}, "expected NODE"},
+        GpuCase{"include empty part", kUnset, 2, include("localhost:0@"), {}, "expected NODE"},
+        GpuCase{"exclude slot", "4,5,6", 8, exclude("localhost:1"), {"4", "6"}, ""},
+        GpuCase{"exclude all slots", "4,5", 8, exclude("localhost:0,1"), {}, "leaves no GPU"},
+        GpuCase{"exclude the host", "4,5", 8, exclude("localhost"), {}, "leaves no GPU"},
+        GpuCase{"exclude beyond", "4,5", 8, exclude("localhost:2"), {}, "--exclude"},
+        GpuCase{"both filters",
+                kUnset,
+                4,
+                {.include = "localhost:0", .exclude = "localhost:1"},
+                {},
+                "mutually exclusive"},
+        GpuCase{"count and filter",
+                kUnset,
+                4,
+                {.count = "1", .include = "localhost:0"},
+                {},
+                "cannot be combined with --include"},
+        GpuCase{
+            "cuda asked for, hidden", "", 4, {.accelerator = Accelerator::cuda}, {}, "shows none"},
+        GpuCase{"cuda asked for, none",
+                kUnset,
+                0,
+                {.accelerator = Accelerator::cuda},
+                {},
+                "shows none"},
+        GpuCase{"gpu count, none", kUnset, 0, count("gpu"), {}, "shows none"},
+        GpuCase{"gpu count, cpu ranks",
+                kUnset,
+                4,
+                {.count = "gpu", .accelerator = Accelerator::cpu},
+                {},
+                "contradicts"},
+        GpuCase{"cpu count, cuda ranks",
+                kUnset,
+                4,
+                {.count = "cpu", .accelerator = Accelerator::cuda},
+                {},
+                "contradicts"}));
+
+HostResources cpu_host() {
+  HostResources host;
+  host.name = "laptop";
+  host.cpus = 16;
+  host.numa_nodes = 2;
+  return host;
+}
+
+struct CpuCase {
+  std::string label;
+  RankRequest request;
+  int ranks;
+  std::string note;
+};
+
+void PrintTo(const CpuCase& row, std::ostream* out) { *out << row.label; }
+
+class CpuSelection : public ::testing::TestWithParam<CpuCase> {};
+
+TEST_P(CpuSelection, CountsRanksAndSaysSoUnlessAsked) {
+  const CpuCase& row = GetParam();
+  const Selection expected = {.ranks = row.ranks, .gpus = {}, .note = row.note};
+  const Selection selection = select_ranks(row.request, cpu_host());
+  EXPECT_EQ(selection.ranks, row.ranks);
+  EXPECT_EQ(selection.note, row.note);
+  EXPECT_EQ(selection, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, CpuSelection,
+    ::testing::Values(
+        CpuCase{"one per NUMA node", {}, 2, "no GPU found: 2 CPU ranks"},
+        CpuCase{"count", count("1"), 1, "no GPU found: 1 CPU rank"},
+        CpuCase{"more than CPUs", count("40"), 40, "no GPU found: 40 CPU ranks"},
+        CpuCase{"auto", count("auto"), 16, "no GPU found: 16 CPU ranks"},
+        CpuCase{"cpu", count("cpu"), 16, ""},
+        CpuCase{"asked for", {.count = "3", .accelerator = Accelerator::cpu}, 3, ""},
+        CpuCase{"include counts slots", include("localhost:0,2"), 2, "no GPU found: 2 CPU ranks"},
+        CpuCase{"include drops copies", include("localhost:5,5"), 1, "no GPU found: 1 CPU rank"},
+        CpuCase{"include the host", include("laptop"), 2, "no GPU found: 2 CPU ranks"},
+        CpuCase{"exclude", exclude("localhost:0"), 1, "no GPU found: 1 CPU rank"}));
+
+TEST(Selection, WithoutCudaBackendGpusAreNotUsed) {
+  HostResources host = cpu_host();
+  host.gpus = {"0", "1", "2"};
+  const Selection selection = select_ranks({}, host);
+  EXPECT_TRUE(selection.gpus.empty());
+  EXPECT_EQ(selection.note, "this build has no CUDA backend: 2 CPU ranks");
+  EXPECT_THROW(select_ranks({.accelerator = Accelerator::cuda}, host), ConfigError);
+}
+
+TEST(Selection, CpuRanksUseNoGpuThatIsThere) {
+  HostResources host = cpu_host();
+  host.gpus = {"0", "1", "2"};
+  host.cuda_backend = true;
+  EXPECT_TRUE(select_ranks({.accelerator = Accelerator::cpu}, host).gpus.empty());
+}
+
+TEST(Selection, RefusesAbsurdCounts) {
+  EXPECT_THROW(select_ranks(count("1000000"), cpu_host()), ConfigError);
+  EXPECT_THROW(select_ranks(count("99999999999999"), cpu_host()), ConfigError);
+}
+
+}  // namespace
+}  // namespace zerorun

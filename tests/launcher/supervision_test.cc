@@ -1,0 +1,244 @@
+// How jobs end: by failures, by the user, by kill -9 of any member. Nothing may be left over.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "tests/launcher/launcher_process.h"
+#include "tests/launcher/scratch.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::LauncherProcess;
+using ::testing::Not;
+using testing::Scratch;
+using testing::shell_ranks;
+using ::testing::SizeIs;
+using testing::wait_until_gone;
+using testing::zerorun_command;
+
+// Each rank has a child in its process group and a daemon in a session of its own, and says
+// "RANK PID" when both are there.
+const std::string kFamily = "sleep 1000 & (setsid sleep 1000 &); echo $RANK $$; wait";
+// Two ranks of that family, the supervisor and the launcher.
+constexpr size_t kFamilySize = 2 * 3 + 2;
+
+// Reads "RANK PID" lines of two ranks.
+std::vector<pid_t> read_pids(LauncherProcess& job) {
+  std::vector<pid_t> pids(2);
+  for (size_t i = 0; i < pids.size(); ++i) {
+    std::istringstream line(job.read_line());
+    size_t rank = 0;
+    pid_t pid = 0;
+    line >> rank >> pid;
+    pids.at(rank) = pid;
+  }
+  return pids;
+}
+
+std::string make_fifo(const Scratch& scratch) {
+  const std::string path = (scratch.path() / "fifo").string();
+  if (mkfifo(path.c_str(), 0600) != 0) throw std::runtime_error("mkfifo failed: " + path);
+  return path;
+}
+
+TEST(Failure, ExitCodeIsTheFirstFailingRanks) {
+  LauncherProcess job(shell_ranks(3, "test $RANK = 1 && exit 7; exec sleep 1000"));
+  EXPECT_EQ(job.wait(), 7);
+  EXPECT_THAT(job.errors(), HasSubstr("rank 1 of 3"));
+  EXPECT_THAT(job.errors(), EndsWith("failed with exit code 7\n"));
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(Failure, RanksThatIgnoreSigtermEndToo) {
+  const Scratch scratch;
+  const std::string fifo = make_fifo(scratch);
+  LauncherProcess job(shell_ranks(2, "test $RANK = 1 && { read line < " + fifo +
+                                         "; exit 3; }; trap '' TERM; echo deaf > " + fifo +
+                                         "; while :; do sleep 1000; done"));
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(Failure, LastLinesAreTheLastThingPrinted) {
+  LauncherProcess job(shell_ranks(
+      2,
+      "test $RANK = 0 && exec sleep 1000; for i in $(seq 30); do echo line $i >&2; done; exit 1"));
+  EXPECT_EQ(job.wait(), 1);
+  std::string expected = "[zerorun] last lines of rank 1:\n";
+  for (int i = 11; i <= 30; ++i) expected += "  line " + std::to_string(i) + "\n";
+  const size_t report = job.errors().find("[zerorun] last lines");
+  ASSERT_NE(report, std::string::npos);
+  EXPECT_THAT(job.errors().substr(report), ::testing::StartsWith(expected));
+  EXPECT_THAT(job.errors(), EndsWith("failed with exit code 1\n"));
+}
+
+TEST(Failure, WithoutStandardErrorTheLastLinesAreStandardOutputs) {
+  LauncherProcess job(
+      shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1"));
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.errors(), HasSubstr("last lines of rank 1:\n  only on stdout\n"));
+}
+
+TEST(Failure, AWrongProgramOptionIsExplained) {
+  LauncherProcess job(
+      shell_ranks(2, "echo 'x.py: error: unrecognized arguments: --local_rank=0' >&2; exit 2"));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(job.errors(), HasSubstr("likely cause: the program does not take --local_rank=N"));
+}
+
+TEST(Failure, IsNoticedWhenTheParentIgnoredItsChildren) {
+  std::vector<std::string> command = shell_ranks(1, "exit 5");
+  command.insert(command.begin(), {"env", "--ignore-signal=CHLD"});
+  LauncherProcess job(std::move(command));
+  EXPECT_EQ(job.wait(), 5);
+}
+
+TEST(Kill9, OfARankEndsTheJob) {
+  LauncherProcess job(shell_ranks(2, kFamily));
+  const auto pids = read_pids(job);
+  kill(pids[1], SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_THAT(job.errors(), HasSubstr("rank 1 of 2 (pid " + std::to_string(pids[1])));
+  EXPECT_THAT(job.errors(), HasSubstr("was killed by SIGKILL (signal 9)"));
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(Kill9, OfTheLauncherLeavesNothing) {
+  LauncherProcess job(shell_ranks(2, kFamily));
+  read_pids(job);
+  const auto members = job.members();
+  EXPECT_THAT(members, SizeIs(kFamilySize));
+  kill(job.pid(), SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(wait_until_gone(members));
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(Kill9, OfTheSupervisorLeavesNothing) {
+  LauncherProcess job(shell_ranks(2, kFamily));
+  const pid_t supervisor = testing::parent_of(read_pids(job)[0]);
+  ASSERT_EQ(testing::parent_of(supervisor), job.pid());
+  EXPECT_THAT(job.members(), SizeIs(kFamilySize));
+  kill(supervisor, SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_THAT(job.errors(), HasSubstr("supervisor was killed by SIGKILL"));
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(Kill9, OfLauncherAndSupervisorAtOnceEndsTheRanks) {
+  LauncherProcess job(shell_ranks(2, "echo $RANK $$; exec sleep 1000"));
+  const auto ranks = read_pids(job);
+  const pid_t supervisor = testing::parent_of(ranks[0]);
+  kill(job.pid(), SIGSTOP);  // cannot notice
+  kill(supervisor, SIGKILL);
+  EXPECT_TRUE(wait_until_gone(ranks));
+  kill(job.pid(), SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(End, DaemonsOfRanksThatSucceededDoNotSurvive) {
+  LauncherProcess job(shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0"));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+// Ranks that save when interrupted and say "ready" when they can be.
+const std::string kSaving =
+    "trap 'echo saved $RANK; exit 0' INT TERM HUP; echo ready; while :; do sleep 1000 & wait; done";
+
+class Stop : public ::testing::TestWithParam<int> {};
+
+TEST_P(Stop, LetsRanksSaveAndExitsWith128PlusSignal) {
+  LauncherProcess job(shell_ranks(2, kSaving));
+  job.read_line();
+  job.read_line();
+  kill(job.pid(), GetParam());
+  EXPECT_EQ(job.wait(), 128 + GetParam());
+  EXPECT_THAT(job.output(), HasSubstr("saved 0\n"));
+  EXPECT_THAT(job.output(), HasSubstr("saved 1\n"));
+  EXPECT_THAT(job.errors(), HasSubstr("ending 2 ranks within 30 s"));
+  EXPECT_THAT(job.errors(), Not(HasSubstr("error")));
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Signals, Stop, ::testing::Values(SIGINT, SIGTERM, SIGHUP));
+
+// Ranks that ignore every request to end.
+const std::string kDeaf = "trap '' INT TERM HUP; echo ready; while :; do sleep 1000; done";
+
+TEST(StopRequest, ASecondInterruptEndsDeafRanksAtOnce) {
+  LauncherProcess job(shell_ranks(2, kDeaf));
+  job.read_line();
+  job.read_line();
+  kill(job.pid(), SIGINT);
+  EXPECT_THAT(job.read_error_line(), HasSubstr("SIGINT: ending 2 ranks"));
+  kill(job.pid(), SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT);
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(StopRequest, TheGracePeriodEndsDeafRanks) {
+  LauncherProcess job(shell_ranks(2, kDeaf, {"--grace_period", "0.1"}));
+  job.read_line();
+  job.read_line();
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(StopRequest, SigtermSparesTheWorkersOfARankThatSaves) {
+  const Scratch scratch;
+  const std::string fifo = make_fifo(scratch);
+  LauncherProcess job(shell_ranks(1, "exec 3<>" + fifo + "; sh -c 'read line <&3' & worker=$!; " +
+                                         "trap 'echo go >&3; wait $worker; echo worker $?; exit' " +
+                                         "TERM; echo ready; wait"));
+  job.read_line();
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_EQ(job.output(), "worker 0\n");
+}
+
+TEST(StopRequest, NohupProtectsFromAClosingTerminal) {
+  const std::string zerorun = zerorun_command({}).front();
+  LauncherProcess job({"sh", "-c",
+                       "trap '' HUP; exec " + zerorun + " --accelerator cpu sh -c \"" +
+                           "trap 'echo done; exit 0' USR1; echo ready; sleep 1000 & wait\""});
+  EXPECT_EQ(job.read_line(), "ready");
+  kill(job.pid(), SIGHUP);
+  kill(job.pid(), SIGUSR1);
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.output(), "done\n");
+}
+
+TEST(JobControl, SuspendsAndResumesTheRanks) {
+  LauncherProcess job(shell_ranks(2,
+                                  "trap 'echo passed' USR1; echo $RANK $$; "
+                                  "while :; do sleep 1000 & wait; done"));
+  const auto ranks = read_pids(job);
+  kill(job.pid(), SIGTSTP);
+  int status = 0;
+  ASSERT_EQ(waitpid(job.pid(), &status, WUNTRACED), job.pid());
+  EXPECT_TRUE(WIFSTOPPED(status));
+  for (const pid_t rank : ranks) EXPECT_TRUE(testing::wait_for_state(rank, 'T'));
+  kill(job.pid(), SIGCONT);
+  kill(job.pid(), SIGUSR1);
+  EXPECT_EQ(job.read_line(), "passed");
+  EXPECT_EQ(job.read_line(), "passed");
+  kill(job.pid(), SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT);
+}
+
+}  // namespace
+}  // namespace zerorun

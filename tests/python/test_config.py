@@ -1,0 +1,96 @@
+"""zerorun.config: the typed form of a ds_config.json, and errors that say what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+import zerorun
+from zerorun import config
+
+DS_CONFIG = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_clipping": 0.5,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "Adam", "params": {"lr": 0.0003, "betas": [0.8, 0.95], "eps": 1e-7}},
+    "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1e6},
+}
+
+
+def test_a_dictionary_becomes_typed() -> None:
+    parsed = config.parse(DS_CONFIG).config
+    assert parsed.source == "<dict>"
+    assert parsed.batch.train_batch_size == 32
+    assert parsed.batch.micro_batch_size == 4
+    assert parsed.precision.param_dtype == "bf16"
+    assert parsed.precision.grad_accum_dtype is None
+    assert parsed.optimizer.type == "Adam"
+    assert parsed.optimizer.lr == pytest.approx(0.0003)
+    assert parsed.optimizer.beta2 == pytest.approx(0.95)
+    assert parsed.zero.stage == 3
+    assert parsed.zero.prefetch_bucket_size == 1_000_000
+    assert parsed.zero.overlap_comm is True  # not given: as in DeepSpeed, on at stage 3
+    assert parsed.gradient_clipping == 0.5
+
+
+def test_dictionary_text_and_file_mean_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(DS_CONFIG))
+    from_file = config.load(path)
+    assert from_file.config.source == str(path)
+    from_text = config.parse(path.read_text())
+    from_dict = config.parse(DS_CONFIG)
+
+    def values(parsed: config.ParsedConfig) -> list[tuple[str, str, bool]]:
+        return [(v.pointer, v.value, v.is_default) for v in parsed.values]
+
+    assert values(from_file) == values(from_text) == values(from_dict)
+    assert ("/zero_optimization/stage", "3", False) in values(from_dict)
+
+
+def test_objects_show_their_fields() -> None:
+    text = repr(config.parse(DS_CONFIG).config)
+    assert "zero=ZeroConfig(stage=3, " in text
+    assert "batch=BatchConfig(train_batch_size=32, micro_batch_size=4, " in text
+
+
+def test_every_problem_is_named_with_its_pointer_and_the_nearest_key() -> None:
+    wrong = {"gradient_cliping": 1.0, "zero_optimization": {"stage": 7}}
+    with pytest.raises(zerorun.ConfigError) as caught:
+        config.parse(wrong, source="my.json")
+    message = str(caught.value)
+    assert "my.json" in message
+    assert "/gradient_cliping" in message
+    assert "gradient_clipping" in message
+    assert "/zero_optimization/stage" in message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "nonsense", '{"zero_optimization": 3}', "\0"])
+def test_text_that_is_no_configuration_is_an_error(text: str) -> None:
+    with pytest.raises(zerorun.ConfigError):
+        config.parse(text)
+
+
+def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(zerorun.ConfigError, match="no_such_file"):
+        config.load(tmp_path / "no_such_file.json")
+
+
+def test_batch_sizes_are_inferred() -> None:
+    batch = config.resolve_batch(config.parse(DS_CONFIG).config.batch, world_size=2)
+    sizes = (batch.train_batch_size, batch.micro_batch_size, batch.accumulation_steps)
+    assert sizes == (32, 4, 4)
+
+
+def test_contradictory_batch_sizes_print_each_term() -> None:
+    given = config.BatchConfig(train_batch_size=30, micro_batch_size=4, accumulation_steps=2)
+    with pytest.raises(zerorun.ConfigError) as caught:
+        config.resolve_batch(given, world_size=2)
+    for term in ("30", "4", "2"):
+        assert term in str(caught.value)
+
+
+def test_schema_describes_the_keys() -> None:
+    properties = config.schema()["properties"]
+    assert "gradient_clipping" in properties
+    assert "stage" in properties["zero_optimization"]["properties"]

@@ -1,0 +1,77 @@
+"""What an installation contains, and that programs build and run against it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zerorun as package
+
+
+def run(*command: str | Path, **options: object) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("prefix")
+    for component in ("runtime", "development"):
+        run("cmake", "--install", build, "--prefix", prefix, "--component", component)
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def mlp(root: Path, prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/mlp, built away from this repository against the installation."""
+    build = tmp_path_factory.mktemp("mlp")
+    source = root / "examples" / "mlp"
+    run("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", build)
+    return build / "mlp"
+
+
+def test_the_cmake_package_asks_for_no_other_package(prefix: Path) -> None:
+    files = list(prefix.rglob("zerorunConfig*.cmake"))
+    assert len(files) >= 2
+    for file in files:
+        assert not re.search(
+            r"find_dependency|fmt::|hwy::|nlohmann|xxhash|OpenMP", file.read_text()
+        )
+
+
+def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> None:
+    output = run(prefix / "bin" / "zerorun", "--num_gpus", "2", "--accelerator", "cpu", mlp)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 20
+
+
+def test_the_example_reads_a_config(mlp: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"train_batch_size": 8, "zero_optimization": {"stag": 1}}')
+    result = subprocess.run([mlp, config], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "/zero_optimization/stag" in result.stderr
+
+
+def test_the_installed_launcher_finds_its_programs(prefix: Path) -> None:
+    output = run(prefix / "bin" / "zerorun", "train", "--help", cwd=prefix)
+    assert "--micro_batch" in output
+
+
+def test_pip_install_brings_command_program_and_package(root: Path, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    # A build folder that stays, so that a second run compiles nothing.
+    settings = f"--config-settings=build-dir={root / 'build' / 'wheel'}"
+    run(*pip, settings, "--target", tmp_path, root)
+    assert os.access(tmp_path / "libexec" / "zerorun" / "train", os.X_OK)
+    assert package.__version__ in run(tmp_path / "bin" / "zerorun", "--version")
+    assert "--micro_batch" in run(tmp_path / "bin" / "zerorun", "train", "--help")
+    script = "import zerorun; print(zerorun.__file__, zerorun.config.parse({}).config.zero.stage)"
+    output = run(sys.executable, "-c", script, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert output.split() == [str(tmp_path / "zerorun" / "__init__.py"), "0"]
+    assert (tmp_path / "zerorun" / "py.typed").exists()

@@ -1,0 +1,233 @@
+"""The launcher with Python programs and on a terminal, as users meet it.
+
+The environment variable ZERORUN_COMMAND names another executable than the release build's.
+"""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+DEADLINE = 60
+
+REPORT = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
+print(json.dumps({
+    "environment": {name: os.environ[name] for name in names},
+    "arguments": sys.argv[1:],
+    "path": sys.path,
+    "python": sys.executable,
+}))
+"""
+
+
+@pytest.fixture
+def environment():
+    """This one, without what an outer job or virtual environment says."""
+    hidden = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "VIRTUAL_ENV", "PYTHONPATH", "OMP_NUM_THREADS")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+@pytest.fixture
+def command(zerorun):
+    """The launcher with CPU ranks; options and a program follow."""
+    return [os.environ.get("ZERORUN_COMMAND") or str(zerorun), "--accelerator", "cpu"]
+
+
+@pytest.fixture
+def launch(command, environment, tmp_path):
+    """Runs a job in tmp_path until it ends."""
+
+    def run(*arguments, **variables):
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+
+    return run
+
+
+def reports_of(result):
+    assert result.returncode == 0, result.stderr
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    return sorted(reports, key=lambda report: report["environment"]["RANK"])
+
+
+def test_script_gets_local_rank_before_its_arguments(tmp_path, launch):
+    (tmp_path / "train.py").write_text(REPORT)
+    result = launch("--num_gpus", 2, "train.py", "--num_gpus", "7", "x")
+    for rank, report in enumerate(reports_of(result)):
+        assert report["arguments"] == [f"--local_rank={rank}", "--num_gpus", "7", "x"]
+        assert report["environment"] == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def test_no_local_rank_leaves_the_arguments_alone(tmp_path, launch):
+    (tmp_path / "train.py").write_text(REPORT)
+    result = launch("--no_local_rank", "train.py", "--lr=1")
+    assert reports_of(result)[0]["arguments"] == ["--lr=1"]
+
+
+def test_module_runs_from_the_working_directory(tmp_path, launch):
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "train.py").write_text(REPORT)
+    result = launch("--module", "my.train", "x")
+    assert reports_of(result)[0]["arguments"] == ["--local_rank=0", "x"]
+
+
+def test_script_elsewhere_imports_from_the_working_directory(tmp_path, launch):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text(REPORT)
+    result = launch("scripts/train.py")
+    assert reports_of(result)[0]["path"][:2] == [str(tmp_path / "scripts"), str(tmp_path)]
+
+
+def test_activated_environment_provides_python(tmp_path, launch):
+    (tmp_path / "train.py").write_text(REPORT)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=tmp_path, check=True
+    )
+    result = launch("train.py", VIRTUAL_ENV=str(tmp_path / "venv"))
+    assert reports_of(result)[0]["python"] == str(tmp_path / "venv" / "bin" / "python")
+
+
+def test_script_that_does_not_take_local_rank_is_explained(tmp_path, launch):
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    result = launch("--num_gpus", 2, "train.py")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].endswith("start it with zerorun --no_local_rank")
+
+
+def test_traceback_of_the_failing_rank_ends_the_output(tmp_path, launch):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise ValueError("diverged")
+        time.sleep(1000)
+        """)
+    )
+    result = launch("--num_gpus", 2, "train.py")
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert lines[-2] == "  ValueError: diverged"
+    assert lines[-1].startswith("[zerorun] error: rank 1 of 2 (pid ")
+    assert lines[-1].endswith("failed with exit code 1")
+
+
+def test_keyboard_interrupt_reaches_python_ranks(tmp_path, command, environment):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, time
+        try:
+            print("ready")
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            print("saved", os.environ["RANK"])
+        """)
+    )
+    with subprocess.Popen(
+        [*command, "--num_gpus", "2", "train.py"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert [job.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        job.send_signal(signal.SIGINT)
+        output, _ = job.communicate(timeout=DEADLINE)
+        assert sorted(output.splitlines()) == ["saved 0", "saved 1"]
+        assert job.returncode == 128 + signal.SIGINT
+
+
+class Terminal:
+    """A pseudo-terminal on which a command runs in the foreground."""
+
+    def __init__(self, command, cwd, env):
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.execvpe(command[0], command, env)
+        self.text = ""
+
+    def read_until(self, expected):
+        while expected not in self.text:
+            ready, _, _ = select.select([self.master], [], [], DEADLINE)
+            assert ready, f"no '{expected}' in: {self.text}"
+            self.text += os.read(self.master, 65536).decode()
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def wait(self):
+        try:
+            while chunk := os.read(self.master, 65536):
+                self.text += chunk.decode()
+        except OSError:  # the terminal is closed by its last user
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.master)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_rank_zero_keeps_the_terminal(tmp_path, command, environment):
+    (tmp_path / "ask.py").write_text(
+        textwrap.dedent("""
+        import os, sys
+        if os.environ["RANK"] == "0":
+            print("terminal:", sys.stdin.isatty(), sys.stdout.isatty())
+            print("hello", input("name? "))
+        """)
+    )
+    terminal = Terminal([*command, "--num_gpus", "2", "ask.py"], tmp_path, environment)
+    terminal.read_until("terminal: True True")
+    terminal.read_until("name? ")
+    terminal.type("Ada\n")
+    assert terminal.wait() == 0
+    assert "hello Ada" in terminal.text
+
+
+def test_progress_bars_on_standard_error_appear_at_once(tmp_path, command, environment):
+    (tmp_path / "bar.py").write_text(
+        "import sys\nprint('\\r 50%', end='', file=sys.stderr, flush=True)\ninput()\n"
+    )
+    terminal = Terminal([*command, "bar.py"], tmp_path, environment)
+    terminal.read_until("50%")
+    terminal.type("\n")
+    assert terminal.wait() == 0
+
+
+def test_control_c_on_a_terminal_lets_ranks_save(tmp_path, command, environment):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, time
+        try:
+            print("ready", os.environ["RANK"])
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            print("saved", os.environ["RANK"])
+        """)
+    )
+    terminal = Terminal([*command, "--num_gpus", "2", "train.py"], tmp_path, environment)
+    terminal.read_until("ready 0")
+    terminal.read_until("ready 1")
+    terminal.type("\x03")
+    assert terminal.wait() == 128 + signal.SIGINT
+    assert "saved 0" in terminal.text
+    assert "saved 1" in terminal.text

@@ -1,0 +1,146 @@
+"""The lint scripts report what breaks the rules, and nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+
+
+def lint(script: str, root: Path, files: dict[str, str]) -> tuple[int, list[str]]:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    command = [sys.executable, SCRIPTS / script, root]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    return result.returncode, result.stdout.splitlines()
+
+
+def boundaries(root: Path, path: str, code: str) -> list[str]:
+    return lint("check_boundaries.py", root, {path: code})[1]
+
+
+def size(root: Path, path: str, code: str) -> list[str]:
+    return lint("check_size.py", root, {path: code})[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("core/a.cc", '#include "zero/engine.h"'),
+        ("config/a.cc", '#include "device/cpu/cpu_device.h"'),
+        ("device/a.cc", '#  include "comm/shm.h"'),
+        ("optim/a.cc", '#include "offload/state_store.h"'),
+        ("zero/a.cc", '#include "checkpoint/format.h"'),
+        ("checkpoint/a.h", '#include "launcher/process.h"'),
+        ("launcher/a.cc", '#include "examples/train/model.h"'),
+        ("zero/a.cc", '#include "bucket.h"'),
+        ("zero/a.cc", '#include "tests/harness.h"'),
+        ("include/zerorun/a.h", "#include <fmt/format.h>"),
+        ("include/zerorun/a.h", "#include <unistd.h>"),
+        ("include/zerorun/a.h", '#include "core/check.h"'),
+        ("comm/shm.cc", "#include <nccl.h>"),
+        ("zero/a.cc", "#include <cuda_runtime.h>"),
+        ("zero/a.cc", "void f() { cudaFree(p); }"),
+        ("device/cpu/a.cc", "ncclComm_t comm; auto x = ncclCommDestroy(comm);"),
+        ("zero/a.cc", "CUdeviceptr p;"),
+        ("optim/a.cc", "__host__ __device__ float f();"),
+        ("zero/a.cc", "#include <Python.h>"),
+        ("zero/a.cc", "#include <torch/torch.h>"),
+        ("checkpoint/a.h", "at::Tensor t;"),
+        ("core/a.cc", 'auto x = std::getenv("HOME");'),
+        ("launcher/main.cc", 'auto x = secure_getenv("HOME");'),
+        ("zero/a.cc", "void f() { std::exit(1); }"),
+        ("zero/a.cc", "void f() { exit (1); }"),
+        ("comm/a.cc", "void f() { abort(); }"),
+        ("comm/a.cc", "void f() { std::terminate(); }"),
+        ("comm/a.cc", "void f() { _exit(3); }"),
+        ("launcher/process.cc", "void f() { std::exit(3); }"),
+        ("zero/a.cc", "const int n = 1'000'000; char c = '\"'; void f() { exit(1); } // \""),
+    ],
+)
+def test_boundary_violation_is_reported(tmp_path: Path, path: str, code: str) -> None:
+    problems = boundaries(tmp_path, path, f"// first line\n{code}\n")
+    assert problems
+    assert all(problem.startswith(f"{path}:2: ") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        (
+            "launcher/a.cc",
+            '#include "config/env.h"\n#include "zerorun/error.h"\n#include <CLI/CLI.hpp>',
+        ),
+        ("comm/a.cc", '#include "device/cpu/cpu_stream.h"'),
+        ("examples/train/main.cc", '#include "examples/train/model.h"\nvoid f() { std::exit(1); }'),
+        ("include/zerorun/a.h", '#include <vector>\n#include "zerorun/dtype.h"'),
+        ("device/cuda/a.cc", "#include <cuda_runtime.h>\nvoid f() { cudaFree(p); }"),
+        ("comm/nccl.cc", "#include <nccl.h>\nncclComm_t comm;"),
+        ("device/adam_math.h", "#ifdef __CUDACC__\n#endif"),
+        ("python/bindings/a.cc", "#include <pybind11/pybind11.h>\nnamespace py = pybind11;"),
+        ("config/env.cc", 'auto x = std::getenv("HOME");'),
+        ("comm/a.cc", "void Shm::abort(std::string_view reason) {} void f() { comm->abort(x); }"),
+        ("launcher/process.cc", "void f() { _exit(127); }"),
+        ("zero/a.cc", "// exit(1) and getenv are mentioned\n/* cudaFree(p)\n abort(); */"),
+        (
+            "zero/a.cc",
+            'auto s = "getenv(x) \\" abort()"; auto r = R"(exit(1); #include <nccl.h>)";',
+        ),
+    ],
+)
+def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
+    assert lint("check_boundaries.py", tmp_path, {path: code}) == (0, [])
+
+
+def test_violations_end_with_status_1(tmp_path: Path) -> None:
+    assert lint("check_boundaries.py", tmp_path, {"core/a.cc": "void f() { abort(); }"})[0] == 1
+    assert lint("check_size.py", tmp_path, {"core/a.cc": "int x;\n" * 401})[0] == 1
+
+
+def function_of(lines: int, before: str = "") -> str:
+    return before + "int f(int x) {\n" + "  ++x;\n" * (lines - 3) + "  return x;\n}\n"
+
+
+def class_of(members: int, before: str = "") -> str:
+    fields = "".join(f"  std::vector<int> field{i}_{{1}};\n" for i in range(members - 1))
+    method = "  int g() const {\n    int local_ = 1;\n    return local_;\n  }\n"
+    return f"{before}class A {{\n{method}  struct B {{ int x_ = 0; }};\n{fields}  B b_;\n}};\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "found"),
+    [
+        ("core/a.cc", "int x;\n" * 401, "core/a.cc:1: 401 lines"),
+        ("scripts/a.py", "x = 1\n" * 401, "scripts/a.py:1: 401 lines"),
+        ("dev", "true\n" * 401, "dev:1: 401 lines"),
+        ("zero/a.cc", function_of(61), "zero/a.cc:1: f has 61 lines"),
+        ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
+        ("zero/a.h", class_of(16), "zero/a.h:1: A has 16 data members"),
+    ],
+)
+def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found: str) -> None:
+    problems = size(tmp_path, path, code)
+    assert len(problems) == 1
+    assert problems[0].startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("core/a.cc", "int x;\n" * 400),
+        ("core/a.cc", "// size: one table\n" + "int x;\n" * 400),
+        ("zero/a.cc", function_of(60)),
+        ("zero/a.cc", function_of(70, "// size: one switch over every key\n")),
+        ("zero/a.h", class_of(15)),
+        ("zero/a.h", class_of(16, "// size: mirrors the file's header\n")),
+        ("build/release/generated.cc", "int x;\n" * 1000),
+    ],
+)
+def test_within_budget_passes(tmp_path: Path, path: str, code: str) -> None:
+    assert size(tmp_path, path, code) == []

@@ -1,0 +1,77 @@
+"""What importing the package does, and that its type stubs tell the truth."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import zerorun
+from zerorun import _C
+
+ERRORS = ["ConfigError", "CommError", "DeviceError", "IoError", "CheckpointError", "InternalError"]
+
+
+def test_version_is_the_build_systems(root: Path) -> None:
+    assert (
+        f"project(zerorun VERSION {zerorun.__version__} " in (root / "CMakeLists.txt").read_text()
+    )
+
+
+def test_errors_form_the_same_tree_as_in_cpp() -> None:
+    assert zerorun.Error.__bases__ == (RuntimeError,)
+    for name in ERRORS:
+        error = getattr(zerorun, name)
+        assert error.__bases__ == (zerorun.Error,)
+        assert (error.__module__, error.__name__) == ("zerorun", name)
+        assert error.__doc__
+
+
+def test_import_loads_no_framework_and_touches_no_accelerator(build: Path) -> None:
+    code = """if True:
+        import sys
+        before = set(sys.modules)
+        import zerorun
+        loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+        print(*(loaded - sys.stdlib_module_names))
+        print({line.split("/")[-1].strip() for line in open("/proc/self/maps") if "/" in line})
+        print(*__import__("os").listdir("/proc/self/task"))
+    """
+    command = [sys.executable, "-c", code]
+    env = {"PYTHONPATH": str(build / "python")}
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    modules, libraries, threads = output.splitlines()
+    assert modules == "zerorun"
+    assert not any(word in libraries for word in ("cuda", "nvidia", "torch", "libdnnl"))
+    assert len(threads.split()) == 1
+
+
+def names_in(node: ast.Module | ast.ClassDef) -> set[str]:
+    names = set()
+    for item in node.body:
+        if isinstance(item, ast.ClassDef | ast.FunctionDef):
+            names.add(item.name)
+        elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            names.add(item.target.id)
+    return names
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in vars(thing) if not name.startswith("_") or name == "__version__"}
+
+
+def test_stubs_name_exactly_what_the_module_has(root: Path) -> None:
+    stub = ast.parse((root / "python" / "zerorun" / "_C.pyi").read_text())
+    assert names_in(stub) == public(_C)
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef) and not issubclass(getattr(_C, node.name), Exception):
+            assert names_in(node) - {"__init__"} == public(getattr(_C, node.name))
+
+
+def test_everything_public_is_documented() -> None:
+    for module in (zerorun, zerorun.config):
+        assert module.__doc__
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                assert thing.__doc__, f"{module.__name__}.{name}"

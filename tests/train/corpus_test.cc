@@ -1,0 +1,137 @@
+#include "examples/train/corpus.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "tests/train/temporary_folder.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int32_t> tokens_of(const Corpus& corpus, int64_t begin, int64_t count) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  corpus.read(begin, tokens);
+  return tokens;
+}
+
+std::string text_of(const Corpus& corpus) {
+  const auto tokens = tokens_of(corpus, 0, corpus.size());
+  return {tokens.begin(), tokens.end()};
+}
+
+std::string error_of(const std::vector<std::string>& paths) {
+  try {
+    const Corpus corpus(paths);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CorpusTest, ReadsFilesAsBytesInTheirOrder) {
+  const TemporaryFolder folder;
+  const Corpus corpus({folder.write("b", "xyz\xff"), folder.write("a", "12")});
+  EXPECT_EQ(corpus.size(), 6);
+  EXPECT_EQ(corpus.vocabulary(), 256);
+  EXPECT_THAT(tokens_of(corpus, 0, 6), ElementsAre('x', 'y', 'z', 255, '1', '2'));
+  EXPECT_THAT(tokens_of(corpus, 2, 3), ElementsAre('z', 255, '1'));
+}
+
+TEST(CorpusTest, WalksFoldersInTheOrderOfNamesAndSkipsWhatIsNotText) {
+  const TemporaryFolder folder;
+  folder.write("c/deep/2", "C");
+  folder.write("c/deep/1", "B");
+  folder.write("a", "A");
+  folder.write("d", "D");
+  folder.write("empty", "");
+  folder.write(".git/config", "hidden");
+  folder.write("image", std::string_view("\x89PNG\0\0", 6));
+  const Corpus corpus({folder.path()});
+  EXPECT_EQ(text_of(corpus), "ABCD");
+  EXPECT_EQ(corpus.file_count(), 4);
+}
+
+TEST(CorpusTest, ReadsTokenFiles) {
+  const TemporaryFolder folder;
+  const Corpus corpus({folder.write("1.bin", token_file(50257, {7, 50256, 0})),
+                       folder.write("2.bin", token_file(50257, {1}))});
+  EXPECT_EQ(corpus.vocabulary(), 50257);
+  EXPECT_FALSE(corpus.is_text());
+  EXPECT_THAT(tokens_of(corpus, 1, 3), ElementsAre(50256, 0, 1));
+}
+
+TEST(CorpusTest, TokenOutsideTheVocabularyIsFoundWhenRead) {
+  const TemporaryFolder folder;
+  const Corpus corpus({folder.write("1.bin", token_file(10, {7, 3, 10}))});
+  EXPECT_THAT(tokens_of(corpus, 0, 2), ElementsAre(7, 3));
+  try {
+    tokens_of(corpus, 1, 2);
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("1.bin: token 10 at position 2"), HasSubstr("10")));
+  }
+}
+
+TEST(CorpusTest, DamagedTokenFilesAreRefused) {
+  const TemporaryFolder folder;
+  const std::string good = token_file(10, {1, 2, 3});
+  const auto error = [&](const std::string& content) {
+    return error_of({folder.write("x.bin", content)});
+  };
+  const auto with = [&](size_t at, char byte) {
+    std::string content = good;
+    content[at] = byte;
+    return content;
+  };
+  EXPECT_EQ(error(good), "no error");
+  EXPECT_THAT(error(good.substr(0, good.size() - 1)), HasSubstr("truncated"));
+  EXPECT_THAT(error(good + "zz"), HasSubstr("the header says 3 tokens"));
+  EXPECT_THAT(error(with(23, '\x7f')), HasSubstr("truncated"));
+  EXPECT_THAT(error(with(8, '\2')), HasSubstr("version 2"));
+  EXPECT_THAT(error(with(12, '\0')), HasSubstr("vocabulary of 0"));
+  EXPECT_THAT(error(with(14, '\2')), HasSubstr("vocabulary of 131082"));
+  for (size_t size : {0, 3, 8, 31}) {
+    EXPECT_THAT(error(good.substr(0, size)), HasSubstr("header")) << size;
+  }
+}
+
+TEST(CorpusTest, TextAndTokensDoNotMix) {
+  const TemporaryFolder folder;
+  folder.write("a.txt", "text");
+  folder.write("b.bin", token_file(10, {1}));
+  EXPECT_THAT(error_of({folder.path()}),
+              AllOf(HasSubstr("a.txt is text"), HasSubstr("b.bin is tokens")));
+  EXPECT_THAT(error_of({folder.path("b.bin"), folder.write("c.bin", token_file(11, {1}))}),
+              AllOf(HasSubstr("b.bin has 10"), HasSubstr("c.bin has 11")));
+}
+
+TEST(CorpusTest, NothingToReadIsAnErrorThatNamesThePath) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(error_of({folder.path("missing")}), HasSubstr("missing"));
+  EXPECT_THAT(error_of({folder.path()}), AllOf(HasSubstr("empty"), HasSubstr(folder.path())));
+  EXPECT_THAT(error_of({folder.write("empty", "")}), HasSubstr("empty"));
+  ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(error_of({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
+  EXPECT_THAT(error_of({}), HasSubstr("empty"));
+}
+
+TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
+  // What the machine has outside the home folder is not known here, only that something is found.
+  const TemporaryFolder home;
+  home.write(".pyenv/versions/3.9.1/lib/python3.9/os.py", "import sys");
+  home.write(".pyenv/versions/3.9.1/lib/python3.9/site-packages/other.py", "other");
+  const DefaultText text = find_default_text(home.path());
+  EXPECT_FALSE(text.paths.empty());
+  EXPECT_FALSE(text.description.empty());
+  for (const std::string& path : text.paths) {
+    EXPECT_EQ(path.find("site-packages"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing

@@ -1,0 +1,90 @@
+#include "examples/train/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "examples/train/cpu/cpu_kernels.h"
+#include "examples/train/local_parameters.h"
+#include "examples/train/philox.h"
+
+namespace zerorun::train {
+namespace {
+
+TEST(DrawTokenTest, ZeroTemperatureTakesTheMostLikely) {
+  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -2.0F};
+  EXPECT_EQ(draw_token(logits, {.temperature = 0.0}, 0.99), 1);
+}
+
+TEST(DrawTokenTest, FrequenciesFollowTheSoftmax) {
+  const std::vector<float> logits = {0.0F, 1.0F, 2.0F, -1.0F};
+  constexpr double kTemperature = 0.5;
+  constexpr int kDraws = 100000;
+  std::map<int32_t, int> counts;
+  for (int i = 0; i < kDraws; ++i) {
+    ++counts[draw_token(logits, {.temperature = kTemperature, .top_k = 3}, (i + 0.5) / kDraws)];
+  }
+  double sum = 0.0;
+  for (int token : {0, 1, 2}) sum += std::exp(token / kTemperature);
+  for (int token : {0, 1, 2}) {
+    EXPECT_NEAR(counts[token], kDraws * std::exp(token / kTemperature) / sum, 2) << token;
+  }
+  EXPECT_EQ(counts.count(3), 0U);
+}
+
+TEST(DrawTokenTest, SurvivesLogitsOfADivergedModel) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(draw_token(std::vector<float>{nan, 1.0F, nan}, {.temperature = 0.0}, 0.5), 1);
+  const int32_t token = draw_token(std::vector<float>{nan, nan}, {}, 0.5);
+  EXPECT_TRUE(token == 0 || token == 1);
+}
+
+class GenerateTest : public ::testing::TestWithParam<bool> {
+ protected:
+  GenerateTest() {
+    config_.vocabulary = 11;
+    config_.positions = 8;
+    config_.width = 16;
+    config_.layers = 2;
+    config_.heads = 2;
+    config_.inner = 64;
+    parameters_.emplace(parameter_specs(config_), DType::fp32, *device_);
+    parameters_->initialize(Initializer(config_, 3));
+    model_.emplace(config_, ModelOptions{1, 8, GetParam()}, *parameters_, *device_, kernels_);
+  }
+
+  GptConfig config_;
+  std::shared_ptr<Device> device_ = make_cpu_device();
+  CpuKernels kernels_;
+  std::optional<LocalParameters> parameters_;
+  std::optional<Model> model_;
+};
+
+// The tokens that follow when every logit is computed from scratch.
+TEST_P(GenerateTest, KeptKeysGiveTheSameTextAsComputingAllAgain) {
+  const SamplingOptions options{.tokens = 30, .temperature = 1.0, .top_k = 5, .seed = 4};
+  const std::vector<int32_t> prompt = {1, 2, 3};
+  const std::vector<int32_t> generated = generate(*model_, prompt, options);
+  ASSERT_EQ(generated.size(), 30U);
+
+  std::vector<int32_t> window = prompt;
+  for (size_t i = 0; i < generated.size(); ++i) {
+    if (window.size() > 8) window.erase(window.begin(), window.end() - 4);
+    const auto logits = model_->logits(window);
+    const RandomStream stream{options.seed, RandomStream::Purpose::sampling, 0};
+    window.push_back(draw_token(logits.last(11), options, random_uniform(stream, i)));
+    EXPECT_EQ(generated[i], window.back()) << i;
+  }
+}
+
+TEST_P(GenerateTest, PromptsMayBeLongerThanTheContext) {
+  const std::vector<int32_t> prompt(20, 5);
+  EXPECT_EQ(generate(*model_, prompt, {.tokens = 3}).size(), 3U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Recompute, GenerateTest, ::testing::Bool());
+
+}  // namespace
+}  // namespace zerorun::train

@@ -1,0 +1,119 @@
+#include "examples/train/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/temporary_folder.h"
+#include "zerorun/error.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string error_of(const std::vector<std::string>& arguments) {
+  try {
+    parse_command_line(arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(OptionsTest, DefaultsNeedNoArguments) {
+  const CommandLine line = parse_command_line({});
+  EXPECT_FALSE(line.config);
+  EXPECT_TRUE(line.options.data.empty());
+  EXPECT_EQ(line.options.save, "out/train");
+  EXPECT_FALSE(line.options.sample);
+}
+
+TEST(OptionsTest, HelpListsEveryOption) {
+  const std::string help = parse_command_line({"--help"}).help;
+  for (const char* name :
+       {"--config", "--deepspeed", "--deepspeed_config", "--data", "--model", "--init", "--seq_len",
+        "--micro_batch", "--steps", "--seed", "--dtype", "--save", "--save_every", "--resume",
+        "--eval_every", "--sample", "--recompute", "--metrics", "--local_rank"}) {
+    EXPECT_THAT(help, HasSubstr(name));
+  }
+}
+
+TEST(OptionsTest, DataTakesSeveralPaths) {
+  const TrainOptions options =
+      parse_command_line({"--data", "a", "b", "--steps", "3", "--data", "c"}).options;
+  EXPECT_THAT(options.data, ElementsAre("a", "b", "c"));
+  EXPECT_EQ(options.steps, 3);
+}
+
+TEST(OptionsTest, EmptyTextsMeanNone) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--save", "", "--sample", "", "--steps", "2"},
+        std::vector<std::string>{"--save=", "--sample=", "--steps=2"}}) {
+    const TrainOptions options = parse_command_line(arguments).options;
+    EXPECT_EQ(options.save, "");
+    EXPECT_EQ(options.sample, "");
+    EXPECT_EQ(options.steps, 2);
+  }
+}
+
+TEST(OptionsTest, TheLastOfARepeatedOptionCounts) {
+  EXPECT_EQ(parse_command_line({"--steps", "3", "--steps", "4"}).options.steps, 4);
+}
+
+TEST(OptionsTest, TheCommandLineWinsOverTheConfig) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("c.json", R"({
+    "train_micro_batch_size_per_gpu": 4,
+    "zerorun": {"train": {"steps": 7, "seq_len": 32, "data": ["x", "y"], "recompute": true,
+                          "sample": "", "model": "mini", "seed": 0}}})");
+  const TrainOptions from_file = parse_command_line({"--config", config}).options;
+  EXPECT_EQ(from_file.steps, 7);
+  EXPECT_EQ(from_file.seq_len, 32);
+  EXPECT_THAT(from_file.data, ElementsAre("x", "y"));
+  EXPECT_TRUE(from_file.recompute);
+  EXPECT_EQ(from_file.sample, "");
+  EXPECT_EQ(from_file.model, "mini");
+  EXPECT_EQ(from_file.seed, 0U);
+  const TrainOptions both =
+      parse_command_line({"--steps=9", "--config", config, "--data", "z"}).options;
+  EXPECT_EQ(both.steps, 9);
+  EXPECT_EQ(both.seq_len, 32);
+  EXPECT_THAT(both.data, ElementsAre("z"));
+}
+
+TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("c.json", R"({"train_micro_batch_size_per_gpu": 4})");
+  const std::string other = folder.write("d.json", R"({"train_micro_batch_size_per_gpu": 4})");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--config", config},
+        std::vector<std::string>{"--deepspeed", config},
+        std::vector<std::string>{"--deepspeed", "--deepspeed_config", config},
+        std::vector<std::string>{"--deepspeed_config=" + config, "--local_rank=1"},
+        std::vector<std::string>{"--local_rank", "1", "--config", config, "--deepspeed", config}}) {
+    const CommandLine line = parse_command_line(arguments);
+    ASSERT_TRUE(line.config);
+    EXPECT_EQ(line.config->config.batch.micro_batch_size, 4);
+  }
+  EXPECT_THAT(error_of({"--config", config, "--deepspeed", other}), HasSubstr("mean the same"));
+  EXPECT_THAT(error_of({"--deepspeed"}), HasSubstr("--deepspeed FILE"));
+}
+
+TEST(OptionsTest, BadValuesNameTheOption) {
+  EXPECT_THAT(error_of({"--stepz", "3"}), HasSubstr("--stepz"));
+  EXPECT_THAT(error_of({"--steps", "many"}), AllOf(HasSubstr("--steps"), HasSubstr("'many'")));
+  EXPECT_THAT(error_of({"--steps", "-1"}), HasSubstr("at least 0"));
+  EXPECT_THAT(error_of({"--seq_len", "0"}), HasSubstr("at least 1"));
+  EXPECT_THAT(error_of({"--dtype", "fp16"}), HasSubstr("fp16"));
+  EXPECT_THAT(error_of({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
+  EXPECT_THAT(error_of({"--save_every", "3", "--save="}), HasSubstr("--save DIR"));
+  EXPECT_THAT(error_of({"--init", "a", "--resume", "b"}), HasSubstr("--init a"));
+  const TemporaryFolder folder;
+  const std::string config = folder.write("c.json", R"({"zerorun": {"train": {"stepz": 1}}})");
+  EXPECT_THAT(error_of({"--config", config}), HasSubstr("/zerorun/train/stepz"));
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing

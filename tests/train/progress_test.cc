@@ -1,0 +1,128 @@
+#include "examples/train/progress.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "examples/train/metrics.h"
+#include "tests/train/temporary_folder.h"
+#include "zerorun/error.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+StepReport example(int64_t step) {
+  StepReport report;
+  report.step = step;
+  report.loss = 2.34567;
+  report.tokens_per_s = 12345.6;
+  report.model_state_bytes = int64_t{7} << 20;
+  report.peak_rss_bytes = int64_t{300} << 20;
+  return report;
+}
+
+TEST(ProgressTest, LineShowsWhatMatters) {
+  ProgressOptions options;
+  options.last_step = 100;
+  const std::string line = progress_line(example(3), options, 61.2);
+  EXPECT_THAT(line, AllOf(HasSubstr("step 3/100"), HasSubstr("loss 2.3457"),
+                          HasSubstr("12.3k tokens/s"), HasSubstr("300 MiB"), HasSubstr("7.0 MiB"),
+                          HasSubstr("ETA 1:02"), Not(HasSubstr("optimizer"))));
+  options.breakdown = true;
+  EXPECT_THAT(progress_line(example(3), options, 4000.0),
+              AllOf(HasSubstr("optimizer"), HasSubstr("ETA 1:06:40")));
+}
+
+std::string printed(const ProgressOptions& options) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* const stream = ::open_memstream(&text, &size);
+  {
+    Progress progress(stream, options);
+    for (int64_t step = options.first_step + 1; step <= options.last_step; ++step) {
+      progress.report(example(step));
+    }
+    progress.event("event");
+  }
+  std::fclose(stream);
+  std::string result(text, size);
+  std::free(text);
+  return result;
+}
+
+int count_lines(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
+
+TEST(ProgressTest, AFileGetsAboutTwentyLines) {
+  const int lines = count_lines(printed({.last_step = 1000}));
+  EXPECT_GE(lines, 20);
+  EXPECT_LE(lines, 23);
+}
+
+TEST(ProgressTest, StepsPerPrintDecides) {
+  const std::string text = printed({.first_step = 10, .last_step = 30, .steps_per_print = 10});
+  EXPECT_EQ(count_lines(text), 4) << text;
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("step 11/30"), HasSubstr("step 20/30"), HasSubstr("step 30/30")));
+}
+
+TEST(ProgressTest, ATerminalsLineIsRewrittenAndEventsKeepTheirOwn) {
+  const std::string text = printed({.last_step = 3, .steps_per_print = 1, .terminal = true});
+  EXPECT_EQ(count_lines(text), 2);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("\rstep 1/3"), HasSubstr("\rstep 3/3"), HasSubstr("\nevent\n")));
+}
+
+TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("m.jsonl", "old\n");
+  {
+    Metrics metrics(path, Metrics::Mode::replace);
+    StepReport report = example(1);
+    report.lr = 3e-3F;
+    report.grad_norm = std::numeric_limits<double>::infinity();
+    report.skipped = true;
+    metrics.write(report);
+    metrics.finish(0xabcU);
+  }
+  Metrics(path, Metrics::Mode::append).write(example(2));
+  std::istringstream lines(read_file(path));
+  std::string line;
+  std::getline(lines, line);
+  const auto first = nlohmann::json::parse(line);
+  for (const char* key :
+       {"step", "loss", "lr", "grad_norm", "loss_scale", "skipped", "step_ms", "fwd_bwd_ms",
+        "comm_ms", "optimizer_ms", "tokens_per_s", "model_state_bytes", "peak_rss_bytes"}) {
+    EXPECT_TRUE(first.contains(key)) << key;
+  }
+  EXPECT_EQ(first.size(), 13U);
+  EXPECT_EQ(first["lr"], 0.003);
+  EXPECT_EQ(first["skipped"], true);
+  std::getline(lines, line);
+  EXPECT_EQ(nlohmann::json::parse(line)["param_hash"], "0000000000000abc");
+  std::getline(lines, line);
+  EXPECT_EQ(nlohmann::json::parse(line)["step"], 2);
+}
+
+TEST(MetricsTest, UnwritableFileIsNamed) {
+  try {
+    Metrics("/proc/none/m.jsonl", Metrics::Mode::replace);
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/proc/none/m.jsonl"));
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing

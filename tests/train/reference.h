@@ -1,0 +1,119 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "zerorun/tensor.h"
+
+// Plain float64 versions of the kernels' formulas, and helpers to compare with them.
+namespace zerorun::train::testing {
+
+using Doubles = std::vector<double>;
+
+inline std::vector<float> random_floats(int64_t numel, unsigned seed, float scale = 1.0F) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0.0F, scale);
+  std::vector<float> values(static_cast<size_t>(numel));
+  for (float& value : values) value = normal(engine);
+  return values;
+}
+
+inline Doubles widened(std::span<const float> values) { return {values.begin(), values.end()}; }
+
+// A tensor of either dtype, and the values it holds.
+class StoredTensor {
+ public:
+  StoredTensor(std::span<const float> values, DType dtype) : dtype_(dtype) {
+    bytes_.resize(values.size() * size_of(dtype));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (dtype == DType::bf16) {
+        view().as<Bf16>()[i] = to_bf16(values[i]);
+      } else {
+        view().as<float>()[i] = values[i];
+      }
+    }
+  }
+  TensorView view() {
+    return {bytes_.data(), static_cast<int64_t>(bytes_.size() / size_of(dtype_)), dtype_};
+  }
+  Doubles values() {
+    Doubles result;
+    for (int64_t i = 0; i < view().numel; ++i) {
+      result.push_back(dtype_ == DType::bf16 ? to_float(view().as<Bf16>()[i])
+                                             : view().as<float>()[i]);
+    }
+    return result;
+  }
+
+ private:
+  DType dtype_;
+  std::vector<std::byte> bytes_;
+};
+
+// c[rows, cols] = a[rows, inner] * b[inner, cols], given as functions of row and column.
+using Entry = std::function<double(int64_t row, int64_t col)>;
+inline Doubles product(int64_t rows, int64_t cols, int64_t inner, const Entry& a, const Entry& b) {
+  Doubles c(static_cast<size_t>(rows * cols));
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < inner; ++k) sum += a(i, k) * b(k, j);
+      c[static_cast<size_t>(i * cols + j)] = sum;
+    }
+  }
+  return c;
+}
+
+inline Entry entries(const Doubles& values, int64_t stride) {
+  return [&values, stride](int64_t row, int64_t col) {
+    return values[static_cast<size_t>(row * stride + col)];
+  };
+}
+inline Entry transposed(const Doubles& values, int64_t stride) {
+  return [&values, stride](int64_t row, int64_t col) {
+    return values[static_cast<size_t>(col * stride + row)];
+  };
+}
+
+// Every element within `tolerance` of the largest expected magnitude.
+template <typename Values>
+void expect_close(const Values& actual, const Doubles& expected, double tolerance,
+                  const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  double largest = 0.0;
+  for (double value : expected) largest = std::max(largest, std::abs(value));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected[i], tolerance * std::max(largest, 1e-30))
+        << what << "[" << i << "]";
+  }
+}
+
+// The derivative of `f` at values[i].
+inline double derivative(const std::function<double(const Doubles&)>& f, Doubles values, size_t i) {
+  constexpr double kStep = 1e-5;
+  const double centre = values[i];
+  values[i] = centre + kStep;
+  const double above = f(values);
+  values[i] = centre - kStep;
+  return (above - f(values)) / (2 * kStep);
+}
+
+inline Doubles gradient(const std::function<double(const Doubles&)>& f, const Doubles& values) {
+  Doubles result;
+  for (size_t i = 0; i < values.size(); ++i) result.push_back(derivative(f, values, i));
+  return result;
+}
+
+inline double weighted_sum(const Doubles& values, const Doubles& weights) {
+  double sum = 0.0;
+  for (size_t i = 0; i < values.size(); ++i) sum += values[i] * weights[i];
+  return sum;
+}
+
+}  // namespace zerorun::train::testing

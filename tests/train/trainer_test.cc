@@ -1,0 +1,278 @@
+#include "examples/train/trainer.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <functional>
+
+#include "examples/train/run_folder.h"
+#include "examples/train/stop_signal.h"
+#include "tests/harness.h"
+#include "tests/train/temporary_folder.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kModel = R"({
+  "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 32})";
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainerTest() {
+    std::string text;
+    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);
+    data_ = folder_.write("text", text);
+    model_ = folder_.write("model.json", kModel);
+  }
+
+  std::string config(int stage, const char* more = "") const {
+    return folder_.write("config.json", fmt::format(R"({{
+        "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {}{}}},
+        "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}}}})",
+                                                    stage, more));
+  }
+
+  // What all ranks do: `body` with a trainer that is set up from these options.
+  void run(int world_size, std::vector<std::string> options,
+           const std::function<void(Trainer&, const RunSetup&, Communicator&)>& body) const {
+    options.insert(options.begin(),
+                   {"--data", data_, "--model", model_, "--seq_len", "8", "--seed", "3"});
+    zerorun::testing::run_ranks(world_size, [&](Communicator& comm) {
+      const RunSetup setup = make_run_setup(parse_command_line(options),
+                                            {.rank = comm.rank(), .world_size = comm.world_size()});
+      const auto device = make_cpu_device();
+      Trainer trainer(setup, comm, *device);
+      body(trainer, setup, comm);
+    });
+  }
+
+  uint64_t hash_after(int steps, int world_size, const std::vector<std::string>& options) const {
+    uint64_t hash = 0;
+    run(world_size, options, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
+      trainer.initialize();
+      for (int i = 0; i < steps; ++i) trainer.step(0);
+      const uint64_t own = trainer.engine().parameter_hash();
+      if (comm.rank() == 0) hash = own;
+    });
+    return hash;
+  }
+
+  TemporaryFolder folder_;
+  std::string data_;
+  std::string model_;
+};
+
+TEST_F(TrainerTest, EveryStageGivesTheSameParameters) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    const uint64_t expected = hash_after(4, 2, {"--dtype", dtype, "--config", config(0)});
+    for (int stage : {1, 2, 3}) {
+      EXPECT_EQ(hash_after(4, 2, {"--dtype", dtype, "--config", config(stage)}), expected);
+      EXPECT_EQ(hash_after(4, 2,
+                           {"--dtype", dtype, "--config",
+                            config(stage, R"(, "reduce_bucket_size": 700, "overlap_comm": true,
+                                            "stage3_param_persistence_threshold": 40)")}),
+                expected);
+    }
+  }
+}
+
+TEST_F(TrainerTest, RecomputingGivesTheSameParameters) {
+  EXPECT_EQ(hash_after(3, 2, {"--config", config(3), "--recompute"}),
+            hash_after(3, 2, {"--config", config(3)}));
+}
+
+TEST_F(TrainerTest, InitialParametersDependOnTheSeedOnly) {
+  const uint64_t expected = hash_after(0, 1, {"--config", config(0)});
+  EXPECT_EQ(hash_after(0, 3, {"--config", config(3)}), expected);
+  EXPECT_NE(hash_after(0, 1, {"--config", config(0), "--seed", "4"}), expected);
+}
+
+TEST_F(TrainerTest, TheLossFallsAndIsTheSameOnAllRanks) {
+  std::vector<double> last(2);
+  double first = 0.0;
+  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
+    trainer.initialize();
+    for (int i = 0; i < 60; ++i) {
+      const StepReport report = trainer.step(0).report;
+      if (i == 0 && comm.rank() == 0) first = report.loss;
+      last[static_cast<size_t>(comm.rank())] = report.loss;
+      EXPECT_EQ(report.step, i + 1);
+      EXPECT_FALSE(report.skipped);
+    }
+  });
+  EXPECT_NEAR(first, std::log(256.0), 0.3);
+  EXPECT_LT(last[0], 0.75 * first);
+  EXPECT_EQ(last[0], last[1]);
+}
+
+TEST_F(TrainerTest, EvaluationDoesNotDependOnTheRanks) {
+  const auto evaluate = [&](int world_size) {
+    double loss = 0.0;
+    run(world_size, {"--config", config(3)},
+        [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
+          trainer.initialize();
+          const double own = trainer.evaluate();
+          if (comm.rank() == 0) loss = own;
+        });
+    return loss;
+  };
+  const double expected = evaluate(1);
+  EXPECT_NEAR(expected, std::log(256.0), 0.3);
+  EXPECT_NEAR(evaluate(2), expected, 1e-5);
+  EXPECT_NEAR(evaluate(3), expected, 1e-5);
+}
+
+TEST_F(TrainerTest, ASignalOnOneRankStopsAll) {
+  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
+    trainer.initialize();
+    EXPECT_EQ(trainer.step(0).signal, 0);
+    EXPECT_EQ(trainer.step(comm.rank() == 1 ? SIGINT : 0).signal, SIGINT);
+    EXPECT_EQ(trainer.step(comm.rank() == 0 ? SIGTERM : SIGINT).signal, SIGTERM);
+  });
+}
+
+TEST_F(TrainerTest, AResumedRunContinuesBitForBit) {
+  const std::vector<std::string> options = {"--config", config(3), "--dtype", "bf16"};
+  const uint64_t expected = hash_after(5, 2, options);
+  const std::string folder = folder_.path("run");
+  run(2, options, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    trainer.initialize();
+    for (int i = 0; i < 3; ++i) trainer.step(0);
+    save_run(folder, setup, trainer, comm);
+  });
+  run(2, options, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    EXPECT_EQ(resume_run(folder, setup, trainer, comm), "");
+    EXPECT_EQ(trainer.position().step, 3);
+    EXPECT_EQ(trainer.position().samples, 12);
+    trainer.step(0);
+    trainer.step(0);
+    EXPECT_EQ(trainer.engine().parameter_hash(), expected);
+  });
+  run(2, {"--config", config(3), "--dtype", "bf16", "--seed", "9"},
+      [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+        EXPECT_THAT(resume_run(folder, setup, trainer, comm), HasSubstr("seed was 3 and is 9"));
+      });
+}
+
+TEST_F(TrainerTest, ASavedModelIsAStartingPoint) {
+  const std::string folder = folder_.path("hf");
+  uint64_t expected = 0;
+  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    trainer.initialize();
+    trainer.step(0);
+    const auto device = make_cpu_device();
+    claim_run_folder(folder, "", setup, comm, *device);
+    write_hf_weights(folder, trainer.engine(), comm);
+    const uint64_t hash = trainer.engine().parameter_hash();
+    if (comm.rank() == 0) expected = hash;
+  });
+  EXPECT_EQ(hash_after(0, 1, {"--config", config(0), "--init", folder}), expected);
+  EXPECT_EQ(read_hf_config(folder), gpt_config(folder + "/config.json"));
+  EXPECT_EQ(read_hf_config(folder).vocabulary, 256);
+}
+
+TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
+  const std::string folder = folder_.path("hf");
+  run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    trainer.initialize();
+    const auto device = make_cpu_device();
+    claim_run_folder(folder, "", setup, comm, *device);
+    write_hf_weights(folder, trainer.engine(), comm);
+  });
+  const auto error = [&](const char* model) -> std::string {
+    try {
+      HfWeights(folder, gpt_config_from_json(model, "test"));
+    } catch (const CheckpointError& problem) {
+      return problem.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(error(R"({"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16,
+                        "n_inner": 64, "vocab_size": 256})"),
+              HasSubstr("h.0.mlp.c_fc.weight has shape [16, 32], the model needs [16, 64]"));
+  EXPECT_THAT(error(R"({"n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 16,
+                        "n_inner": 32, "vocab_size": 256})"),
+              HasSubstr("no tensor transformer.h.2.ln_1.weight"));
+}
+
+TEST_F(TrainerTest, AnotherRunsFolderIsMovedAsideAndTheResumedOneKept) {
+  const std::string folder = folder_.path("run");
+  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    trainer.initialize();
+    const auto device = make_cpu_device();
+    EXPECT_EQ(claim_run_folder(folder, "", setup, comm, *device), "");
+    save_run(folder, setup, trainer, comm);
+    EXPECT_EQ(claim_run_folder(folder, folder + "/.", setup, comm, *device), "");
+    const std::string moved = claim_run_folder(folder, "", setup, comm, *device);
+    EXPECT_EQ(moved, comm.rank() == 0 ? folder + ".1" : "");
+    EXPECT_EQ(resume_run(folder + ".1", setup, trainer, comm), "");
+  });
+}
+
+class RunSetupTest : public TrainerTest {
+ protected:
+  std::string error_of(std::vector<std::string> options) const {
+    try {
+      make_run_setup(parse_command_line(options), {});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+};
+
+TEST_F(RunSetupTest, ContradictionsAreNamed) {
+  EXPECT_EQ(error_of({"--data", data_}), "no error");
+  EXPECT_THAT(error_of({"--data", data_, "--seq_len", "300"}), HasSubstr("256 positions"));
+  EXPECT_THAT(error_of({"--data", data_, "--model", "huge"}), HasSubstr("'huge'"));
+  const std::string small = folder_.write("small.json", R"({"vocab_size": 100})");
+  EXPECT_THAT(error_of({"--data", data_, "--model", small}), HasSubstr("vocabulary of 100"));
+  const std::string tokens = folder_.write("t.bin", token_file(9, std::vector<uint16_t>(600, 1)));
+  EXPECT_EQ(error_of({"--data", tokens, "--sample", "1, 8 0"}), "no error");
+  EXPECT_THAT(error_of({"--data", tokens, "--sample", "1 9"}), HasSubstr("'9'"));
+  EXPECT_THAT(error_of({"--data", tokens, "--sample", "hello"}), HasSubstr("'hello'"));
+}
+
+TEST_F(RunSetupTest, TheDataDecideTheVocabulary) {
+  const std::string tokens = folder_.write("t.bin", token_file(999, std::vector<uint16_t>(600, 1)));
+  EXPECT_EQ(make_run_setup(parse_command_line({"--data", tokens}), {}).model.vocabulary, 999);
+  EXPECT_EQ(make_run_setup(parse_command_line({"--data", data_}), {}).model.vocabulary, 256);
+}
+
+TEST_F(RunSetupTest, WithoutConfigItIsStage2InBf16WithClipping) {
+  const RunSetup setup = make_run_setup(parse_command_line({"--data", data_}), {.world_size = 2});
+  EXPECT_EQ(setup.config.zero.stage, 2);
+  EXPECT_EQ(setup.config.precision.param_dtype, DType::bf16);
+  EXPECT_EQ(setup.config.gradient_clipping, 1.0);
+  EXPECT_EQ(setup.config.optimizer.type, "AdamW");
+  EXPECT_EQ(setup.batch.global_batch(), 16);
+}
+
+TEST_F(RunSetupTest, TheConfigDecidesWhatTheCommandLineLeavesOpen) {
+  const RunSetup setup = make_run_setup(
+      parse_command_line({"--data", data_, "--config", config(1)}), {.world_size = 2});
+  EXPECT_EQ(setup.batch.micro_batch, 2);
+  EXPECT_EQ(setup.config.precision.param_dtype, DType::fp32);
+  const RunSetup overridden =
+      make_run_setup(parse_command_line({"--data", data_, "--config", config(1), "--micro_batch",
+                                         "3", "--dtype", "bf16"}),
+                     {.world_size = 2});
+  EXPECT_EQ(overridden.batch.micro_batch, 3);
+  EXPECT_EQ(overridden.config.precision.param_dtype, DType::bf16);
+}
+
+TEST(StopSignalTest, RemembersASignalInsteadOfDying) {
+  const StopSignal stop;
+  EXPECT_EQ(stop.received(), 0);
+  std::raise(SIGTERM);
+  EXPECT_EQ(stop.received(), SIGTERM);
+  std::raise(SIGINT);
+  EXPECT_EQ(stop.received(), SIGINT);
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing

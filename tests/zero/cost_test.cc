@@ -1,0 +1,200 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/harness.h"
+#include "zerorun/engine.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun {
+namespace {
+
+using testing::run_ranks;
+
+constexpr int64_t kHidden = 128;
+constexpr int kLayers = 12;
+
+// The parameters of a small transformer, module by module.
+std::vector<ParameterSpec> transformer() {
+  std::vector<ParameterSpec> specs = {{"wte", {256, kHidden}, "embed", 0, true, ""}};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const std::string module = "h." + std::to_string(layer);
+    specs.push_back({module + ".ln", {kHidden}, module, 0, true, ""});
+    specs.push_back({module + ".attn", {kHidden, 4 * kHidden}, module, 0, true, ""});
+    specs.push_back({module + ".mlp", {kHidden, 8 * kHidden}, module, 0, true, ""});
+  }
+  return specs;
+}
+
+double model_numel() {
+  double total = 0;
+  for (const ParameterSpec& spec : transformer()) {
+    double numel = 1;
+    for (int64_t size : spec.shape) numel *= static_cast<double>(size);
+    total += numel;
+  }
+  return total;
+}
+
+Config config_of(int stage) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 200'000;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  return config;
+}
+
+void run_step(Engine& engine) {
+  const auto modules = kLayers + 1;
+  const auto name = [](int m) {
+    return m == 0 ? std::string("embed") : "h." + std::to_string(m - 1);
+  };
+  for (int m = 0; m < modules; ++m) {
+    engine.gather(engine.module_id(name(m)));
+    engine.release(engine.module_id(name(m)));
+  }
+  for (int m = modules; m-- > 0;) {
+    engine.gather(engine.module_id(name(m)));
+    for (size_t id = 0; id < engine.parameters().size(); ++id) {
+      if (engine.parameters()[id].module != name(m)) continue;
+      const GradientView gradient = engine.gradient(static_cast<ParameterId>(id));
+      engine.device().fill(engine.device().inline_stream(), gradient.view, 0.5F);
+      engine.grad_ready(static_cast<ParameterId>(id));
+    }
+    engine.release(engine.module_id(name(m)));
+  }
+  engine.end_micro_step();
+  engine.step();
+}
+
+void zero_fill(ParameterId, int64_t, std::span<float> out) {
+  std::fill(out.begin(), out.end(), 0.0F);
+}
+
+// Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 bytes of optimizer
+// state.
+double bytes_per_parameter(int stage, double ranks) {
+  switch (stage) {
+    case 0:
+      return 2 + 2 + 12;
+    case 1:
+      return 2 + 2 + 12 / ranks;
+    case 2:
+      return 2 + 2 / ranks + 12 / ranks;
+    default:
+      return (2 + 2 + 12) / ranks;
+  }
+}
+
+TEST(Cost, ModelStatesPerRankMatchTheFormula) {
+  for (int world_size : {1, 2, 4}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (bool share : {true, false}) {
+        run_ranks(world_size, [&](Communicator& comm) {
+          const auto device = make_cpu_device();
+          Config config = config_of(stage);
+          config.share_parameters = share;
+          const auto engine =
+              Engine::create(config, *device, comm, transformer(), {ParameterGroup{}});
+          engine->initialize_parameters(zero_fill);
+          run_step(*engine);
+          const double expected = bytes_per_parameter(stage, world_size) * model_numel();
+          EXPECT_NEAR(static_cast<double>(engine->model_state_bytes()) / expected, 1.0, 0.03)
+              << "stage " << stage << " world " << world_size;
+        });
+      }
+    }
+  }
+}
+
+TEST(Cost, FrozenParametersHoldNoGradientAndNoOptimizerBytes) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    std::vector<ParameterSpec> specs = transformer();
+    for (ParameterSpec& spec : specs) spec.trainable = spec.name == "wte";
+    const auto engine = Engine::create(config_of(3), *device, comm, specs, {ParameterGroup{}});
+    const double trainable = 256.0 * kHidden;
+    const double frozen = model_numel() - trainable;
+    const double expected = (trainable * 16 + frozen * 2) / 2;
+    EXPECT_NEAR(static_cast<double>(engine->model_state_bytes()) / expected, 1.0, 0.03);
+  });
+}
+
+TEST(Cost, BucketsInFlightAreBounded) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(config_of(2), *device, comm, transformer(), {ParameterGroup{}});
+    engine->initialize_parameters(zero_fill);
+    run_step(*engine);
+    // Three slots of the largest bucket, in bf16.
+    EXPECT_LE(device->memory_use(MemoryCategory::buckets).peak_bytes, 3 * 2 * 210'000);
+  });
+}
+
+TEST(Cost, EverythingIsReturned) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto engine =
+          Engine::create(config_of(stage), *device, comm, transformer(), {ParameterGroup{}});
+      engine->initialize_parameters(zero_fill);
+      run_step(*engine);
+    }
+    for (int category = 0; category < kMemoryCategories; ++category) {
+      EXPECT_EQ(device->memory_use(static_cast<MemoryCategory>(category)).live_bytes, 0);
+    }
+  });
+}
+
+struct Traffic {
+  double all_reduce = 0;
+  double reduce_scatter = 0;
+  double all_gather = 0;
+};
+
+// Elements of full tensors, in units of the model's size.
+TEST(Cost, CollectivesPerStepMatchTheTable) {
+  constexpr Traffic kExpected[] = {{1, 0, 0}, {0, 1, 1}, {0, 1, 1}, {0, 1, 2}};
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (bool share : {true, false}) {
+      run_ranks(2, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        Config config = config_of(stage);
+        config.share_parameters = share;
+        const auto engine =
+            Engine::create(config, *device, comm, transformer(), {ParameterGroup{}});
+        engine->initialize_parameters(zero_fill);
+        run_step(*engine);
+        const CommStats before = comm.stats();
+        run_step(*engine);
+        const CommStats after = comm.stats();
+        const auto elements = [&](Collective op) {
+          return static_cast<double>(after[op].elements - before[op].elements);
+        };
+        // The norm's words are the only other all_reduce.
+        EXPECT_NEAR((elements(Collective::all_reduce) - ExactSum::kWords) / model_numel(),
+                    kExpected[stage].all_reduce, 0.03);
+        EXPECT_NEAR(elements(Collective::reduce_scatter) / model_numel(),
+                    kExpected[stage].reduce_scatter, 0.03);
+        EXPECT_NEAR(elements(Collective::all_gather) / model_numel(), kExpected[stage].all_gather,
+                    0.06);
+        EXPECT_EQ(elements(Collective::broadcast), 0);
+        // At stage 3 a barrier publishes the shards.
+        EXPECT_EQ(after[Collective::barrier].calls - before[Collective::barrier].calls,
+                  stage == 3 ? 1 : 0);
+        EXPECT_EQ(
+            after[Collective::reduce_scatter].bytes - before[Collective::reduce_scatter].bytes,
+            2 * (after[Collective::reduce_scatter].elements -
+                 before[Collective::reduce_scatter].elements));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,232 @@
+#include "zerorun/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using testing::ToyModel;
+
+template <typename E, typename Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+std::string create_with(std::vector<ParameterSpec> specs) {
+  return message_of<ConfigError>([&] {
+    run_ranks(1, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      Engine::create(Config{}, *device, comm, specs, {ParameterGroup{}});
+    });
+  });
+}
+
+TEST(EngineSpecs, ContradictionsNameTheParameter) {
+  EXPECT_THAT(create_with({}), HasSubstr("no parameters"));
+  EXPECT_THAT(create_with({{"a", {2}, "m", 0, true, ""}, {"a", {2}, "m", 0, true, ""}}),
+              HasSubstr("a occurs twice"));
+  EXPECT_THAT(create_with({{"a", {-1}, "m", 0, true, ""}}), HasSubstr("negative"));
+  EXPECT_THAT(create_with({{"a", {1LL << 40, 1LL << 40}, "m", 0, true, ""}}), HasSubstr("2^63"));
+  EXPECT_THAT(create_with({{"a", {1}, "m", 3, true, ""}}), HasSubstr("group 3"));
+  EXPECT_THAT(create_with({{"a", {1}, "m", 0, true, "b"}}), HasSubstr("not listed before"));
+  EXPECT_THAT(create_with({{"a", {2}, "m", 0, true, ""}, {"b", {3}, "m", 0, true, "a"}}),
+              HasSubstr("shape"));
+}
+
+class EngineCalls : public ::testing::TestWithParam<int> {
+ protected:
+  void with_engine(const std::function<void(Engine&)>& body) {
+    run_ranks(1, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      Config config;
+      config.zero.stage = GetParam();
+      config.zero.param_persistence_threshold = 0;
+      config.zero.max_reuse_distance = 0;
+      config.share_parameters = false;
+      const auto engine =
+          Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+      engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+        std::fill(out.begin(), out.end(), 1.0F);
+      });
+      body(*engine);
+    });
+  }
+};
+
+TEST_P(EngineCalls, OutOfOrderNameTheParameter) {
+  with_engine([](Engine& engine) {
+    EXPECT_THAT(message_of<ConfigError>([&] { engine.parameter_id("nope"); }), HasSubstr("nope"));
+    EXPECT_THAT(message_of<ConfigError>([&] { engine.module_id("nope"); }), HasSubstr("nope"));
+    EXPECT_THAT(message_of<InternalError>([&] { engine.step(); }), HasSubstr("end_micro_step"));
+    const ParameterId frozen = engine.parameter_id("h.1.frozen");
+    EXPECT_THAT(message_of<InternalError>([&] { engine.gradient(frozen); }),
+                HasSubstr("h.1.frozen is frozen"));
+    const ParameterId bias = engine.parameter_id("h.1.bias");
+    EXPECT_THAT(message_of<InternalError>([&] { engine.grad_ready(bias); }), HasSubstr("h.1.bias"));
+    engine.gradient(bias);
+    engine.grad_ready(bias);
+    EXPECT_THAT(message_of<InternalError>([&] { engine.gradient(bias); }), HasSubstr("h.1.bias"));
+  });
+}
+
+TEST_P(EngineCalls, GradientSaysWhetherToOverwriteOrAdd) {
+  with_engine([](Engine& engine) {
+    const ParameterId tied = engine.parameter_id("head.weight");
+    const ParameterId owner = engine.parameter_id("embed.weight");
+    EXPECT_FALSE(engine.gradient(tied).accumulate);
+    EXPECT_TRUE(engine.gradient(owner).accumulate);
+    EXPECT_EQ(engine.gradient(owner).view.data, engine.gradient(tied).view.data);
+  });
+}
+
+TEST_P(EngineCalls, TiedParametersAreOneMemoryInBothModules) {
+  with_engine([](Engine& engine) {
+    engine.gather(engine.module_id("head"));
+    const TensorView tied = engine.parameter(engine.parameter_id("head.weight"));
+    EXPECT_EQ(tied.data, engine.parameter(engine.parameter_id("embed.weight")).data);
+    EXPECT_EQ(tied.as<float>()[3], 1.0F);
+    engine.release(engine.module_id("head"));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, EngineCalls, ::testing::Range(0, 4));
+
+TEST(Engine, ReadingAReleasedParameterIsAnErrorNotGarbage) {
+  run_ranks(1, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    Config config;
+    config.zero.stage = 3;
+    config.zero.param_persistence_threshold = 0;
+    config.zero.max_reuse_distance = 0;
+    config.share_parameters = false;
+    const auto engine =
+        Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+    EXPECT_THAT(
+        message_of<InternalError>([&] { engine->parameter(engine->parameter_id("h.0.weight")); }),
+        HasSubstr("outside gather and release of module h.0"));
+  });
+}
+
+// By parameter: its value, master and states, each in full on every rank.
+using FullStates = std::vector<std::vector<std::vector<float>>>;
+
+FullStates read_states(Engine& engine, Communicator& comm) {
+  FullStates full(engine.parameters().size());
+  for (size_t id = 0; id < full.size(); ++id) {
+    const auto numel = static_cast<size_t>(engine.numel(static_cast<ParameterId>(id)));
+    full[id].assign(2 + engine.state_names().size(), std::vector<float>(numel));
+  }
+  for (const StateInterval& part : engine.state_intervals()) {
+    auto& tensors = full[static_cast<size_t>(part.parameter)];
+    for (int64_t i = 0; i < part.numel; ++i) {
+      const auto at = static_cast<size_t>(part.begin + i);
+      tensors[0][at] = ToyModel::load(part.param, i);
+      if (part.master.data != nullptr) tensors[1][at] = part.master.as<float>()[i];
+      for (size_t s = 0; s < part.states.size(); ++s) {
+        tensors[2 + s][at] = part.states[s].as<float>()[i];
+      }
+    }
+  }
+  for (auto& tensors : full) {
+    for (std::vector<float>& tensor : tensors) {
+      const TensorView view = view_of(std::span<float>(tensor));
+      comm.all_reduce(view, view, ReduceOp::sum, Output::overwrite, engine.device().inline_stream(),
+                      "states");
+    }
+  }
+  return full;
+}
+
+void write_states(Engine& engine, const FullStates& full) {
+  for (const StateInterval& part : engine.state_intervals()) {
+    const auto& tensors = full[static_cast<size_t>(part.parameter)];
+    for (int64_t i = 0; i < part.numel; ++i) {
+      const auto at = static_cast<size_t>(part.begin + i);
+      ToyModel::store(part.param, i, tensors[0][at]);
+      if (part.master.data != nullptr) part.master.as<float>()[i] = tensors[1][at];
+      for (size_t s = 0; s < part.states.size(); ++s) {
+        part.states[s].as<float>()[i] = tensors[2 + s][at];
+      }
+    }
+  }
+  engine.publish_masters();
+}
+
+std::unique_ptr<Engine> make_engine(int stage, Device& device, Communicator& comm) {
+  Config config;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.param_persistence_threshold = 100;
+  config.zero.stage = stage;
+  return Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
+}
+
+// A resumed engine continues with the same bits, whatever stage wrote the states.
+TEST(Engine, StateIntervalsCarryEverythingAStepNeeds) {
+  for (int from_stage = 0; from_stage <= 3; ++from_stage) {
+    for (int to_stage = 0; to_stage <= 3; ++to_stage) {
+      run_ranks(2, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto original = make_engine(from_stage, *device, comm);
+        const auto copy = make_engine(to_stage, *device, comm);
+        original->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+          for (size_t i = 0; i < out.size(); ++i) {
+            out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
+          }
+        });
+        ToyModel::micro_step(*original, comm.rank(), 0, 0);
+        original->step();
+        write_states(*copy, read_states(*original, comm));
+        copy->set_step_count(original->step_count());
+        EXPECT_EQ(original->parameter_hash(), copy->parameter_hash());
+        for (Engine* engine : {original.get(), copy.get()}) {
+          ToyModel::micro_step(*engine, comm.rank(), 0, 1);
+          engine->step();
+        }
+        EXPECT_EQ(original->parameter_hash(), copy->parameter_hash())
+            << "from stage " << from_stage << " to " << to_stage;
+      });
+    }
+  }
+}
+
+// An exception on one rank ends the others' collectives instead of leaving them waiting.
+TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
+  std::string peer_message;
+  try {
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      Config config;
+      config.zero.stage = 2;
+      const auto engine =
+          Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+      if (comm.rank() == 1) throw std::runtime_error("the data ran out");
+      try {
+        ToyModel::micro_step(*engine, comm.rank(), 0, 0);
+        engine->step();
+      } catch (const CommError& error) {
+        peer_message = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+  }
+  EXPECT_THAT(peer_message, HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,189 @@
+#include "zero/partition.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+namespace zerorun {
+namespace {
+
+std::vector<SizedParameter> sized(const std::vector<int64_t>& numels) {
+  std::vector<SizedParameter> parameters;
+  for (int64_t numel : numels) {
+    parameters.push_back({static_cast<ParameterId>(parameters.size()), numel});
+  }
+  return parameters;
+}
+
+// Zero, one, primes, chunk multiples, and what lies around them.
+std::vector<int64_t> random_numels(std::mt19937& random) {
+  static constexpr int64_t kSizes[] = {0,   1,   2,   7,   31,   32,   33,
+                                       255, 256, 257, 509, 1024, 4099, 9973};
+  std::vector<int64_t> numels(1 + random() % 12);
+  for (int64_t& numel : numels) numel = kSizes[random() % std::size(kSizes)];
+  return numels;
+}
+
+TEST(Layout, ShardsCoverEveryElementOnceAndCutOnTheChunkGrid) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 2000; ++round) {
+    const std::vector<int64_t> numels = random_numels(random);
+    const int world_size = 1 + static_cast<int>(random() % 9);
+    const BucketLayout layout = lay_out(sized(numels), world_size);
+    ASSERT_EQ(layout.shard_numel % kNormChunk, 0);
+    std::vector<std::vector<bool>> seen;
+    for (int64_t numel : numels) seen.emplace_back(numel, false);
+    for (int rank = 0; rank < world_size; ++rank) {
+      for (const Interval& part : layout.shard_intervals(rank)) {
+        ASSERT_EQ(part.begin % kNormChunk, 0);
+        ASSERT_GE(part.offset, rank * layout.shard_numel);
+        ASSERT_LE(part.offset + part.numel, (rank + 1) * layout.shard_numel);
+        ASSERT_GT(part.numel, 0);
+        for (int64_t i = 0; i < part.numel; ++i) {
+          auto element = seen[static_cast<size_t>(part.parameter)].begin() + part.begin + i;
+          ASSERT_FALSE(*element);
+          *element = true;
+        }
+      }
+    }
+    for (const std::vector<bool>& parameter : seen) {
+      ASSERT_TRUE(
+          std::all_of(parameter.begin(), parameter.end(), [](bool covered) { return covered; }));
+    }
+  }
+}
+
+TEST(Layout, ParametersDoNotOverlap) {
+  std::mt19937 random(12);
+  for (int round = 0; round < 500; ++round) {
+    const BucketLayout layout = lay_out(sized(random_numels(random)), 1 + round % 5);
+    int64_t end = 0;
+    for (const Placement& placement : layout.placements) {
+      ASSERT_GE(placement.offset, end);
+      end = placement.offset + placement.numel;
+    }
+    ASSERT_LE(end, layout.padded_numel());
+  }
+}
+
+TEST(Layout, PaddingIsSmallForLargeParameters) {
+  const BucketLayout layout = lay_out(sized({768 * 2304, 2304, 768 * 768, 768, 3072 * 768}), 8);
+  EXPECT_LT(static_cast<double>(layout.padded_numel()) / static_cast<double>(layout.numel()),
+            1.002);
+}
+
+struct Model {
+  std::vector<ParameterSpec> specs;
+  std::vector<int64_t> numels;
+  std::vector<ModuleId> modules;
+  void add(int64_t numel, ModuleId module, bool trainable = true) {
+    ParameterSpec spec;
+    spec.name = "p" + std::to_string(specs.size());
+    spec.trainable = trainable;
+    specs.push_back(spec);
+    numels.push_back(numel);
+    modules.push_back(module);
+  }
+  std::vector<BucketPlan> plan(const ZeroConfig& zero) const {
+    return plan_buckets(specs, numels, modules, zero);
+  }
+};
+
+TEST(Buckets, FillFromTheLastParameterUpToTheSize) {
+  Model model;
+  for (int i = 0; i < 10; ++i) model.add(100, i);
+  ZeroConfig zero;
+  zero.stage = 2;
+  zero.reduce_bucket_size = 100;
+  const std::vector<BucketPlan> single = model.plan(zero);
+  ASSERT_EQ(single.size(), 10u);
+  EXPECT_EQ(single.front().parameters.front().parameter, 9);
+  EXPECT_EQ(single.back().parameters.front().parameter, 0);
+}
+
+TEST(Buckets, AParameterLargerThanTheSizeGoesAlone) {
+  Model model;
+  model.add(10, 0);
+  model.add(5000, 0);
+  model.add(10, 0);
+  ZeroConfig zero;
+  zero.stage = 1;
+  zero.reduce_bucket_size = 100;
+  const std::vector<BucketPlan> plans = model.plan(zero);
+  ASSERT_EQ(plans.size(), 3u);
+  EXPECT_EQ(plans[1].parameters.size(), 1u);
+  EXPECT_EQ(plans[1].parameters[0].parameter, 1);
+}
+
+TEST(Buckets, StageThreeKeepsSmallParametersGatheredAndGroupsTheRestByModule) {
+  Model model;
+  for (int module = 0; module < 3; ++module) {
+    model.add(1000, module);
+    model.add(2000, module);
+    model.add(10, module);
+    model.add(500, module, /*trainable=*/false);
+  }
+  ZeroConfig zero;
+  zero.stage = 3;
+  zero.param_persistence_threshold = 100;
+  const std::vector<BucketPlan> plans = model.plan(zero);
+  int sharded = 0;
+  int persistent = 0;
+  for (const BucketPlan& plan : plans) {
+    if (plan.shard_params) {
+      ++sharded;
+      for (const SizedParameter& parameter : plan.parameters) {
+        EXPECT_EQ(model.modules[static_cast<size_t>(parameter.parameter)], plan.module);
+        EXPECT_EQ(model.specs[static_cast<size_t>(parameter.parameter)].trainable, plan.trainable);
+      }
+    } else {
+      persistent += static_cast<int>(plan.parameters.size());
+    }
+  }
+  EXPECT_EQ(sharded, 6);  // per module: trainable and frozen
+  EXPECT_EQ(persistent, 3);
+}
+
+TEST(Buckets, ModelPersistenceThresholdCapsWhatStaysGathered) {
+  Model model;
+  for (int i = 0; i < 10; ++i) model.add(10, 0);
+  ZeroConfig zero;
+  zero.stage = 3;
+  zero.model_persistence_threshold = 35;
+  int64_t persistent = 0;
+  for (const BucketPlan& plan : model.plan(zero)) {
+    for (const SizedParameter& parameter : plan.parameters) {
+      if (!plan.shard_params) persistent += parameter.numel;
+    }
+  }
+  EXPECT_EQ(persistent, 30);
+}
+
+TEST(Buckets, ComeInTheOrderInWhichBackwardCompletesThem) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    Model model;
+    for (int i = 0; i < 20; ++i) {
+      model.add(1 + static_cast<int64_t>(random() % 300), i / 4, random() % 4 != 0);
+    }
+    ZeroConfig zero;
+    zero.stage = static_cast<int>(random() % 4);
+    zero.reduce_bucket_size = 1 + static_cast<int64_t>(random() % 1000);
+    zero.param_persistence_threshold = 100;
+    std::set<ParameterId> seen;
+    ParameterId last = 1000;
+    for (const BucketPlan& plan : model.plan(zero)) {
+      EXPECT_LT(plan.parameters.front().parameter, last);
+      last = plan.parameters.front().parameter;
+      for (const SizedParameter& parameter : plan.parameters) {
+        EXPECT_TRUE(seen.insert(parameter.parameter).second);
+      }
+    }
+    EXPECT_EQ(seen.size(), 20u);
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "zero/bucket.h"
+#include "zero/gradient_norm.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+
+// Lends flat gradient buffers to buckets from their first gradient to the end of their reduction.
+// Slots lie in memory that peers read in place. When all are taken by buckets that still wait for
+// gradients, private memory helps out: that costs a copy, never correctness.
+class GradientPool {
+ public:
+  GradientPool(const EngineContext& context, int64_t slot_numel, int slots);
+
+  struct Slot {
+    TensorView view;
+    Event free_after;  // the reduction that read it last
+    bool in_use = false;
+    bool shared = true;
+    Buffer private_memory;
+  };
+  // Waits for a reduction only when every slot is busy.
+  int acquire(int64_t numel);
+  TensorView view(int slot, int64_t numel) const;
+  void release(int slot, Event after);
+  // Frees private memory whose reductions are done.
+  void trim();
+
+ private:
+  const EngineContext& context_;
+  Buffer slab_;
+  std::shared_ptr<void> ledger_entry_;
+  std::vector<Slot> slots_;
+};
+
+// From a parameter's gradient to its bucket's reduced gradient.
+//
+// Each micro-step reduces every trainable bucket once, in the buckets' order, on every rank: a
+// bucket goes out when its gradients and all earlier buckets are in, and the end of the micro-step
+// sends what is left, with zeros for parameters that were not used. Adding up micro-steps after
+// reduction keeps one order of summation at every stage.
+class GradientReducer {
+ public:
+  // `norm` receives each bucket after the last micro-step's reduction.
+  GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets, GradientNorm& norm,
+                  Stream& stream);
+
+  GradientView gradient(ParameterId parameter);
+  void ready(ParameterId parameter);
+  // Ends a micro-step; true when it was the batch's last.
+  bool end_micro_step();
+  // Waits for all reductions.
+  void wait();
+
+ private:
+  enum class State : uint8_t { idle, filling, launched };
+  enum class Contribution : uint8_t { none, written, complete };
+  struct Progress {
+    State state = State::idle;
+    int incomplete = 0;  // parameters that are not complete
+    int slot = -1;
+    TensorView buffer;
+    Event done;
+  };
+  struct Location {
+    int bucket = -1;  // -1: frozen
+    int64_t offset = 0;
+    int64_t numel = 0;
+  };
+
+  const Location& locate(ParameterId parameter) const;
+  void open(int bucket);
+  void complete_missing(int bucket);
+  void launch_ready();
+  void launch(int bucket);
+
+  const EngineContext& context_;
+  std::vector<Bucket>& buckets_;
+  GradientNorm& norm_;
+  Stream& stream_;
+  std::optional<GradientPool> pool_;
+  std::vector<Location> locations_;          // by parameter
+  std::vector<Contribution> contributions_;  // by parameter, this micro-step
+  std::vector<Progress> progress_;           // by bucket, this micro-step
+  std::vector<int> schedule_;                // trainable buckets, in order
+  size_t next_ = 0;                          // first of the schedule that is not launched
+  int64_t micro_step_ = 0;
+};
+
+}  // namespace zerorun

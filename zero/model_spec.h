@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zerorun/engine.h"
+
+namespace zerorun {
+
+// The checked parameter list of a model: names resolved, sizes counted, modules numbered.
+class ModelSpec {
+ public:
+  // Throws ConfigError naming the parameter that contradicts another.
+  ModelSpec(std::vector<ParameterSpec> specs, size_t group_count);
+
+  std::span<const ParameterSpec> specs() const { return specs_; }
+  std::span<const int64_t> numels() const { return numels_; }
+  std::span<const ModuleId> modules() const { return modules_; }  // by parameter
+  int module_count() const { return static_cast<int>(module_ids_.size()); }
+  ParameterId id(std::string_view name) const;
+  ModuleId module_id(std::string_view name) const;
+  // The parameter that owns the memory: itself, or what it is tied to.
+  ParameterId owner(ParameterId id) const { return owners_.at(static_cast<size_t>(id)); }
+  // The modules whose parameters this module uses: itself and those of tied parameters.
+  const std::vector<ModuleId>& uses(ModuleId module) const {
+    return uses_.at(static_cast<size_t>(module));
+  }
+
+ private:
+  void add(const ParameterSpec& spec, size_t group_count);
+
+  std::vector<ParameterSpec> specs_;
+  std::vector<int64_t> numels_;
+  std::vector<ModuleId> modules_;
+  std::vector<ParameterId> owners_;
+  std::vector<std::vector<ModuleId>> uses_;
+  std::map<std::string, ParameterId, std::less<>> ids_;
+  std::map<std::string, ModuleId, std::less<>> module_ids_;
+};
+
+}  // namespace zerorun

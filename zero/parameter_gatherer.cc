@@ -1,0 +1,121 @@
+#include "zero/parameter_gatherer.h"
+
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+constexpr int kPrefetchModules = 16;
+}  // namespace
+
+ParameterGatherer::ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets,
+                                     int module_count, Stream& stream)
+    : context_(context),
+      buckets_(buckets),
+      stream_(stream),
+      modules_(static_cast<size_t>(module_count)),
+      module_numels_(static_cast<size_t>(module_count), 0),
+      residences_(buckets.size()) {
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    Module& module = modules_.at(static_cast<size_t>(bucket.plan.module));
+    module.buckets.push_back(bucket.index);
+    module.numel += bucket.layout.padded_numel();
+    module_numels_[static_cast<size_t>(bucket.plan.module)] = module.numel;
+  }
+}
+
+void ParameterGatherer::gather(ModuleId id) {
+  Module& module = modules_.at(static_cast<size_t>(id));
+  if (module.buckets.empty()) return;
+  if (module.holders++ == 0) {
+    order_.record(id);
+    if (is_sharded(module)) make_room(module.numel);
+    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
+    prefetch();
+  }
+  for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
+}
+
+void ParameterGatherer::release(ModuleId id) {
+  Module& module = modules_.at(static_cast<size_t>(id));
+  if (module.buckets.empty()) return;
+  ZR_CHECK(module.holders > 0, "module {} released more often than gathered", id);
+  if (--module.holders > 0) return;
+  const std::optional<int64_t> distance = order_.reuse_distance(id, module_numels_);
+  const bool soon = distance && *distance < context_.zero.max_reuse_distance;
+  if (soon && live_ <= context_.zero.max_live_parameters) return;
+  for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+}
+
+void ParameterGatherer::invalidate() {
+  for (Module& module : modules_) {
+    if (module.holders > 0) continue;
+    for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  }
+}
+
+void ParameterGatherer::start(Bucket& bucket) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  if (residence.state != State::sharded) return;
+  const int64_t numel = bucket.layout.padded_numel();
+  if (!bucket.resident) {
+    const TensorView shape{nullptr, numel, context_.param_dtype};
+    residence.full = context_.device.allocate(shape.nbytes(), MemoryCategory::buckets);
+    bucket.param_full = view_of(residence.full, context_.param_dtype, numel);
+  }
+  residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::settled,
+                                             stream_, bucket.label);
+  residence.state = State::gathering;
+  live_ += numel;
+}
+
+void ParameterGatherer::finish(Bucket& bucket) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  if (residence.state != State::gathering) return;
+  residence.ready.synchronize();
+  residence.state = State::full;
+}
+
+void ParameterGatherer::drop(Bucket& bucket) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  if (residence.state == State::sharded) return;
+  finish(bucket);
+  residence.state = State::sharded;
+  live_ -= bucket.layout.padded_numel();
+  if (!bucket.resident) {
+    bucket.param_full = {};
+    residence.full = {};
+  }
+}
+
+void ParameterGatherer::prefetch() {
+  int64_t ahead = 0;
+  for (ModuleId id : order_.predict(kPrefetchModules)) {
+    const Module& next = modules_[static_cast<size_t>(id)];
+    if (!is_sharded(next)) continue;
+    ahead += next.numel;
+    if (ahead > context_.zero.prefetch_bucket_size) return;
+    if (live_ + next.numel > context_.zero.max_live_parameters) return;
+    for (int bucket : next.buckets) start(buckets_[static_cast<size_t>(bucket)]);
+  }
+}
+
+void ParameterGatherer::make_room(int64_t numel) {
+  for (Module& module : modules_) {
+    if (live_ + numel <= context_.zero.max_live_parameters) return;
+    if (module.holders > 0) continue;
+    for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  }
+}
+
+bool ParameterGatherer::is_sharded(const Module& module) const {
+  for (int bucket : module.buckets) {
+    if (residences_[static_cast<size_t>(bucket)].state == State::sharded) return true;
+  }
+  return false;
+}
+
+}  // namespace zerorun

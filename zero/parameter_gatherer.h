@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "zero/bucket.h"
+#include "zero/gather_order.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+
+// Makes the sharded parameters of a module full for as long as they are used (stage 3).
+//
+// Gathers ahead in the learned order within prefetch_bucket_size, and keeps released parameters
+// full when they are used again within max_reuse_distance; max_live_parameters bounds both.
+class ParameterGatherer {
+ public:
+  // `module_count` modules; prefetching gathers run on `stream`.
+  ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets, int module_count,
+                    Stream& stream);
+
+  void gather(ModuleId module);
+  void release(ModuleId module);
+  // Parameters are about to change: full copies that nobody holds are dropped.
+  void invalidate();
+
+  int64_t live_elements() const { return live_; }
+
+ private:
+  // sharded -> gathering -> full -> sharded
+  enum class State : uint8_t { sharded, gathering, full };
+  struct Residence {
+    State state = State::sharded;
+    Event ready;
+    Buffer full;
+  };
+  struct Module {
+    std::vector<int> buckets;
+    int64_t numel = 0;
+    int holders = 0;  // gathers without release
+  };
+
+  void start(Bucket& bucket);
+  void finish(Bucket& bucket);
+  void drop(Bucket& bucket);
+  void prefetch();
+  void make_room(int64_t numel);
+  bool is_sharded(const Module& module) const;
+
+  const EngineContext& context_;
+  std::vector<Bucket>& buckets_;
+  Stream& stream_;
+  GatherOrder order_;
+  std::vector<Module> modules_;
+  std::vector<int64_t> module_numels_;
+  std::vector<Residence> residences_;  // by bucket
+  int64_t live_ = 0;
+};
+
+}  // namespace zerorun

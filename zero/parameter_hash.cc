@@ -1,0 +1,85 @@
+#include "zero/parameter_hash.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr int64_t kBlock = kNormChunk * 256;
+
+// Adds the chunks of `interval`, whose elements `view` holds.
+uint64_t hash_interval(const EngineContext& context, const Interval& interval, TensorView view,
+                       std::vector<std::byte>& scratch) {
+  const std::string& name = context.specs[static_cast<size_t>(interval.parameter)].name;
+  const uint64_t name_hash = XXH3_64bits(name.data(), name.size());
+  uint64_t sum = 0;
+  Stream& stream = context.device.inline_stream();
+  for (int64_t at = 0; at < view.numel; at += kBlock) {
+    const TensorView block = view.slice(at, std::min(kBlock, view.numel - at));
+    scratch.resize(block.nbytes());
+    context.device.download(stream, block, scratch.data());
+    stream.synchronize();
+    for (int64_t chunk = 0; chunk < block.numel; chunk += kNormChunk) {
+      const TensorView part{scratch.data(), block.numel, block.dtype};
+      const TensorView bytes = part.slice(chunk, std::min(kNormChunk, block.numel - chunk));
+      const auto index = static_cast<uint64_t>((interval.begin + at + chunk) / kNormChunk);
+      sum += XXH3_64bits_withSeed(bytes.data, bytes.nbytes(), name_hash + index);
+    }
+  }
+  return sum;
+}
+
+// 64-bit sums travel as two halves, so that no int64 addition overflows.
+std::array<int64_t, 2> halves(uint64_t value) {
+  return {static_cast<int64_t>(value & 0xffffffffU), static_cast<int64_t>(value >> 32)};
+}
+
+template <size_t count>
+void all_reduce(const EngineContext& context, std::array<int64_t, count>& values, ReduceOp op) {
+  const TensorView view = view_of(std::span<int64_t>(values));
+  context.comm
+      .all_reduce(view, view, op, Output::overwrite, context.device.inline_stream(),
+                  "parameter hash")
+      .synchronize();
+}
+
+}  // namespace
+
+uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets) {
+  std::vector<std::byte> scratch;
+  const int rank = context.comm.rank();
+  uint64_t own = 0;       // this rank's shards
+  uint64_t replicas = 0;  // all that this rank holds in full
+  for (const Bucket& bucket : buckets) {
+    const int64_t shard_from = rank * bucket.layout.shard_numel;
+    for (const Interval& part : bucket.layout.shard_intervals(rank)) {
+      own += hash_interval(context, part,
+                           bucket.param_shard.slice(part.offset - shard_from, part.numel), scratch);
+    }
+    if (bucket.plan.shard_params) continue;
+    for (const Interval& part : bucket.layout.intervals(0, bucket.layout.padded_numel())) {
+      replicas +=
+          hash_interval(context, part, bucket.param_full.slice(part.offset, part.numel), scratch);
+    }
+  }
+  std::array<int64_t, 2> sum = halves(own);
+  all_reduce(context, sum, ReduceOp::sum);
+  const auto [low, high] = halves(replicas);
+  std::array<int64_t, 4> extremes = {low, -low, high, -high};
+  all_reduce(context, extremes, ReduceOp::max);
+  if (extremes[0] != -extremes[1] || extremes[2] != -extremes[3]) {
+    fail<CommError>(
+        "rank {}: full parameters differ between ranks; a replica was written by this "
+        "program or a collective failed silently",
+        rank);
+  }
+  return static_cast<uint64_t>(sum[0]) + (static_cast<uint64_t>(sum[1]) << 32);
+}
+
+}  // namespace zerorun

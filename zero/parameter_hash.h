@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "zero/bucket.h"
+
+namespace zerorun {
+
+// Hash of all parameters' bytes: the sum over their chunks of kNormChunk elements of XXH3(bytes,
+// seed = XXH3(name) + chunk index). Shards are cut on the chunk grid, so ranks hash what they hold
+// and add up. Collective; throws CommError when a parameter's replicas differ between ranks.
+uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets);
+
+}  // namespace zerorun

@@ -1,0 +1,135 @@
+#include "zero/partition.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "zero/stage.h"
+
+namespace zerorun {
+
+namespace {
+
+// Parameters start on cache lines (32 elements of 16 bits).
+constexpr int64_t kParameterAlignment = 32;
+// A bucket never holds more than this part of the model unless one parameter does: reduction can
+// only overlap with backward, and gradients can only be freed, when there are several buckets.
+constexpr int64_t kLeastBuckets = 8;
+
+int64_t align_up(int64_t value, int64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+// Places the parameters in order; returns the end, which may exceed the shards' total.
+int64_t place(std::span<const SizedParameter> parameters, int64_t shard_numel,
+              std::vector<Placement>& placements) {
+  placements.clear();
+  int64_t cursor = 0;
+  for (const SizedParameter& parameter : parameters) {
+    cursor = align_up(cursor, kParameterAlignment);
+    const int64_t next_cut = align_up(cursor + 1, shard_numel);
+    if (cursor + parameter.numel > next_cut) cursor = align_up(cursor, kNormChunk);
+    placements.push_back({parameter.parameter, cursor, parameter.numel});
+    cursor += parameter.numel;
+  }
+  return cursor;
+}
+
+bool stays_gathered(int64_t numel, const ZeroConfig& zero, int64_t& persistent_total) {
+  if (numel > zero.param_persistence_threshold) return false;
+  if (persistent_total + numel > zero.model_persistence_threshold) return false;
+  persistent_total += numel;
+  return true;
+}
+
+// Fills buckets from the last parameter to the first.
+void fill_replicated(std::span<const SizedParameter> parameters, bool trainable, int64_t cap,
+                     std::vector<BucketPlan>& plans) {
+  int64_t size = 0;
+  bool open = false;
+  for (size_t i = parameters.size(); i-- > 0;) {
+    if (!open || size + parameters[i].numel > cap) {
+      plans.push_back({.parameters = {}, .trainable = trainable});
+      size = 0;
+      open = true;
+    }
+    std::vector<SizedParameter>& members = plans.back().parameters;
+    members.insert(members.begin(), parameters[i]);
+    size += parameters[i].numel;
+  }
+}
+
+}  // namespace
+
+int64_t BucketLayout::numel() const {
+  int64_t total = 0;
+  for (const Placement& placement : placements) total += placement.numel;
+  return total;
+}
+
+std::vector<Interval> BucketLayout::intervals(int64_t begin, int64_t end) const {
+  std::vector<Interval> result;
+  for (const Placement& placement : placements) {
+    const int64_t first = std::max(begin, placement.offset);
+    const int64_t last = std::min(end, placement.offset + placement.numel);
+    if (first < last) {
+      result.push_back({placement.parameter, first - placement.offset, first, last - first});
+    }
+  }
+  return result;
+}
+
+BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size) {
+  BucketLayout layout;
+  layout.world_size = world_size;
+  int64_t total = 0;
+  for (const SizedParameter& parameter : parameters) {
+    total += align_up(parameter.numel, kParameterAlignment);
+  }
+  int64_t shard_numel =
+      std::max(kNormChunk, align_up((total + world_size - 1) / world_size, kNormChunk));
+  // Each of the cuts costs less than one chunk of padding, so this ends within a few rounds.
+  while (place(parameters, shard_numel, layout.placements) > shard_numel * world_size) {
+    shard_numel += kNormChunk;
+  }
+  layout.shard_numel = shard_numel;
+  return layout;
+}
+
+std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
+                                     std::span<const int64_t> numels,
+                                     std::span<const ModuleId> modules, const ZeroConfig& zero) {
+  std::map<std::pair<ModuleId, bool>, BucketPlan> sharded;
+  std::vector<SizedParameter> replicated[2];  // by trainable
+  int64_t persistent_total = 0;
+  int64_t largest = 0;
+  int64_t total = 0;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].alias_of.empty()) continue;
+    const SizedParameter parameter{static_cast<ParameterId>(i), numels[i]};
+    if (stage_policy(zero.stage).shard_params &&
+        !stays_gathered(parameter.numel, zero, persistent_total)) {
+      BucketPlan& plan = sharded[{modules[i], specs[i].trainable}];
+      plan.trainable = specs[i].trainable;
+      plan.shard_params = true;
+      plan.module = modules[i];
+      plan.parameters.push_back(parameter);
+    } else {
+      replicated[specs[i].trainable ? 1 : 0].push_back(parameter);
+      largest = std::max(largest, parameter.numel);
+      total += parameter.numel;
+    }
+  }
+  const int64_t cap = std::min(zero.reduce_bucket_size, std::max(largest, total / kLeastBuckets));
+  std::vector<BucketPlan> plans;
+  for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
+  fill_replicated(replicated[1], true, cap, plans);
+  fill_replicated(replicated[0], false, cap, plans);
+  // Backward completes a bucket with its first parameter.
+  std::stable_sort(plans.begin(), plans.end(), [](const BucketPlan& a, const BucketPlan& b) {
+    return a.parameters.front().parameter > b.parameters.front().parameter;
+  });
+  return plans;
+}
+
+}  // namespace zerorun
