@@ -59,6 +59,7 @@ class Control {
   ControlHeader& header() const;
   Failure& failure() const;
   bool arrived(int peer) const;
+  bool all_arrived() const;
   void claim_slot();
   void wait_for(int peer);
   bool spin_for(int peer) const;
