@@ -28,17 +28,38 @@ struct PrecisionConfig {
   DType param_dtype = DType::fp32;  // bf16.enabled -> bf16
   // dtype of the reduced gradient. Unset: param_dtype when accumulation_steps is 1, else fp32.
   std::optional<DType> grad_accum_dtype;
+  // No fp32 master copy: the optimizer updates the 16-bit parameters themselves, rounding
+  // stochastically. bf16.bf16_master_weights_and_grads, fp16.fp16_master_weights_and_grads.
+  bool master_is_param = false;
+  // dtype of the optimizer's states; 16-bit ones are rounded stochastically.
+  // bf16.bf16_optimizer_states -> bf16.
+  DType state_dtype = DType::fp32;
 };
 
+// Hyperparameters of all optimizers; each type reads its own. Defaults are AdamW's: parse_config
+// fills in those of the type. lr and weight_decay are what parameter groups start from.
 struct OptimizerConfig {
+  // Adam, AdamW, Adam8bit, AdamW8bit, SGD, Adagrad, Lion, Lamb or Muon, in any case.
   std::string type = "AdamW";
   float lr = 1e-3F;
-  double beta1 = 0.9;
+  double beta1 = 0.9;  // Muon: of the parameters that AdamW updates, like beta2 and eps
   double beta2 = 0.999;
   float eps = 1e-8F;
   float weight_decay = 0.0F;
-  bool bias_correction = true;
-  bool adam_w_mode = true;  // also for type "Adam", as in DeepSpeed
+  bool bias_correction = true;   // Adam, Lamb
+  bool adam_w_mode = true;       // also for type "Adam", as in DeepSpeed
+  double momentum = 0.0;         // SGD, Muon
+  double dampening = 0.0;        // SGD
+  bool nesterov = false;         // SGD, Muon
+  double lr_decay = 0.0;         // Adagrad
+  bool eps_inside_sqrt = false;  // Lamb
+  float min_coeff = 0.01F;       // Lamb: limits of the trust ratio
+  float max_coeff = 10.0F;
+  int ns_steps = 5;  // Muon: Newton-Schulz iterations
+  // Muon: learning rates of the matrices and of the rest. A group's lr stands for the former; the
+  // rest follows it in the ratio of these two.
+  float muon_lr = 0.02F;
+  float adam_lr = 3e-4F;
 };
 
 struct ZeroConfig {
