@@ -1,5 +1,9 @@
 #include "config/derive.h"
 
+#include <fmt/format.h>
+
+#include <string>
+
 #include "config/schedule_check.h"
 #include "config/type_params.h"
 #include "config/value_check.h"
@@ -58,10 +62,18 @@ void derive_muon(const GivenKeys& keys, OptimizerConfig& optimizer) {
   optimizer.lr = optimizer.muon_lr;  // what parameter groups start from
 }
 
-void derive_scheduler(const GivenKeys& keys, SchedulerConfig& scheduler) {
-  const auto warmup = keys.find("/scheduler/params/warmup_num_steps");
-  if (warmup != keys.end() && is_auto(*warmup->second.spec, *warmup->second.node)) {
+bool says_auto(const GivenKeys& keys, std::string_view pointer) {
+  const auto key = keys.find(pointer);
+  return key != keys.end() && is_auto(*key->second.spec, *key->second.node);
+}
+
+void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& scheduler) {
+  if (says_auto(keys, "/scheduler/params/warmup_num_steps")) {
     scheduler.warmup_num_steps = kAutoSteps;
+  }
+  // As Hugging Face's Trainer; the shortest decimal number, to be the one in the file.
+  if (says_auto(keys, "/scheduler/params/warmup_max_lr")) {
+    scheduler.warmup_max_lr = {std::stod(fmt::format("{}", lr))};
   }
 }
 
@@ -82,7 +94,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   }
   derive_precision(keys, config.precision);
   derive_muon(keys, config.optimizer);
-  derive_scheduler(keys, config.scheduler);
+  derive_scheduler(keys, config.optimizer.lr, config.scheduler);
   return config;
 }
 

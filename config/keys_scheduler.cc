@@ -95,7 +95,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
     {.pointer = "/scheduler/params/warmup_max_lr",
      .type = kPerGroup,
      .range = kNonNegative,
-     .doc = "Learning rate at the end of warm-up. Not given, or auto: the group's.",
+     .doc = "Learning rate at the end of warm-up. Not given: the group's. auto: the optimizer's.",
      .used_by = kWarmupLr,
      .type_fallbacks = "WarmupDecayLR=0.001",
      .takes_auto = true,

@@ -112,7 +112,7 @@ std::vector<std::string_view> blocks_of(std::string_view pointer) {
 }
 
 std::string comment_of(const ConfigValue& value) {
-  if (value.is_auto && value.value == R"("auto")") return "auto: the program has to give it";
+  if (value.is_auto && value.value == R"("auto")") return "the program has to give it";
   if (value.is_auto) return "auto";
   if (value.is_default) return value.value == value.fallback ? "" : "inferred";
   return value.fallback == "null" ? "given" : fmt::format("default {}", value.fallback);

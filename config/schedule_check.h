@@ -11,6 +11,13 @@ namespace zerorun {
 // In SchedulerConfig: the file says "auto", and nobody has resolved it.
 inline constexpr int64_t kAutoSteps = -1;
 
+// Which lengths a type of schedule has.
+struct ScheduleLengths {
+  bool warmup = false;
+  bool total = false;
+};
+ScheduleLengths lengths_of(std::string_view type);
+
 struct KeyProblem {
   std::string_view pointer;
   std::string text;
