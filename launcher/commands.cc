@@ -21,7 +21,7 @@ namespace {
 // Values of the tools' arguments; must outlive the parsing.
 struct ToolArguments {
   std::string path;
-  int world_size = 1;
+  RunFacts facts{.world_size = 1};
 };
 
 void print(const std::string& text) {
@@ -35,10 +35,16 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   check->callback([&arguments] { print(check_report(arguments.path)); });
   CLI::App* show = config->add_subcommand("show", "Print every setting in effect");
   show->add_option("FILE", arguments.path, "A ds_config.json")->required();
-  show->add_option("--world_size,--world-size", arguments.world_size, "Ranks. Default: 1")
+  show->add_option("--world_size,--world-size", arguments.facts.world_size, "Ranks. Default: 1")
+      ->check(CLI::PositiveNumber);
+  show->add_option("--hidden_size,--hidden-size", arguments.facts.hidden_size,
+                   "Width of the model, for bucket sizes that are \"auto\"")
+      ->check(CLI::PositiveNumber);
+  show->add_option("--steps", arguments.facts.total_steps,
+                   "Optimizer steps, for a schedule whose length is \"auto\"")
       ->check(CLI::PositiveNumber);
   show->callback(
-      [&arguments] { print(show_config(load_config(arguments.path), arguments.world_size)); });
+      [&arguments] { print(show_config(load_config(arguments.path), arguments.facts)); });
   config->add_subcommand("schema", "Print the JSON Schema of a configuration")->callback([] {
     print(json_schema());
   });
