@@ -48,7 +48,7 @@ std::string verify_folder(const fs::path& folder) {
   }
   return fmt::format(
       "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}\n",
-      folder.string(), manifest.step, manifest.parameters.size(), elements, nbytes,
+      folder.string(), manifest.progress.step_count, manifest.parameters.size(), elements, nbytes,
       manifest.shards.size(), manifest.zerorun_version);
 }
 

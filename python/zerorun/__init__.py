@@ -14,6 +14,7 @@ from zerorun._C import (
     Error,
     InternalError,
     IoError,
+    NumericError,
     __version__,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "Error",
     "InternalError",
     "IoError",
+    "NumericError",
     "__version__",
     "config",
 ]

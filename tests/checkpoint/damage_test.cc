@@ -198,7 +198,7 @@ TEST_F(Damage, NewerFormatIsNamed) {
 TEST_F(Damage, VerifyReportsEveryCheckpoint) {
   testing::run_ranks(1, [&](Communicator& comm) {
     FakeEngine engine = make_engine(1);
-    engine.set_step_count(9);
+    engine.set_progress({.step_count = 9});
     save_checkpoint(engine, comm, {directory_.string(), "good", ""});
   });
   EXPECT_THAT(verify_checkpoint(directory_.string()),
