@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "core/check.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "zerorun/communicator.h"

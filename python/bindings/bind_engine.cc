@@ -114,6 +114,33 @@ void register_results(py::module_& m) {
       });
 }
 
+// `config` for a program that knows better than the file: the dtype of its model, an optimizer that
+// it made itself. Hyperparameters by OptimizerConfig's names.
+Config adapt(const Config& config, const std::string& param_dtype, int64_t accumulation_steps,
+             const std::optional<std::string>& optimizer, const py::dict& hyperparameters) {
+  Config adapted = config;
+  adapted.precision.param_dtype = parse_dtype(param_dtype);
+  adapted.batch.accumulation_steps = accumulation_steps;
+  if (!optimizer) return adapted;
+  adapted.optimizer = {.type = *optimizer};
+  for (const auto& [key, value] : hyperparameters) {
+    const auto name = key.cast<std::string>();
+    OptimizerConfig& rule = adapted.optimizer;
+    if (name == "beta1") {
+      rule.beta1 = value.cast<double>();
+    } else if (name == "beta2") {
+      rule.beta2 = value.cast<double>();
+    } else if (name == "eps") {
+      rule.eps = value.cast<float>();
+    } else if (name == "adam_w_mode") {
+      rule.adam_w_mode = value.cast<bool>();
+    } else {
+      fail<InternalError>("hyperparameter '{}' has no place in OptimizerConfig", name);
+    }
+  }
+  return adapted;
+}
+
 using Engines = py::class_<EngineHandle>;
 
 void define_training(Engines& engine) {
@@ -190,6 +217,10 @@ void define_state(Engines& engine) {
 void register_engine(py::module_& m) {
   register_specs(m);
   register_results(m);
+  m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
+  m.def("adapt_config", &adapt, "config"_a, "param_dtype"_a, "accumulation_steps"_a,
+        "optimizer"_a = py::none(), "hyperparameters"_a = py::dict(),
+        "A configuration for a program that brings its own model dtype and optimizer.");
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
       .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,

@@ -111,6 +111,7 @@ void register_gradient_collector(py::module_& m) {
           },
           "id"_a, "For Tensor.register_post_accumulate_grad_hook.")
       .def_property_readonly("open", &GradientCollector::open)
+      .def_property_readonly("eager", &GradientCollector::eager)
       .def_property_readonly("has_late", &GradientCollector::has_late)
       .def("end_micro_step", &GradientCollector::end_micro_step,
            py::call_guard<py::gil_scoped_release>(),

@@ -28,6 +28,7 @@ class GradientCollector {
 
   // Contributions since the last end of a micro-step.
   bool open() const { return open_; }
+  bool eager() const { return eager_; }
   // Ends the micro-step; true when a whole batch has been accumulated.
   bool end_micro_step();
   bool has_late() const { return !late_.empty(); }
