@@ -140,6 +140,11 @@ class EngineImpl final : public Engine {
     step_due_ = reducer_.end_micro_step();
     return step_due_;
   }
+  void extend_batch() override {
+    ZR_CHECK(step_due_, "extend_batch() before end_micro_step() returned true");
+    reducer_.extend_batch();
+    step_due_ = false;
+  }
   void set_accumulation_boundary(std::optional<bool> boundary) override {
     reducer_.set_boundary(boundary);
   }

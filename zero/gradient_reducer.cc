@@ -166,6 +166,13 @@ bool GradientReducer::end_micro_step() {
   return last;
 }
 
+void GradientReducer::extend_batch() {
+  ZR_CHECK(!in_place_, "a batch that was reduced in place goes on: end_micro_step came too early");
+  ZR_CHECK(next_ == 0 && micro_step_ == 0, "extend_batch within a batch");
+  norm_.restart(stream_);
+  micro_step_ = 1;
+}
+
 void GradientReducer::wait() {
   for (int bucket : schedule_) progress_[static_cast<size_t>(bucket)].done.synchronize();
   if (pool_) pool_->trim();

@@ -57,6 +57,8 @@ class GradientReducer {
   void ready(ParameterId parameter);
   // Ends a micro-step; true when it was the batch's last.
   bool end_micro_step();
+  // As Engine::extend_batch.
+  void extend_batch();
   // As Engine::set_accumulation_boundary.
   void set_boundary(std::optional<bool> boundary);
   // Waits for all reductions.

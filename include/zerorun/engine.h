@@ -122,6 +122,10 @@ class ZR_API Engine {
   // All gradients of this micro-step are in; parameters that were not used count as zero.
   // Returns true when a whole batch has been accumulated and step() is due.
   virtual bool end_micro_step() = 0;
+  // The batch that the last end_micro_step completed goes on: the next micro-step is added to it,
+  // instead of step(). For a second backward pass before a step. InternalError below stage 2 with
+  // one accumulation step, where the gradient is reduced in place.
+  virtual void extend_batch() = 0;
   // Whether the coming micro-steps each end a batch; nullopt: every accumulation_steps-th does.
   // Call it between micro-steps. The average stays over accumulation_steps.
   virtual void set_accumulation_boundary(std::optional<bool> boundary) = 0;

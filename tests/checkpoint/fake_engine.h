@@ -142,6 +142,7 @@ class FakeEngine : public Engine {
   GradientView gradient(ParameterId) override { return {}; }
   void grad_ready(ParameterId) override {}
   bool end_micro_step() override { return false; }
+  void extend_batch() override {}
   void set_accumulation_boundary(std::optional<bool>) override {}
   double loss_scale() const override { return 1; }
   StepResult step() override { return {}; }
