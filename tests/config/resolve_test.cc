@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "config/base64.h"
@@ -96,6 +97,15 @@ TEST(ResolveAuto, TheStepsOfTheTrainProgramCount) {
   EXPECT_EQ(other.config.scheduler.total_num_steps, 20);
 }
 
+TEST(ResolveAuto, CheckSaysWhatIsLeftToTheProgram) {
+  const std::string path = ::testing::TempDir() + "/zerorun_resolve_test.json";
+  std::ofstream(path) << kAuto;
+  const std::string report = check_report(path);
+  std::filesystem::remove(path);
+  EXPECT_THAT(report, HasSubstr("the program has to give it: /scheduler/params/warmup_num_steps, "
+                                "/scheduler/params/total_num_steps\n"));
+}
+
 TEST(ResolveAuto, ShowPrintsWhatAutoHasBecome) {
   const std::string shown =
       show_config(parse_config(kAuto), {.world_size = 1, .hidden_size = 1000, .total_steps = 5000});
@@ -173,6 +183,19 @@ TEST(Schedules, ProblemsNameTheKey) {
               HasSubstr("got [], expected a number of at least 0 or an array of such numbers"));
   EXPECT_THAT(problems_of(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})"),
               HasSubstr("/optimizer/params/nesterov (1:54): true needs momentum above 0"));
+}
+
+TEST(Schedules, WarnWhereNoMomentumCanCycle) {
+  const auto warnings_of = [](const char* optimizer, const char* momentum) {
+    return parse_config(fmt::format(R"({{"optimizer": {{"type": "{}"}}, "scheduler": {{"type":
+        "OneCycle", "params": {{"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
+        "cycle_momentum": {}}}}}}})",
+                                    optimizer, momentum))
+        .warnings;
+  };
+  EXPECT_THAT(warnings_of("SGD", "true"), ElementsAre(HasSubstr("SGD, which has no betas")));
+  EXPECT_THAT(warnings_of("SGD", "false"), IsEmpty());
+  EXPECT_THAT(warnings_of("Lamb", "true"), IsEmpty());
 }
 
 TEST(Base64, DecodesWhatOthersEncode) {  // RFC 4648, section 10
