@@ -123,7 +123,7 @@ void Load::apply() {
     });
   });
   const Manifest& saved = checkpoint_.manifest();
-  engine_.set_step_count(saved.step);
+  engine_.set_progress(saved.progress);
   const auto groups = engine_.groups();
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].lr = saved.groups[i].lr;
@@ -160,7 +160,7 @@ LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::
   const CheckpointReader& checkpoint = load->checkpoint();
   return {.tag = checkpoint.folder().filename().string(),
           .client_state = checkpoint.manifest().client_state,
-          .step = checkpoint.manifest().step};
+          .step = checkpoint.manifest().progress.step_count};
 }
 
 }  // namespace zerorun

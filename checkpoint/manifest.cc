@@ -55,6 +55,28 @@ nlohmann::ordered_json encode_shard(const Manifest::ShardFile& shard) {
           {"header_xxh3", to_hex(shard.header_hash)}};
 }
 
+nlohmann::ordered_json encode_loss_scaler(const LossScalerState& state) {
+  return {{"cur_scale", state.cur_scale},
+          {"cur_iter", state.cur_iter},
+          {"last_overflow_iter", state.last_overflow_iter},
+          {"cur_hysteresis", state.cur_hysteresis}};
+}
+
+EngineProgress decode_progress(const JsonReader& top, const nlohmann::json& json,
+                               const std::string& file) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  EngineProgress progress;
+  progress.step_count = top.integer("step", 0, kMax);
+  progress.skipped_steps = top.integer("skipped_steps", 0, kMax);
+  if (!top.has("loss_scaler")) return progress;
+  const JsonReader scaler(json["loss_scaler"], file, "loss_scaler");
+  progress.loss_scaler = {.cur_scale = scaler.real("cur_scale"),
+                          .cur_iter = scaler.integer("cur_iter", 0, kMax),
+                          .last_overflow_iter = scaler.integer("last_overflow_iter", -1, kMax),
+                          .cur_hysteresis = scaler.integer("cur_hysteresis", 1, kMax)};
+  return progress;
+}
+
 // The text without its hash.
 std::string_view checked_body(std::string_view text, const std::string& file) {
   const bool complete = text.size() > kHashNbytes && text.ends_with(kHashSuffix) &&
@@ -166,7 +188,7 @@ int64_t Manifest::Parameter::numel() const { return checked_numel(shape, size_of
 Manifest describe_engine(Engine& engine) {
   Manifest manifest;
   manifest.zerorun_version = ZERORUN_VERSION;
-  manifest.step = engine.step_count();
+  manifest.progress = engine.progress();
   manifest.state_names.assign(engine.state_names().begin(), engine.state_names().end());
   manifest.groups.assign(engine.groups().begin(), engine.groups().end());
   for (const ParameterSpec& spec : engine.parameters()) {
@@ -189,9 +211,13 @@ std::string encode_manifest(const Manifest& manifest) {
   nlohmann::ordered_json json = {{"format", kFormatName},
                                  {"version", kFormatVersion},
                                  {"zerorun", manifest.zerorun_version},
-                                 {"step", manifest.step},
+                                 {"step", manifest.progress.step_count},
+                                 {"skipped_steps", manifest.progress.skipped_steps},
                                  {"world_size", manifest.shards.size()},
                                  {"state_names", manifest.state_names}};
+  if (manifest.progress.loss_scaler) {
+    json["loss_scaler"] = encode_loss_scaler(*manifest.progress.loss_scaler);
+  }
   const auto add_array = [&json](const char* key, const auto& values, const auto& encode) {
     json[key] = nlohmann::ordered_json::array();
     for (const auto& value : values) json[key].push_back(encode(value));
@@ -224,7 +250,7 @@ Manifest decode_manifest(std::string_view text, const std::string& file) {
   check_version(top);
   Manifest manifest{
       .zerorun_version = top.text("zerorun"),
-      .step = top.integer("step", 0, std::numeric_limits<int64_t>::max()),
+      .progress = decode_progress(top, json, file),
       .state_names = decode_state_names(top),
       .groups = decode_groups(top, file),
       .parameters = decode_parameters(top, file),

@@ -31,7 +31,7 @@ struct Manifest {
   };
 
   std::string zerorun_version;
-  int64_t step = 0;
+  EngineProgress progress;
   std::vector<std::string> state_names;
   std::vector<ParameterGroup> groups;
   std::vector<Parameter> parameters;

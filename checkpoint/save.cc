@@ -65,7 +65,7 @@ ShardPlan Save::plan() {
     fail<ConfigError>("the client state of a checkpoint has {} bytes; expected at most {}",
                       options_.client_state.size(), kMaxClientStateNbytes);
   }
-  tag_ = options_.tag.empty() ? fmt::format("step{}", engine_.step_count()) : options_.tag;
+  tag_ = options_.tag.empty() ? fmt::format("step{}", engine_.progress().step_count) : options_.tag;
   check_tag(tag_);
   manifest_ = describe_engine(engine_);
   manifest_.client_state = options_.client_state;

@@ -4,12 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 
 #include "checkpoint/verify.h"
+#include "config/nearest.h"
 #include "config/report.h"
 #include "core/check.h"
 #include "launcher/host_report.h"
-#include "launcher/nearest.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
 
@@ -56,7 +57,12 @@ void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* ckpt = tools.add_subcommand("ckpt", "Checkpoints")->require_subcommand(1);
   CLI::App* verify = ckpt->add_subcommand("verify", "Read every byte and check the sums");
   verify->add_option("DIR", arguments.path, "A checkpoint, or a folder of them")->required();
-  verify->callback([&arguments] { print(verify_checkpoint(arguments.path)); });
+  verify->callback([&arguments] {
+    verify_checkpoint(arguments.path, [](const std::string& line) {
+      print(line);
+      std::fflush(stdout);  // the next may take minutes
+    });
+  });
 }
 
 void define_tools(CLI::App& tools, ToolArguments& arguments) {

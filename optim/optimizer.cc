@@ -5,10 +5,12 @@
 
 #include "core/check.h"
 #include "optim/adam.h"
+#include "optim/external.h"
 
 namespace zerorun {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
+  if (config.type == kExternalOptimizer) return std::make_unique<ExternalOptimizer>();
   std::string type = config.type;
   std::transform(type.begin(), type.end(), type.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

@@ -24,6 +24,11 @@ std::vector<Bucket> make_buckets(const EngineContext& context, std::span<const i
   return buckets;
 }
 
+bool reduces_in_place(const EngineContext& context) {
+  return !context.policy.shard_grads && context.accumulation_steps == 1 &&
+         context.comm_dtype == context.param_dtype && context.accum_dtype == context.param_dtype;
+}
+
 BucketMemory::BucketMemory(const EngineContext& context, std::vector<Bucket>& buckets)
     : context_(context) {
   place_replicated(buckets);
@@ -94,9 +99,7 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets) {
 
 void BucketMemory::place_gradients(std::vector<Bucket>& buckets) {
   const StagePolicy& policy = context_.policy;
-  // One micro-step and one dtype: the reduced gradient replaces the gradient that it was made from.
-  const bool in_place = !policy.shard_grads && context_.accumulation_steps == 1 &&
-                        context_.accum_dtype == context_.param_dtype;
+  const bool in_place = reduces_in_place(context_);
   const auto reduced_numel = [&](const Bucket& bucket) {
     return policy.shard_state ? bucket.layout.shard_numel : bucket.layout.padded_numel();
   };

@@ -43,10 +43,16 @@ struct EngineContext {
   StagePolicy policy;
   ZeroConfig zero;
   DType param_dtype = DType::fp32;
+  DType comm_dtype = DType::fp32;   // of gradients on their way
   DType accum_dtype = DType::fp32;  // of reduced gradients
+  double pre_scale = 1.0;           // what each rank multiplies its gradient with before the sum
   int64_t accumulation_steps = 1;
   bool share_parameters = true;
 };
+
+// Whether the reduced gradient replaces the gradient that it was made from: below stage 2, with one
+// micro-step and one dtype.
+bool reduces_in_place(const EngineContext& context);
 
 // Owner of the buckets' parameter memory and of their gradient memory outside the pool.
 class BucketMemory {

@@ -8,15 +8,14 @@
 
 #include "core/check.h"
 #include "offload/state_store.h"
-#include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
-#include "zero/gradient_norm.h"
 #include "zero/gradient_reducer.h"
 #include "zero/model_spec.h"
 #include "zero/parameter_gatherer.h"
 #include "zero/parameter_hash.h"
 #include "zero/sharded_optimizer.h"
+#include "zero/step_control.h"
 
 namespace zerorun {
 
@@ -37,13 +36,37 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
+bool is_external(const Config& config) { return config.optimizer.type == kExternalOptimizer; }
+
+void choose_gradient_dtypes(const Config& config, EngineContext& context) {
+  const DType param = config.precision.param_dtype;
+  context.comm_dtype = config.precision.communication_dtype.value_or(param);
+  const bool wide = context.accumulation_steps > 1 || is_external(config);
+  context.accum_dtype =
+      config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : context.comm_dtype);
+  if (context.accum_dtype != DType::fp32 && context.accum_dtype != context.comm_dtype) {
+    fail<ConfigError>(
+        "/data_types/grad_accum_dtype is {}, but gradients are reduced in {} "
+        "(/communication_data_type, or the parameters' dtype): expected fp32 or that dtype",
+        name_of(context.accum_dtype), name_of(context.comm_dtype));
+  }
+}
+
+// As DeepSpeed 0.19 (deepspeed/runtime/zero/stage_1_and_2.py): prescaling divides by the world size
+// before the sum, else a part of that division may be done before it.
+double pre_scale(const PrecisionConfig& precision, int world_size) {
+  if (precision.gradient_reduction == GradientReduction::sum) return 1.0;
+  return 1.0 / (precision.prescale_gradients ? world_size : precision.gradient_predivide_factor);
+}
+
 EngineContext make_context(const Config& config, Device& device, Communicator& comm,
                            const ModelSpec& model) {
   EngineContext context{device, comm, model.specs(), stage_policy(config.zero.stage), config.zero};
   context.param_dtype = config.precision.param_dtype;
   context.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
-  context.accum_dtype = config.precision.grad_accum_dtype.value_or(
-      context.accumulation_steps == 1 ? context.param_dtype : DType::fp32);
+  context.pre_scale = pre_scale(config.precision, comm.world_size());
+  choose_gradient_dtypes(config, context);
   context.share_parameters = config.share_parameters;
   // Without a stream of its own, gathering ahead only moves the wait.
   if (!config.zero.overlap_comm) context.zero.prefetch_bucket_size = 0;
@@ -56,15 +79,14 @@ class EngineImpl final : public Engine {
              std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups)
       : model_(std::move(specs), groups.size()),
         groups_(std::move(groups)),
-        max_norm_(config.gradient_clipping),
         context_(make_context(config, device, comm, model_)),
         comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         memory_(context_, buckets_),
         optimizer_(context_, buckets_, make_optimizer(config.optimizer),
                    make_device_state_store(device)),
-        norm_(context_),
-        reducer_(context_, buckets_, norm_, comm_stream()),
+        control_(context_, config),
+        reducer_(context_, buckets_, control_.inspector(), control_.norm(), comm_stream()),
         gatherer_(context_, buckets_, model_.module_count(), gather_stream()) {
     for (const Bucket& bucket : buckets_) {
       for (const Placement& placement : bucket.layout.placements) {
@@ -118,10 +140,26 @@ class EngineImpl final : public Engine {
     step_due_ = reducer_.end_micro_step();
     return step_due_;
   }
+  void extend_batch() override {
+    ZR_CHECK(step_due_, "extend_batch() before end_micro_step() returned true");
+    reducer_.extend_batch();
+    step_due_ = false;
+  }
+  void set_accumulation_boundary(std::optional<bool> boundary) override {
+    reducer_.set_boundary(boundary);
+  }
+  double loss_scale() const override { return control_.loss_scale(); }
   StepResult step() override;
+  StepResult step(const ShardUpdate& update) override;
 
-  int64_t step_count() const override { return step_count_; }
-  void set_step_count(int64_t count) override { step_count_ = count; }
+  EngineProgress progress() const override {
+    return {step_count_, skipped_steps_, control_.scaler_state()};
+  }
+  void set_progress(const EngineProgress& progress) override {
+    step_count_ = progress.step_count;
+    skipped_steps_ = progress.skipped_steps;
+    control_.load_scaler_state(progress.loss_scaler);
+  }
   std::span<ParameterGroup> groups() override { return groups_; }
   std::span<const std::string> state_names() const override { return optimizer_.state_names(); }
   std::vector<StateInterval> state_intervals() override;
@@ -152,24 +190,26 @@ class EngineImpl final : public Engine {
                                       [](const Bucket& bucket) { return bucket.resident; });
     return resident ? context_.device.inline_stream() : comm_stream();
   }
+  // Waits for the gradient and decides about it.
+  StepControl::Decision decide();
   // Makes what this rank wrote to its shards visible to all.
   void publish(const Bucket& bucket);
   void finish_publishing();
 
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
-  const double max_norm_;
   const EngineContext context_;
   std::unique_ptr<Stream> comm_stream_;
   std::vector<Bucket> buckets_;
   BucketMemory memory_;
   ShardedOptimizer optimizer_;
-  GradientNorm norm_;
+  StepControl control_;
   GradientReducer reducer_;
   ParameterGatherer gatherer_;
   std::vector<Home> homes_;  // by owning parameter
   EngineTimings timings_;
   int64_t step_count_ = 0;
+  int64_t skipped_steps_ = 0;
   bool step_due_ = false;
 };
 
@@ -232,7 +272,7 @@ void EngineImpl::initialize_parameters(const FillFunction& fill) {
   finish_publishing();
 }
 
-StepResult EngineImpl::step() {
+StepControl::Decision EngineImpl::decide() {
   ZR_CHECK(step_due_, "step() before end_micro_step() returned true");
   step_due_ = false;
   {
@@ -242,21 +282,39 @@ StepResult EngineImpl::step() {
   // Gathers that still run read what the step will write; the collective below waits for all ranks.
   gatherer_.invalidate();
   const Stopwatch watch(timings_.optimizer_s);
-  const GradientNorm::Result sum = norm_.finish(comm_stream());
-  const double average =
-      1.0 / static_cast<double>(context_.comm.world_size() * context_.accumulation_steps);
-  StepResult result{.applied = sum.finite, .grad_norm = sum.norm * average};
-  if (!sum.finite) return result;
-  result.clip_factor = clip_factor(result.grad_norm, max_norm_);
-  const auto grad_scale = static_cast<float>(average * result.clip_factor);
-  ++step_count_;
+  const StepControl::Decision decision = control_.decide(comm_stream());
+  ++(decision.result.applied ? step_count_ : skipped_steps_);
+  return decision;
+}
+
+StepResult EngineImpl::step() {
+  const StepControl::Decision decision = decide();
+  if (!decision.result.applied) return decision.result;
+  const Stopwatch watch(timings_.optimizer_s);
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable) continue;
-    optimizer_.step(bucket, step_count_, grad_scale, groups_, context_.device.inline_stream());
+    optimizer_.step(bucket, step_count_, decision.grad_scale, groups_,
+                    context_.device.inline_stream());
     if (context_.policy.shard_state) publish(bucket);
   }
   finish_publishing();
-  return result;
+  return decision.result;
+}
+
+StepResult EngineImpl::step(const ShardUpdate& update) {
+  const StepControl::Decision decision = decide();
+  if (!decision.result.applied) return decision.result;
+  const Stopwatch watch(timings_.optimizer_s);
+  std::vector<StateInterval> intervals = state_intervals();
+  std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
+  Stream& stream = context_.device.inline_stream();
+  for (const StateInterval& part : intervals) {
+    context_.device.scale(stream, part.grad, decision.grad_scale);
+  }
+  stream.synchronize();
+  update(intervals);
+  publish_masters();
+  return decision.result;
 }
 
 std::vector<StateInterval> EngineImpl::state_intervals() {
@@ -270,9 +328,10 @@ std::vector<StateInterval> EngineImpl::state_intervals() {
       StateInterval interval{.parameter = part.parameter, .begin = part.begin, .numel = part.numel};
       const int64_t in_shard = part.offset - rank * bucket.layout.shard_numel;
       interval.param = bucket.param_shard.slice(in_shard, part.numel);
+      const int64_t in_held = part.offset - optimizer_.held_from(bucket);
+      if (bucket.plan.trainable) interval.grad = bucket.reduced.slice(in_held, part.numel);
       for (size_t i = 0; i < states.size(); ++i) {
-        const TensorView view =
-            states[i].slice(part.offset - optimizer_.held_from(bucket), part.numel);
+        const TensorView view = states[i].slice(in_held, part.numel);
         if (i == 0) {
           interval.master = view;
         } else {

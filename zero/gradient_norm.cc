@@ -23,6 +23,8 @@ void GradientNorm::add(const Bucket& bucket, Stream& stream) {
   }
 }
 
+void GradientNorm::restart(Stream& stream) { context_.device.fill(stream, view_, 0.0F); }
+
 GradientNorm::Result GradientNorm::finish(Stream& stream) {
   context_.comm.all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");
   std::array<int64_t, ExactSum::kWords> words{};

@@ -14,6 +14,9 @@ class GradientNorm {
   // Adds this rank's part of the bucket's reduced gradient, after what is on the stream.
   void add(const Bucket& bucket, Stream& stream);
 
+  // Forgets what was added, after what is on the stream.
+  void restart(Stream& stream);
+
   struct Result {
     double norm = 0.0;  // of the sum over ranks and micro-steps
     bool finite = true;

@@ -10,11 +10,13 @@ namespace zerorun {
 namespace {
 // One bucket fills, one is reduced, and one (tied embeddings) waits for the end of backward.
 constexpr int kSlots = 3;
+// One bucket is cast, one is reduced.
+constexpr int kCommSlots = 2;
 }  // namespace
 
-GradientPool::GradientPool(const EngineContext& context, int64_t slot_numel, int slots)
-    : context_(context) {
-  const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(context.param_dtype);
+GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots)
+    : context_(context), dtype_(dtype) {
+  const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(dtype);
   const size_t nbytes = slot_nbytes * static_cast<size_t>(slots);
   std::optional<Buffer> slab = context.comm.allocate(nbytes, Sharing::per_rank);
   ZR_CHECK(slab, "transport {} gives no per-rank memory", context.comm.transport());
@@ -22,8 +24,7 @@ GradientPool::GradientPool(const EngineContext& context, int64_t slot_numel, int
   ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
   for (int i = 0; i < slots; ++i) {
     Slot slot;
-    slot.view =
-        view_of(slab_, context.param_dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);
+    slot.view = view_of(slab_, dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);
     slots_.push_back(std::move(slot));
   }
 }
@@ -47,9 +48,9 @@ int GradientPool::acquire(int64_t numel) {
   Slot slot;
   slot.shared = false;
   slot.in_use = true;
-  slot.private_memory = context_.device.allocate(
-      static_cast<size_t>(numel) * size_of(context_.param_dtype), MemoryCategory::buckets);
-  slot.view = view_of(slot.private_memory, context_.param_dtype, numel);
+  slot.private_memory = context_.device.allocate(static_cast<size_t>(numel) * size_of(dtype_),
+                                                 MemoryCategory::buckets);
+  slot.view = view_of(slot.private_memory, dtype_, numel);
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
 }
@@ -71,11 +72,13 @@ void GradientPool::trim() {
 }
 
 GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                 GradientNorm& norm, Stream& stream)
+                                 GradientInspector& inspector, GradientNorm& norm, Stream& stream)
     : context_(context),
       buckets_(buckets),
+      inspector_(inspector),
       norm_(norm),
       stream_(stream),
+      in_place_(reduces_in_place(context)),
       locations_(context.specs.size()),
       contributions_(context.specs.size(), Contribution::none),
       progress_(buckets.size()) {
@@ -89,9 +92,15 @@ GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucke
                                                               placement.numel};
     }
   }
-  if (context.policy.shard_grads && !schedule_.empty()) {
-    const int slots = std::min(kSlots, static_cast<int>(schedule_.size()));
-    pool_.emplace(context, largest, slots);
+  const auto slots = [&](int wanted) {
+    return std::min(wanted, static_cast<int>(schedule_.size()));
+  };
+  if (schedule_.empty()) return;
+  if (context.policy.shard_grads) {
+    pool_.emplace(context, context.param_dtype, largest, slots(kSlots));
+  }
+  if (context.comm_dtype != context.param_dtype) {
+    comm_pool_.emplace(context, context.comm_dtype, largest, slots(kCommSlots));
   }
 }
 
@@ -111,7 +120,7 @@ GradientView GradientReducer::gradient(ParameterId parameter) {
            context_.specs[static_cast<size_t>(parameter)].name);
   if (progress.state == State::idle) open(location.bucket);
   Contribution& contribution = contributions_[static_cast<size_t>(parameter)];
-  const bool accumulate = contribution == Contribution::written;
+  const bool accumulate = contribution != Contribution::none;
   contribution = Contribution::written;
   return {progress.buffer.slice(location.offset, location.numel), accumulate};
 }
@@ -127,21 +136,47 @@ void GradientReducer::ready(ParameterId parameter) {
   launch_ready();
 }
 
+void GradientReducer::set_boundary(std::optional<bool> boundary) {
+  ZR_CHECK(next_ == 0, "set_accumulation_boundary within a micro-step");
+  boundary_ = boundary;
+}
+
+bool GradientReducer::carries() const { return in_place_ && !is_last(); }
+
+bool GradientReducer::is_last() const {
+  return boundary_.value_or((micro_step_ + 1) % context_.accumulation_steps == 0);
+}
+
 bool GradientReducer::end_micro_step() {
-  while (next_ < schedule_.size()) {
-    complete_missing(schedule_[next_]);
-    launch(schedule_[next_++]);
+  const bool last = is_last();
+  if (carries()) {
+    for (Contribution& contribution : contributions_) {
+      if (contribution != Contribution::none) contribution = Contribution::carried;
+    }
+  } else {
+    while (next_ < schedule_.size()) {
+      complete_missing(schedule_[next_]);
+      launch(schedule_[next_++]);
+    }
+    std::fill(contributions_.begin(), contributions_.end(), Contribution::none);
+    micro_step_ = last ? 0 : micro_step_ + 1;
   }
   for (Progress& progress : progress_) progress.state = State::idle;
-  std::fill(contributions_.begin(), contributions_.end(), Contribution::none);
   next_ = 0;
-  micro_step_ = (micro_step_ + 1) % context_.accumulation_steps;
-  return micro_step_ == 0;
+  return last;
+}
+
+void GradientReducer::extend_batch() {
+  ZR_CHECK(!in_place_, "a batch that was reduced in place goes on: end_micro_step came too early");
+  ZR_CHECK(next_ == 0 && micro_step_ == 0, "extend_batch within a batch");
+  norm_.restart(stream_);
+  micro_step_ = 1;
 }
 
 void GradientReducer::wait() {
   for (int bucket : schedule_) progress_[static_cast<size_t>(bucket)].done.synchronize();
   if (pool_) pool_->trim();
+  if (comm_pool_) comm_pool_->trim();
 }
 
 void GradientReducer::open(int bucket) {
@@ -171,6 +206,7 @@ void GradientReducer::complete_missing(int bucket) {
 }
 
 void GradientReducer::launch_ready() {
+  if (carries()) return;
   while (next_ < schedule_.size()) {
     const Progress& progress = progress_[static_cast<size_t>(schedule_[next_])];
     if (progress.state != State::filling || progress.incomplete > 0) return;
@@ -181,18 +217,34 @@ void GradientReducer::launch_ready() {
 void GradientReducer::launch(int index) {
   Progress& progress = progress_[static_cast<size_t>(index)];
   const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+  inspector_.look_at(bucket, progress.buffer);
+  const TensorView outgoing = prepare(progress);
   stream_.wait(context_.device.inline_stream().record());
   const Output output = micro_step_ == 0 ? Output::overwrite : Output::accumulate;
   if (context_.policy.shard_state) {
-    progress.done = context_.comm.reduce_scatter(progress.buffer, bucket.reduced, output, stream_,
-                                                 bucket.label);
+    progress.done =
+        context_.comm.reduce_scatter(outgoing, bucket.reduced, output, stream_, bucket.label);
   } else {
-    progress.done = context_.comm.all_reduce(progress.buffer, bucket.reduced, ReduceOp::sum, output,
+    progress.done = context_.comm.all_reduce(outgoing, bucket.reduced, ReduceOp::sum, output,
                                              stream_, bucket.label);
   }
   if (pool_) pool_->release(progress.slot, progress.done);
-  if (micro_step_ + 1 == context_.accumulation_steps) norm_.add(bucket, stream_);
+  if (comm_pool_) comm_pool_->release(progress.comm_slot, progress.done);
+  if (is_last()) norm_.add(bucket, stream_);
   progress.state = State::launched;
+}
+
+TensorView GradientReducer::prepare(Progress& progress) {
+  Device& device = context_.device;
+  Stream& stream = device.inline_stream();
+  if (context_.pre_scale != 1.0) {
+    device.scale(stream, progress.buffer, static_cast<float>(context_.pre_scale));
+  }
+  if (!comm_pool_) return progress.buffer;
+  progress.comm_slot = comm_pool_->acquire(progress.buffer.numel);
+  const TensorView outgoing = comm_pool_->view(progress.comm_slot, progress.buffer.numel);
+  device.cast(stream, progress.buffer, outgoing);
+  return outgoing;
 }
 
 }  // namespace zerorun

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "zero/bucket.h"
+#include "zero/gradient_inspector.h"
 #include "zero/gradient_norm.h"
 #include "zerorun/engine.h"
 
@@ -16,7 +17,7 @@ namespace zerorun {
 // gradients, private memory helps out: that costs a copy, never correctness.
 class GradientPool {
  public:
-  GradientPool(const EngineContext& context, int64_t slot_numel, int slots);
+  GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots);
 
   struct Slot {
     TensorView view;
@@ -34,6 +35,7 @@ class GradientPool {
 
  private:
   const EngineContext& context_;
+  const DType dtype_;
   Buffer slab_;
   std::shared_ptr<void> ledger_entry_;
   std::vector<Slot> slots_;
@@ -47,24 +49,30 @@ class GradientPool {
 // reduction keeps one order of summation at every stage.
 class GradientReducer {
  public:
-  // `norm` receives each bucket after the last micro-step's reduction.
-  GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets, GradientNorm& norm,
-                  Stream& stream);
+  // `inspector` sees each bucket before its reduction, `norm` after the last micro-step's.
+  GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
+                  GradientInspector& inspector, GradientNorm& norm, Stream& stream);
 
   GradientView gradient(ParameterId parameter);
   void ready(ParameterId parameter);
   // Ends a micro-step; true when it was the batch's last.
   bool end_micro_step();
+  // As Engine::extend_batch.
+  void extend_batch();
+  // As Engine::set_accumulation_boundary.
+  void set_boundary(std::optional<bool> boundary);
   // Waits for all reductions.
   void wait();
 
  private:
   enum class State : uint8_t { idle, filling, launched };
-  enum class Contribution : uint8_t { none, written, complete };
+  // carried: by an earlier micro-step whose gradient was not reduced.
+  enum class Contribution : uint8_t { none, carried, written, complete };
   struct Progress {
     State state = State::idle;
     int incomplete = 0;  // parameters that are not complete
     int slot = -1;
+    int comm_slot = -1;
     TensorView buffer;
     Event done;
   };
@@ -79,18 +87,29 @@ class GradientReducer {
   void complete_missing(int bucket);
   void launch_ready();
   void launch(int bucket);
+  // Whether this micro-step ends the batch.
+  bool is_last() const;
+  // Whether this micro-step's gradients stay with this rank, to be reduced with the next one's:
+  // where reduction is in place, there is no room for a sum of reduced gradients.
+  bool carries() const;
+  // Scales and casts; returns what goes out.
+  TensorView prepare(Progress& progress);
 
   const EngineContext& context_;
   std::vector<Bucket>& buckets_;
+  GradientInspector& inspector_;
   GradientNorm& norm_;
   Stream& stream_;
+  const bool in_place_;
   std::optional<GradientPool> pool_;
+  std::optional<GradientPool> comm_pool_;    // when gradients travel in a dtype of their own
   std::vector<Location> locations_;          // by parameter
   std::vector<Contribution> contributions_;  // by parameter, this micro-step
   std::vector<Progress> progress_;           // by bucket, this micro-step
   std::vector<int> schedule_;                // trainable buckets, in order
   size_t next_ = 0;                          // first of the schedule that is not launched
-  int64_t micro_step_ = 0;
+  int64_t micro_step_ = 0;                   // reduced ones of this batch
+  std::optional<bool> boundary_;
 };
 
 }  // namespace zerorun

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "zerorun/config.h"
 #include "zerorun/device.h"
 #include "zerorun/export.h"
+#include "zerorun/loss_scaler.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun {
@@ -44,8 +46,16 @@ struct GradientView {
 
 struct StepResult {
   bool applied = true;       // false: skipped because the gradient was not finite
-  double grad_norm = 0.0;    // global L2 norm of the averaged gradient, before clipping
+  double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
   double clip_factor = 1.0;  // what clipping multiplied the gradient with
+  double loss_scale = 1.0;   // what the gradients of this step were made with
+};
+
+// What a checkpoint keeps of an engine besides its tensors.
+struct EngineProgress {
+  int64_t step_count = 0;                      // applied steps
+  int64_t skipped_steps = 0;                   // not applied: the gradient was not finite
+  std::optional<LossScalerState> loss_scaler;  // fp16 only
 };
 
 // A part of one parameter that this rank holds; the views are in the device's memory.
@@ -53,8 +63,11 @@ struct StateInterval {
   ParameterId parameter = 0;
   int64_t begin = 0;  // first element within the flattened parameter
   int64_t numel = 0;
-  TensorView param;                // in the parameter's dtype
-  TensorView master;               // fp32; the same memory as `param` when the model is fp32
+  TensorView param;   // in the parameter's dtype
+  TensorView master;  // fp32; the same memory as `param` when the model is fp32
+  // The reduced gradient: a sum over ranks and micro-steps, still multiplied by the loss scale.
+  // Complete from the last end_micro_step to the next gradient(); without data when frozen.
+  TensorView grad;
   std::vector<TensorView> states;  // in the order of Engine::state_names(); empty when frozen
 };
 
@@ -64,6 +77,9 @@ struct EngineTimings {
   double gather_s = 0;     // waiting for or doing parameter gathers
   double optimizer_s = 0;  // norm and fused step
 };
+
+// OptimizerConfig::type of an engine whose optimizer is the caller's (see Engine::step).
+inline constexpr std::string_view kExternalOptimizer = "external";
 
 // Shards one model's states over the ranks of a communicator (ZeRO stage 0 to 3) and steps it.
 //
@@ -106,10 +122,25 @@ class ZR_API Engine {
   // All gradients of this micro-step are in; parameters that were not used count as zero.
   // Returns true when a whole batch has been accumulated and step() is due.
   virtual bool end_micro_step() = 0;
+  // The batch that the last end_micro_step completed goes on: the next micro-step is added to it,
+  // instead of step(). For a second backward pass before a step. InternalError below stage 2 with
+  // one accumulation step, where the gradient is reduced in place.
+  virtual void extend_batch() = 0;
+  // Whether the coming micro-steps each end a batch; nullopt: every accumulation_steps-th does.
+  // Call it between micro-steps. The average stays over accumulation_steps.
+  virtual void set_accumulation_boundary(std::optional<bool> boundary) = 0;
+  // What to multiply the loss with before backward; 1 unless parameters are fp16.
+  virtual double loss_scale() const = 0;
+  // Updates the parameters. A gradient that is not finite skips the step on every rank; at the
+  // minimum loss scale it is an error (NumericError) that names the parameter.
   virtual StepResult step() = 0;
+  // The same with an optimizer of the caller's (kExternalOptimizer): `update` receives this rank's
+  // trainable intervals, whose `grad` is now averaged, unscaled and clipped, and changes `master`.
+  using ShardUpdate = std::function<void(std::span<const StateInterval>)>;
+  virtual StepResult step(const ShardUpdate& update) = 0;
 
-  virtual int64_t step_count() const = 0;  // applied steps
-  virtual void set_step_count(int64_t count) = 0;
+  virtual EngineProgress progress() const = 0;
+  virtual void set_progress(const EngineProgress& progress) = 0;
   virtual std::span<ParameterGroup> groups() = 0;
 
   // Names of the optimizer's per-element states ("exp_avg", "exp_avg_sq").

@@ -44,6 +44,12 @@ class ZR_API CheckpointError : public Error {
   using Error::Error;
 };
 
+// Numbers with which training cannot go on: a gradient that overflows at the smallest loss scale.
+class ZR_API NumericError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A broken invariant of zerorun itself, or an API call out of order: a bug, not bad input.
 class ZR_API InternalError : public Error {
  public:

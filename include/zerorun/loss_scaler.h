@@ -40,6 +40,10 @@ class ZR_API LossScaler {
 
   double scale() const { return state_.cur_scale; }
   bool is_dynamic() const { return options_.static_scale == 0.0; }
+  // The next overflow exhausts the scaler.
+  bool at_minimum() const {
+    return is_dynamic() && state_.cur_hysteresis == 1 && state_.cur_scale <= options_.min_scale;
+  }
 
   enum class Outcome : uint8_t {
     kept,       // clean step, same scale

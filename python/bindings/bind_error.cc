@@ -29,6 +29,8 @@ void register_errors(py::module_& m) {
   register_error<IoError>(m, "IoError", error, "A file or socket that could not be used.");
   register_error<CheckpointError>(m, "CheckpointError", error,
                                   "A checkpoint that is damaged, incomplete, or of another model.");
+  register_error<NumericError>(m, "NumericError", error,
+                               "Numbers with which training cannot go on.");
   register_error<InternalError>(m, "InternalError", error,
                                 "A broken invariant of zerorun, or an API call out of order.");
 }

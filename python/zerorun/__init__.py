@@ -1,9 +1,14 @@
 """ZeRO-sharded training from a DeepSpeed ``ds_config.json``.
 
 The core is C++ and includes neither Python nor PyTorch; importing this package loads it, starts
-nothing, and touches no accelerator. The training program and the launcher are the command
-``zerorun``.
+nothing, and touches no accelerator. What needs PyTorch loads it when it is used. The training
+program and the launcher are the command ``zerorun``.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from zerorun import config
 from zerorun._C import (
@@ -14,8 +19,15 @@ from zerorun._C import (
     Error,
     InternalError,
     IoError,
+    NumericError,
     __version__,
 )
+
+if TYPE_CHECKING:
+    from zerorun import zero
+    from zerorun.engine import ZeroEngine
+    from zerorun.initialization import initialize
+    from zerorun.optimizer import ZeroOptimizer
 
 __all__ = [
     "CheckpointError",
@@ -25,6 +37,28 @@ __all__ = [
     "Error",
     "InternalError",
     "IoError",
+    "NumericError",
+    "ZeroEngine",
+    "ZeroOptimizer",
     "__version__",
     "config",
+    "initialize",
+    "zero",
 ]
+
+# Names that need PyTorch, and where they are.
+_LAZY = {
+    "ZeroEngine": "zerorun.engine",
+    "ZeroOptimizer": "zerorun.optimizer",
+    "initialize": "zerorun.initialization",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "zero":
+        return importlib.import_module("zerorun.zero")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'zerorun' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

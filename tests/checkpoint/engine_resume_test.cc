@@ -46,7 +46,7 @@ std::unique_ptr<Engine> make_engine(const Job& job, Device& device, Communicator
 
 void train(Engine& engine, Communicator& comm, int steps) {
   for (int i = 0; i < steps; ++i) {
-    ToyModel::micro_step(engine, comm.rank(), 0, engine.step_count());
+    ToyModel::micro_step(engine, comm.rank(), 0, engine.progress().step_count);
     engine.step();
   }
 }

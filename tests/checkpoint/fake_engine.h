@@ -93,7 +93,7 @@ class FakeEngine : public Engine {
   }
   // All bytes that a checkpoint should bring back, and the step.
   std::string bytes() const {
-    std::string all = std::to_string(step_);
+    std::string all = std::to_string(progress_.step_count);
     for (const ParameterGroup& group : model_.groups) {
       all += fmt::format(" {} {}", group.lr, group.weight_decay);
     }
@@ -119,8 +119,8 @@ class FakeEngine : public Engine {
   int64_t numel(ParameterId id) const override { return model_.numel(static_cast<size_t>(id)); }
   DType param_dtype() const override { return model_.dtype; }
   Device& device() override { return *device_; }
-  int64_t step_count() const override { return step_; }
-  void set_step_count(int64_t count) override { step_ = count; }
+  EngineProgress progress() const override { return progress_; }
+  void set_progress(const EngineProgress& progress) override { progress_ = progress; }
   std::span<ParameterGroup> groups() override { return model_.groups; }
   std::span<const std::string> state_names() const override { return model_.state_names; }
   std::vector<StateInterval> state_intervals() override {
@@ -142,7 +142,11 @@ class FakeEngine : public Engine {
   GradientView gradient(ParameterId) override { return {}; }
   void grad_ready(ParameterId) override {}
   bool end_micro_step() override { return false; }
+  void extend_batch() override {}
+  void set_accumulation_boundary(std::optional<bool>) override {}
+  double loss_scale() const override { return 1; }
   StepResult step() override { return {}; }
+  StepResult step(const ShardUpdate&) override { return {}; }
   uint64_t parameter_hash() override { return 0; }
   int64_t model_state_bytes() const override { return 0; }
   EngineTimings take_timings() override { return {}; }
@@ -193,7 +197,7 @@ class FakeEngine : public Engine {
   FakeModel model_;
   std::shared_ptr<Device> device_;
   std::deque<Held> held_;
-  int64_t step_ = 0;
+  EngineProgress progress_;
   int published_ = 0;
 };
 

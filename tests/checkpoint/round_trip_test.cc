@@ -24,7 +24,7 @@ using testing::TemporaryDirectory;
 void save(const FakeModel& model, const Cuts& cuts, const SaveOptions& options) {
   run_ranks(static_cast<int>(cuts.size()), [&](Communicator& comm) {
     FakeEngine engine(model, cuts, comm, 1);
-    engine.set_step_count(42);
+    engine.set_progress({.step_count = 42});
     engine.groups()[0].lr = 0.3F;
     save_checkpoint(engine, comm, options);
   });
@@ -34,7 +34,7 @@ void expect_loads(const FakeModel& model, const Cuts& cuts, const std::string& d
   run_ranks(static_cast<int>(cuts.size()), [&](Communicator& comm) {
     FakeEngine engine(model, cuts, comm, 2);
     FakeEngine expected(model, cuts, comm, 1);
-    expected.set_step_count(42);
+    expected.set_progress({.step_count = 42});
     expected.groups()[0].lr = 0.3F;
     ASSERT_NE(engine.bytes(), expected.bytes());
     load_checkpoint(engine, comm, directory);

@@ -125,7 +125,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 std::vector<std::string> zerorun::testing::fuzz_seeds() {
   Manifest manifest;
-  manifest.step = 7;
+  manifest.progress = {7, 2, LossScalerState{}};
   manifest.state_names = {"exp_avg"};
   manifest.groups = {{"default", 0.1F, 0.0F}};
   manifest.parameters = {{"w", {3, 5}, DType::bf16, true, 0, ""},

@@ -299,7 +299,7 @@ TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
       engine->release(engine->module_id("h.1"));
       engine->end_micro_step();
       EXPECT_FALSE(engine->step().applied);
-      EXPECT_EQ(engine->step_count(), 0);
+      EXPECT_EQ(engine->progress().step_count, 0);
       EXPECT_EQ(engine->parameter_hash(), before);
       ToyModel::micro_step(*engine, comm.rank(), 0, 0);
       EXPECT_TRUE(engine->step().applied);

@@ -1,0 +1,251 @@
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "python/bindings/engine_handle.h"
+#include "python/bindings/register.h"
+#include "python/bindings/tensor_exchange.h"
+#include "zerorun/config.h"
+#include "zerorun/engine.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace zerorun {
+
+namespace {
+
+// A StateInterval whose views keep their engine alive.
+struct OwnedInterval {
+  StateInterval interval;
+  std::shared_ptr<EngineOwner> owner;
+
+  std::optional<py::capsule> export_if(TensorView view) const {
+    if (view.data == nullptr) return std::nullopt;
+    return export_view(view, owner);
+  }
+};
+
+std::vector<OwnedInterval> own(std::span<const StateInterval> intervals,
+                               const std::shared_ptr<EngineOwner>& owner,
+                               std::optional<ParameterId> only = std::nullopt) {
+  std::vector<OwnedInterval> result;
+  for (const StateInterval& interval : intervals) {
+    if (only && interval.parameter != *only) continue;
+    result.push_back({interval, owner});
+  }
+  return result;
+}
+
+std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object& communicator,
+                                          std::vector<ParameterSpec> specs,
+                                          std::vector<ParameterGroup> groups) {
+  auto owner = std::make_shared<EngineOwner>();
+  owner->comm = communicator_of(communicator);
+  const py::gil_scoped_release release;
+  owner->device = make_cpu_device();
+  owner->engine =
+      Engine::create(config, *owner->device, *owner->comm, std::move(specs), std::move(groups));
+  return std::make_unique<EngineHandle>(std::move(owner));
+}
+
+// Python reads and changes tensors, so `update` runs with the GIL; its errors come through.
+StepResult step_with(const EngineHandle& self, const py::function& update) {
+  const py::gil_scoped_release release;
+  return self.engine().step([&](std::span<const StateInterval> intervals) {
+    const py::gil_scoped_acquire acquire;
+    update(own(intervals, self.owner()));
+  });
+}
+
+void register_specs(py::module_& m) {
+  py::class_<ParameterSpec>(m, "ParameterSpec", "One parameter of a model.")
+      .def(py::init([](std::string name, std::vector<int64_t> shape, std::string module, int group,
+                       bool trainable, std::string alias_of) {
+             return ParameterSpec{std::move(name), std::move(shape), std::move(module),
+                                  group,           trainable,        std::move(alias_of)};
+           }),
+           "name"_a, "shape"_a, "module"_a, "group"_a = 0, "trainable"_a = true, "alias_of"_a = "")
+      .def_readonly("name", &ParameterSpec::name)
+      .def_readonly("shape", &ParameterSpec::shape)
+      .def_readonly("module", &ParameterSpec::module)
+      .def_readonly("group", &ParameterSpec::group)
+      .def_readonly("trainable", &ParameterSpec::trainable)
+      .def_readonly("alias_of", &ParameterSpec::alias_of);
+  py::class_<ParameterGroup>(m, "ParameterGroup", "Hyperparameters that change between steps.")
+      .def(py::init<>())
+      .def_readwrite("name", &ParameterGroup::name)
+      .def_readwrite("lr", &ParameterGroup::lr)
+      .def_readwrite("weight_decay", &ParameterGroup::weight_decay);
+}
+
+void register_results(py::module_& m) {
+  py::class_<StepResult>(m, "StepResult", "What one optimizer step did.")
+      .def_readonly("applied", &StepResult::applied)
+      .def_readonly("grad_norm", &StepResult::grad_norm)
+      .def_readonly("clip_factor", &StepResult::clip_factor)
+      .def_readonly("loss_scale", &StepResult::loss_scale);
+  py::class_<OwnedInterval>(
+      m, "StateInterval",
+      "A part of one parameter that this rank holds; tensors are flat DLPack capsules.")
+      .def_property_readonly("parameter",
+                             [](const OwnedInterval& self) { return self.interval.parameter; })
+      .def_property_readonly("begin",
+                             [](const OwnedInterval& self) { return self.interval.begin; })
+      .def_property_readonly("numel",
+                             [](const OwnedInterval& self) { return self.interval.numel; })
+      .def_property_readonly(
+          "param", [](const OwnedInterval& self) { return self.export_if(self.interval.param); })
+      .def_property_readonly(
+          "master", [](const OwnedInterval& self) { return self.export_if(self.interval.master); })
+      .def_property_readonly(
+          "grad", [](const OwnedInterval& self) { return self.export_if(self.interval.grad); })
+      .def_property_readonly("states", [](const OwnedInterval& self) {
+        std::vector<py::capsule> states;
+        for (const TensorView& state : self.interval.states) {
+          states.push_back(export_view(state, self.owner));
+        }
+        return states;
+      });
+}
+
+// `config` for a program that knows better than the file: the dtype of its model, an optimizer that
+// it made itself. Hyperparameters by OptimizerConfig's names.
+Config adapt(const Config& config, const std::string& param_dtype, int64_t accumulation_steps,
+             const std::optional<std::string>& optimizer, const py::dict& hyperparameters) {
+  Config adapted = config;
+  adapted.precision.param_dtype = parse_dtype(param_dtype);
+  adapted.batch.accumulation_steps = accumulation_steps;
+  if (!optimizer) return adapted;
+  adapted.optimizer = {.type = *optimizer};
+  for (const auto& [key, value] : hyperparameters) {
+    const auto name = key.cast<std::string>();
+    OptimizerConfig& rule = adapted.optimizer;
+    if (name == "beta1") {
+      rule.beta1 = value.cast<double>();
+    } else if (name == "beta2") {
+      rule.beta2 = value.cast<double>();
+    } else if (name == "eps") {
+      rule.eps = value.cast<float>();
+    } else if (name == "adam_w_mode") {
+      rule.adam_w_mode = value.cast<bool>();
+    } else {
+      fail<InternalError>("hyperparameter '{}' has no place in OptimizerConfig", name);
+    }
+  }
+  return adapted;
+}
+
+using Engines = py::class_<EngineHandle>;
+
+void define_training(Engines& engine) {
+  const py::call_guard<py::gil_scoped_release> unlocked;
+  engine
+      .def(
+          "set_accumulation_boundary",
+          [](const EngineHandle& self, std::optional<bool> boundary) {
+            self.engine().set_accumulation_boundary(boundary);
+          },
+          "boundary"_a, "Whether the coming micro-steps each end a batch; None: as configured.")
+      .def_property_readonly("loss_scale",
+                             [](const EngineHandle& self) { return self.engine().loss_scale(); })
+      .def(
+          "step", [](const EngineHandle& self) { return self.engine().step(); }, unlocked,
+          "Updates the parameters. Collective.")
+      .def("step_with", &step_with, "update"_a,
+           "As step, with an optimizer of the caller's: `update` gets this rank's intervals, whose "
+           "`grad` is averaged, unscaled and clipped, and changes `master`. Collective.")
+      .def(
+          "groups",
+          [](const EngineHandle& self) {
+            std::vector<ParameterGroup*> groups;
+            for (ParameterGroup& group : self.engine().groups()) groups.push_back(&group);
+            return groups;
+          },
+          py::return_value_policy::reference_internal);
+}
+
+void define_state(Engines& engine) {
+  const py::call_guard<py::gil_scoped_release> unlocked;
+  engine
+      .def(
+          "state_intervals",
+          [](const EngineHandle& self, std::optional<ParameterId> parameter) {
+            return own(self.engine().state_intervals(), self.owner(), parameter);
+          },
+          "parameter"_a = py::none(),
+          "What this rank holds (of one parameter): with the other ranks', every element once.")
+      .def_property_readonly("state_names",
+                             [](const EngineHandle& self) {
+                               const auto names = self.engine().state_names();
+                               return std::vector<std::string>(names.begin(), names.end());
+                             })
+      .def(
+          "publish_masters", [](const EngineHandle& self) { self.engine().publish_masters(); },
+          unlocked, "Recasts the parameters from the masters and shares them. Collective.")
+      .def(
+          "parameter_hash", [](const EngineHandle& self) { return self.engine().parameter_hash(); },
+          unlocked, "The same for every world size, stage and bucket size. Collective.")
+      .def_property_readonly("step_count",
+                             [](const EngineHandle& self) {
+                               return self.engine().progress().step_count;
+                             })
+      .def_property_readonly("skipped_steps",
+                             [](const EngineHandle& self) {
+                               return self.engine().progress().skipped_steps;
+                             })
+      .def_property_readonly(
+          "model_state_bytes",
+          [](const EngineHandle& self) { return self.engine().model_state_bytes(); })
+      .def("memory_use", [](const EngineHandle& self) {
+        std::map<std::string, int64_t> use;
+        for (int i = 0; i < kMemoryCategories; ++i) {
+          const auto category = static_cast<MemoryCategory>(i);
+          use.emplace(name_of(category), self.engine().device().memory_use(category).live_bytes);
+        }
+        return use;
+      });
+}
+
+}  // namespace
+
+void register_engine(py::module_& m) {
+  register_specs(m);
+  register_results(m);
+  m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
+  m.def("adapt_config", &adapt, "config"_a, "param_dtype"_a, "accumulation_steps"_a,
+        "optimizer"_a = py::none(), "hyperparameters"_a = py::dict(),
+        "A configuration for a program that brings its own model dtype and optimizer.");
+  Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
+  engine
+      .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,
+           "Collective. Raises ConfigError for specs that contradict each other.")
+      .def(
+          "parameter",
+          [](const EngineHandle& self, ParameterId id) {
+            return export_view(self.engine().parameter(id), self.owner());
+          },
+          "id"_a, "The full parameter, flat, as a DLPack capsule.")
+      .def(
+          "parameter_id",
+          [](const EngineHandle& self, const std::string& name) {
+            return self.engine().parameter_id(name);
+          },
+          "name"_a)
+      .def_property_readonly("param_dtype",
+                             [](const EngineHandle& self) {
+                               return std::string(name_of(self.engine().param_dtype()));
+                             })
+      .def_property_readonly("closed", &EngineHandle::closed)
+      .def("close", &EngineHandle::close,
+           "Lets go of the engine; its memory ends with the last tensor that views it.");
+  define_training(engine);
+  define_state(engine);
+}
+
+}  // namespace zerorun

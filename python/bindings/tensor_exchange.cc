@@ -1,0 +1,83 @@
+#include "python/bindings/tensor_exchange.h"
+
+#include <utility>
+
+#include "core/check.h"
+#include "python/bindings/dlpack.h"
+#include "zerorun/dtype.h"
+
+namespace py = pybind11;
+
+namespace zerorun {
+
+namespace {
+
+struct Export {
+  dlpack::ManagedTensor managed{};
+  int64_t numel = 0;
+  std::shared_ptr<void> owner;
+};
+
+dlpack::DataType dlpack_type(DType dtype) {
+  switch (dtype) {
+    case DType::fp32:
+      return {dlpack::kFloat, 32, 1};
+    case DType::bf16:
+      return {dlpack::kBfloat, 16, 1};
+    case DType::fp16:
+      return {dlpack::kFloat, 16, 1};
+    case DType::int64:
+      return {dlpack::kInt, 64, 1};
+    case DType::uint8:
+      return {dlpack::kUInt, 8, 1};
+  }
+  fail<InternalError>("dtype {} has no DLPack equivalent", static_cast<int>(dtype));
+}
+
+// Runs for capsules that nobody consumed; a consumer renames the capsule and calls the deleter.
+void destroy_capsule(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, dlpack::kFresh) == 0) return;
+  auto* managed =
+      static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, dlpack::kFresh));
+  managed->deleter(managed);
+}
+
+void delete_export(dlpack::ManagedTensor* managed) {
+  // The owner may hold an engine, whose end may wait for its streams.
+  const std::unique_ptr<Export> exported(static_cast<Export*>(managed->manager_context));
+}
+
+}  // namespace
+
+py::capsule export_view(TensorView view, std::shared_ptr<void> owner) {
+  auto exported = std::make_unique<Export>();
+  exported->numel = view.numel;
+  exported->owner = std::move(owner);
+  exported->managed.tensor = {view.data, {dlpack::kCpu, 0}, 1, dlpack_type(view.dtype),
+                              &exported->numel, nullptr, 0};
+  exported->managed.manager_context = exported.get();
+  exported->managed.deleter = &delete_export;
+  py::capsule capsule(&exported->managed, dlpack::kFresh, &destroy_capsule);
+  exported.release();  // NOLINT(bugprone-unused-return-value): the capsule owns it now
+  return capsule;
+}
+
+TensorView import_tensor(py::handle tensor, const std::string& what) {
+  if (tensor.attr("layout").attr("__str__")().cast<std::string>() != "torch.strided") {
+    fail<ConfigError>("{}: got a tensor of layout {}, expected a dense one", what,
+                      py::str(tensor.attr("layout")).cast<std::string>());
+  }
+  const auto device = py::str(tensor.attr("device").attr("type")).cast<std::string>();
+  if (device != "cpu") {
+    fail<ConfigError>("{}: got a tensor on device '{}', expected 'cpu' as on the other ranks", what,
+                      device);
+  }
+  if (!tensor.attr("is_contiguous")().cast<bool>()) {
+    fail<ConfigError>("{}: got a tensor that is not contiguous; call .contiguous()", what);
+  }
+  return {reinterpret_cast<std::byte*>(tensor.attr("data_ptr")().cast<uintptr_t>()),
+          tensor.attr("numel")().cast<int64_t>(),
+          parse_dtype(py::str(tensor.attr("dtype")).cast<std::string>())};
+}
+
+}  // namespace zerorun

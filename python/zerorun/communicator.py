@@ -1,0 +1,101 @@
+"""The ranks of this job: how they find each other, and one communicator per engine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import Any
+
+from zerorun import _C
+
+__all__ = ["duplicate", "world"]
+
+_SECRET_BYTES = 32
+_world: _C.Communicator | None = None
+
+
+def world(timeout_s: float = 120.0) -> _C.Communicator:
+    """The communicator of all ranks, made at the first call (collective).
+
+    Ranks are those of ``torch.distributed`` when its default group exists, else those that the
+    launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describe; without them this is
+    rank 0 of 1. Raises :class:`zerorun.ConfigError` when the variables contradict each other, and
+    :class:`zerorun.CommError` when a rank does not come.
+    """
+    global _world  # noqa: PLW0603 - a process belongs to one job
+    if _world is None:
+        _world = _connect(timeout_s)
+    return _world
+
+
+def _connect(timeout_s: float) -> _C.Communicator:
+    group = _torch_group()
+    if group is not None:
+        return _connect_through(group.get_rank(), group.get_world_size(), group, timeout_s)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun listens on MASTER_PORT itself, so the ranks meet at its store.
+        from torch.distributed import rendezvous
+
+        store, rank, world_size = next(iter(rendezvous("env://")))
+        return _connect_through(rank, world_size, _StoreExchange(store, rank), timeout_s)
+    return _C.connect_from_environment(timeout_s)
+
+
+def _torch_group() -> Any:
+    """torch.distributed with a default group, if the program has made one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+class _StoreExchange:
+    """What of torch.distributed is needed below, on a bare store."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        self._store, self._rank = store, rank
+
+    def broadcast_object_list(self, objects: list[str]) -> None:
+        if self._rank == 0:
+            self._store.set("zerorun/address", objects[0])
+        else:
+            objects[0] = self._store.get("zerorun/address").decode()
+
+
+def _connect_through(rank: int, world_size: int, group: Any, timeout_s: float) -> _C.Communicator:
+    if world_size == 1:
+        return _C.connect(0, 1)
+    address, store = [""], None
+    if rank == 0:
+        secret = secrets.token_hex(_SECRET_BYTES)
+        store = _C.make_store("127.0.0.1", 0, True, secret, timeout_s)
+        address = [f"{store.port} {secret}"]
+    group.broadcast_object_list(address)
+    if store is None:
+        port, secret = address[0].split()
+        store = _C.make_store("127.0.0.1", int(port), False, secret, timeout_s)
+    return _C.connect(rank, world_size, store, "world", timeout_s)
+
+
+def duplicate(parent: _C.Communicator, timeout_s: float = 120.0) -> _C.Communicator:
+    """Another communicator of the same ranks (collective).
+
+    Engines run collectives on threads of their own; with a communicator each, those of two engines
+    cannot meet.
+    """
+    if parent.world_size == 1:
+        return _C.connect(0, 1)
+    import torch
+
+    message = torch.zeros(3 + _SECRET_BYTES, dtype=torch.uint8)
+    store = None
+    if parent.rank == 0:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        store = _C.make_store("127.0.0.1", 0, True, secret.hex(), timeout_s)
+        message = torch.tensor([*store.port.to_bytes(3, "big"), *secret], dtype=torch.uint8)
+    parent.broadcast(message, 0, "meeting point of another communicator")
+    port, secret = int.from_bytes(message[:3].tolist(), "big"), bytes(message[3:].tolist())
+    if store is None:
+        store = _C.make_store("127.0.0.1", port, False, secret.hex(), timeout_s)
+    return _C.connect(parent.rank, parent.world_size, store, "engine", timeout_s)

@@ -1,0 +1,251 @@
+"""Stage 3: module hooks that make parameters full for as long as forward or backward uses them.
+
+A unit is acquired before its module's forward and released after it. For backward, a hook on the
+module's outputs acquires it again, and a hook on its inputs releases it: autograd runs the newest
+node first, so when the gradient of an input reaches the node that made it, all nodes of the module
+are done. What no input ends (embeddings) is released at the end of backward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.model_layout import ModelLayout
+from zerorun.parameter_memory import full_view
+from zerorun.units import Unit
+
+__all__ = ["GatherHooks", "SharedUnit"]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from tensors_in(vars(value))
+
+
+class SharedUnit:
+    """A unit of an engine: full while acquired, empty for this rank otherwise."""
+
+    def __init__(self, unit: Unit, core: _C.Engine, layout: ModelLayout) -> None:
+        self.name = unit.name
+        self.parameters = unit.parameters
+        self.forwards = 0  # calls of forward that hold it
+        self._switch = _C.ParameterSwitch(core, unit.name)
+        self.acquire = self._switch.acquire
+        self.release = self._switch.release
+        for parameter in unit.parameters:
+            full = full_view(core, layout, parameter)
+            empty = torch.empty(0, dtype=full.dtype)
+            self._switch.add(parameter, full, empty)
+        self.acquire()
+        self.release()
+
+    @property
+    def available(self) -> bool:
+        return self._switch.available
+
+
+class _Call:
+    """One forward of a module, and the backward that belongs to it."""
+
+    __slots__ = ("held", "hooks", "units")
+
+    def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
+        self.units = units
+        self.hooks = hooks
+        self.held = False  # by backward
+
+    def begin(self) -> None:
+        for unit in self.units:
+            unit.acquire()
+            unit.forwards += 1
+
+    def add(self, unit: SharedUnit) -> None:
+        unit.acquire()
+        unit.forwards += 1
+        self.units.append(unit)
+
+    def end(self) -> None:
+        for unit in self.units:
+            unit.forwards -= 1
+            unit.release()
+
+    def begin_backward(self, _grad: Any = None) -> None:
+        if self.held:
+            return
+        self.held = True
+        for unit in self.units:
+            unit.acquire()
+        self.hooks.opened(self)
+
+    def end_backward(self, _grad: Any = None) -> None:
+        if not self.held:
+            return
+        self.held = False
+        for unit in self.units:
+            unit.release()
+        self.hooks.closed(self)
+
+
+class _WatchedParameters(dict):
+    """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
+    for that forward, without having been registered as external."""
+
+    def __init__(self, parameters: Mapping[str, Any], fetch: Callable[[Any], None]) -> None:
+        super().__init__(parameters)
+        self._fetch = fetch
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        if parameter is not None and parameter.shape == _EMPTY:
+            self._fetch(parameter)
+        return parameter
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(dict(self), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+_EMPTY = torch.Size([0])
+
+
+class GatherHooks:
+    """The hooks of one stage-3 engine on its model."""
+
+    def __init__(self, model: nn.Module, core: _C.Engine, layout: ModelLayout) -> None:
+        self.units = [SharedUnit(unit, core, layout) for unit in layout.units]
+        self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
+        self._stack: list[_Call | None] = []
+        self._open: dict[_Call, int] = {}  # held by backward -> graph task
+        self._queued: set[int] = set()  # graph tasks whose end will be told
+        self._external: dict[nn.Module, list[nn.Parameter]] = {}
+        self._handles: list[Any] = []
+        self._model = model
+        self._attach(model, {unit.module: unit for unit in layout.units if unit.name})
+
+    def _attach(self, model: nn.Module, blocks: dict[nn.Module, Unit]) -> None:
+        for module in model.modules():
+            whole = module in blocks
+            units: list[SharedUnit] = []
+            for parameter in module.parameters(recurse=whole):
+                unit = self.unit_of.get(parameter)
+                if unit is not None and unit not in units:
+                    units.append(unit)
+            if whole:
+                # Of the units further inside (experts), forward may use some only.
+                name = blocks[module].name
+                units = [unit for unit in units if not unit.name.startswith(name + ".")]
+            self._watch(module, units)
+
+    def _watch(self, module: nn.Module, units: list[SharedUnit]) -> None:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._before_forward(module, units, args, kwargs)
+
+        self._handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(self._after_forward, always_call=True),
+        ]
+        module._parameters = _WatchedParameters(module._parameters, self._fetch)
+
+    # --- forward ---
+
+    def _before_forward(
+        self, module: nn.Module, units: list[SharedUnit], args: Any, kwargs: Any
+    ) -> None:
+        if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
+            self.release_open()  # of a backward that ended with an error
+        external = self._external.get(module)
+        if external:
+            units = [*units, *(u for p in external if (u := self.unit_of[p]) not in units)]
+        if self._stack and all(unit.forwards for unit in units):
+            self._stack.append(None)  # a call further out holds everything
+            return
+        call = _Call(list(units), self)
+        self._stack.append(call)
+        call.begin()
+        if torch.is_grad_enabled():
+            for tensor in tensors_in((args, kwargs)):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(call.end_backward)
+
+    def _after_forward(self, _module: nn.Module, _args: Any, result: Any) -> None:
+        call = self._stack.pop()
+        if call is None:
+            return
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(result):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(call.begin_backward)
+        call.end()
+
+    def _fetch(self, parameter: nn.Parameter) -> None:
+        unit = self.unit_of.get(parameter)
+        call = next((call for call in reversed(self._stack) if call is not None), None)
+        if unit is not None and call is not None:
+            call.add(unit)
+
+    # --- backward ---
+
+    def opened(self, call: _Call) -> None:
+        task = torch._C._current_graph_task_id()
+        self._open[call] = task
+        if task not in self._queued:
+            self._queued.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: self._end_of_task(task)
+            )
+
+    def closed(self, call: _Call) -> None:
+        self._open.pop(call, None)
+
+    def _end_of_task(self, task: int) -> None:
+        self._queued.discard(task)
+        for call in [call for call, of in self._open.items() if of == task]:
+            call.end_backward()
+
+    def release_open(self) -> None:
+        """Releases what a backward left that did not come to its end."""
+        self._queued.clear()
+        for call in list(self._open):
+            call.end_backward()
+
+    # --- the program's wishes ---
+
+    def register_external(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        """`module`'s forward uses `parameter`, which another module owns."""
+        if parameter not in self.unit_of:
+            raise _C.ConfigError(
+                f"register_external_parameter: a parameter of shape {tuple(parameter.shape)} does "
+                "not belong to this engine's model"
+            )
+        self._external.setdefault(module, []).append(parameter)
+
+    def unregister_external(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        kept = [p for p in self._external.get(module, []) if p is not parameter]
+        self._external[module] = kept
+
+    def remove(self) -> None:
+        """Takes all hooks off the model."""
+        self.release_open()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module in self._model.modules():
+            if isinstance(module._parameters, _WatchedParameters):
+                module._parameters = dict(module._parameters)

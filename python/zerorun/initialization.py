@@ -1,0 +1,114 @@
+"""zerorun.initialize: from a PyTorch model and a configuration to an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, communicator
+from zerorun import config as configuration
+from zerorun.engine import ZeroEngine
+from zerorun.model_layout import ModelLayout, param_groups_of
+from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+
+__all__ = ["initialize"]
+
+
+def initialize(  # noqa: PLR0913 - DeepSpeed's signature
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    collate_fn: Callable[..., Any] | None = None,
+    *,
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    engine_class: type[ZeroEngine] = ZeroEngine,
+) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
+    """Shards `model` over the ranks of the job; returns (engine, optimizer, dataloader, scheduler).
+
+    Collective: every rank calls it with the same model; parameters become rank 0's.
+
+    - `config`: a ds_config.json (path) or its content (dict).
+    - `optimizer`: a torch optimizer on the model's parameters, or a function of `model_parameters`
+      that makes one. torch's Adam and AdamW run as the core's fused ones, others on flat fp32
+      shards. Without it the configuration's "optimizer"; without both the engine does not train.
+    - `model_parameters`: parameters or groups to train, for the configuration's optimizer.
+    - `training_data`: a dataset, for a data loader that gives each rank its part.
+    - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
+      stepped with the engine. Schedulers that are not given here just change the groups' lr.
+
+    Raises :class:`zerorun.ConfigError` for contradictions, naming the parameter or key.
+    """
+    if not isinstance(model, nn.Module):
+        raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
+    raw = config if isinstance(config, Mapping) else None
+    parsed = configuration.parse(config) if raw is not None else configuration.load(config)
+    settings = parsed.config
+    world = communicator.world(settings.comm_timeout_s)
+    batch = configuration.resolve_batch(settings.batch, world.world_size)
+    basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
+    rule = UpdateRule(None)
+    if basic is not None and optimizer is not None:
+        rule = rule_of(basic)
+    groups = basic.param_groups if basic is not None else []
+    layout = ModelLayout.of(model, groups)
+    own = communicator.duplicate(world, settings.comm_timeout_s)
+    engine = engine_class(model, layout, settings, batch, own)
+    engine.attach(rule, len(groups), layout.dtype(settings.precision.param_dtype))
+    if raw is not None:
+        engine.config = dict(raw)
+    if basic is not None:
+        engine.optimizer = ZeroOptimizer(engine, basic, rule)
+    engine.lr_scheduler = _scheduler(lr_scheduler, basic)
+    if training_data is not None:
+        from zerorun.dataloader import make_dataloader
+
+        engine.training_dataloader = make_dataloader(
+            training_data, batch.micro_batch_size, world, collate_fn
+        )
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _basic_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None,
+    model_parameters: Any,
+    parsed: configuration.ParsedConfig,
+) -> torch.optim.Optimizer | None:
+    """The torch optimizer whose groups the engine reads; for the configuration's one a stand-in."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    if optimizer is not None:
+        made = optimizer(param_groups_of(model, model_parameters))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise _C.ConfigError(f"optimizer(parameters) gave {type(made)}, not a torch optimizer")
+        return made
+    configured = any(v.pointer.startswith("/optimizer") and not v.is_default for v in parsed.values)
+    groups = [group for group in param_groups_of(model, model_parameters) if group["params"]]
+    if not configured or not groups:
+        return None
+    return _ConfiguredOptimizer(groups, parsed.config.optimizer)
+
+
+class _ConfiguredOptimizer(torch.optim.Optimizer):
+    """Holds the groups of an optimizer that the core runs."""
+
+    def __init__(self, groups: list[dict[str, Any]], settings: _C.OptimizerConfig) -> None:
+        defaults = {
+            "lr": settings.lr,
+            "betas": (settings.beta1, settings.beta2),
+            "eps": settings.eps,
+            "weight_decay": settings.weight_decay,
+        }
+        super().__init__(groups, defaults)
+
+
+def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None) -> Any:
+    if lr_scheduler is None or not callable(lr_scheduler) or hasattr(lr_scheduler, "step"):
+        return lr_scheduler
+    return lr_scheduler(basic)

@@ -1,0 +1,128 @@
+"""What an engine needs to know of a PyTorch model: its parameters, once each, with their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.units import Unit, find_units
+
+__all__ = ["DTYPES", "ModelLayout", "param_groups_of"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def param_groups_of(model: nn.Module, model_parameters: Any) -> list[dict[str, Any]]:
+    """`model_parameters` (None: all that require a gradient) as a list of torch's group dicts."""
+    if model_parameters is None:
+        return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    given = list(model_parameters)
+    if given and isinstance(given[0], Mapping):
+        for group in given:
+            params = group["params"]
+            group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+        return given
+    return [{"params": [p for p in given if p.requires_grad]}] if given else []
+
+
+@dataclass
+class ModelLayout:
+    """A model's parameters in the engine's order (`ids`), with their first names and units."""
+
+    names: dict[nn.Parameter, str] = field(default_factory=dict)
+    aliases: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    group_of: dict[nn.Parameter, int] = field(default_factory=dict)
+    units: list[Unit] = field(default_factory=list)
+    ids: dict[nn.Parameter, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> ModelLayout:
+        """Raises ConfigError for parameters without data and groups that are not the model's."""
+        layout = cls()
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if not parameter.is_floating_point():
+                continue  # quantized weights stay as they are
+            if parameter in layout.names:
+                layout.aliases.append((name, parameter))
+                continue
+            _check(name, parameter)
+            layout.names[parameter] = name
+        layout._assign_groups(groups)
+        layout.units = find_units(model)
+        return layout
+
+    def _assign_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        for index, group in enumerate(groups):
+            for position, parameter in enumerate(group["params"]):
+                where = f"parameter {position} of optimizer group {index}"
+                if parameter not in self.names:
+                    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+                    raise _C.ConfigError(
+                        f"{where}, of shape {shape}, is not a parameter of the model: make the "
+                        "optimizer from model.parameters() of the model given to initialize"
+                    )
+                if parameter in self.group_of:
+                    raise _C.ConfigError(f"{where}, {self.names[parameter]}, is in two groups")
+                self.group_of[parameter] = index
+
+    def shape(self, parameter: nn.Parameter) -> torch.Size:
+        return getattr(parameter, "ds_shape", parameter.shape)
+
+    def is_trainable(self, parameter: nn.Parameter) -> bool:
+        return parameter.requires_grad and parameter in self.group_of
+
+    def specs(self) -> list[_C.ParameterSpec]:
+        """The engine's list; sets `ids`."""
+        unit_of = {p: unit.name for unit in self.units for p in unit.parameters}
+        specs = []
+        for parameter, name in self.names.items():
+            self.ids[parameter] = len(specs)
+            specs.append(
+                _C.ParameterSpec(
+                    name,
+                    list(self.shape(parameter)),
+                    unit_of[parameter],
+                    self.group_of.get(parameter, 0),
+                    self.is_trainable(parameter),
+                )
+            )
+        for name, parameter in self.aliases:
+            owner = specs[self.ids[parameter]]
+            specs.append(
+                _C.ParameterSpec(
+                    name, owner.shape, owner.module, owner.group, owner.trainable, owner.name
+                )
+            )
+        return specs
+
+    def dtype(self, configured: str) -> str:
+        """fp32, bf16 or fp16: as configured when that is 16 bits, else what the model has."""
+        present = {p.dtype for p in self.names}
+        if configured != "fp32" or not present:
+            return configured
+        for name, dtype in DTYPES.items():
+            if present == {dtype}:
+                return name
+        if present <= set(DTYPES.values()):
+            return "fp32"
+        names = ", ".join(sorted(str(dtype) for dtype in present))
+        raise _C.ConfigError(f"the model has parameters of {names}; expected {', '.join(DTYPES)}")
+
+
+def _check(name: str, parameter: nn.Parameter) -> None:
+    if parameter.is_meta:
+        raise _C.ConfigError(
+            f"parameter {name} is on the meta device and has no values: materialise the model "
+            "(model.to_empty(device='cpu') and its initialisation, or from_pretrained) before "
+            "initialize"
+        )
+    if parameter.device.type != "cpu":
+        raise _C.ConfigError(
+            f"parameter {name} is on device '{parameter.device}', but this job's ranks run on the "
+            "CPU: move the model with model.to('cpu')"
+        )

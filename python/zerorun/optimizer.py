@@ -1,0 +1,152 @@
+"""The optimizer that initialize() returns: torch's interface over the engine's sharded step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerorun import _C
+from zerorun.parameter_memory import tensor_of
+
+if TYPE_CHECKING:
+    from zerorun.engine import ZeroEngine
+
+__all__ = ["UpdateRule", "ZeroOptimizer", "rule_of"]
+
+_BETAS = {"beta1": 0, "beta2": 1}
+
+
+class UpdateRule:
+    """How an engine updates its shards: a fused rule of the core, or torch's on the shards."""
+
+    def __init__(self, name: str | None, hyperparameters: dict[str, Any] | None = None) -> None:
+        self.name = name  # of OptimizerConfig.type; None: as the configuration says
+        self.hyperparameters = hyperparameters or {}
+
+    @property
+    def external(self) -> bool:
+        return self.name == _C.EXTERNAL_OPTIMIZER
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
+    """The core's AdamW or Adam for torch's where they compute the same, else the optimizer itself.
+
+    The same: exactly torch's class, one pair of betas and one eps for all groups, neither amsgrad
+    nor maximize.
+    """
+    kind = type(optimizer)
+    if kind not in (torch.optim.Adam, torch.optim.AdamW):
+        return UpdateRule(_C.EXTERNAL_OPTIMIZER)
+    groups = optimizer.param_groups
+    common = [(tuple(group["betas"]), group["eps"]) for group in groups]
+    unusual = any(group["amsgrad"] or group["maximize"] for group in groups)
+    tensors = any(isinstance(value, torch.Tensor) for betas, _ in common for value in betas)
+    if unusual or tensors or len(set(common)) != 1:
+        return UpdateRule(_C.EXTERNAL_OPTIMIZER)
+    (beta1, beta2), eps = common[0]
+    decoupled = kind is torch.optim.AdamW or groups[0].get("decoupled_weight_decay", False)
+    name = "AdamW" if decoupled else "Adam"
+    hyperparameters = {"beta1": beta1, "beta2": beta2, "eps": eps, "adam_w_mode": decoupled}
+    return UpdateRule(name, hyperparameters)
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
+    """Steps a :class:`ZeroEngine`.
+
+    ``param_groups`` are the very dictionaries of the optimizer that was given (`optimizer`), so
+    schedulers made for either of the two change the learning rate of both. ``lr`` and
+    ``weight_decay`` are read from them at every step.
+    """
+
+    def __init__(self, engine: ZeroEngine, basic: torch.optim.Optimizer, rule: UpdateRule) -> None:
+        super().__init__(basic.param_groups, basic.defaults)
+        self.param_groups = basic.param_groups
+        self.state = basic.state
+        self.optimizer = basic
+        self.rule = rule
+        self.overflow = False
+        self._engine = engine
+        self._shards: list[torch.nn.Parameter] = []
+        if rule.external:
+            self._shard_groups(engine)
+
+    def _shard_groups(self, engine: ZeroEngine) -> None:
+        """The basic optimizer's parameters become this rank's flat fp32 shards."""
+        if self.optimizer.state:
+            raise _C.ConfigError(
+                f"{type(self.optimizer).__name__} has stepped before initialize: its state is not "
+                "sharded; make the optimizer afresh and load a zerorun checkpoint"
+            )
+        layout = engine.layout
+        group_of = {layout.ids[p]: group for p, group in layout.group_of.items()}
+        members: list[list[torch.nn.Parameter]] = [[] for _ in self.param_groups]
+        for interval in engine.core.state_intervals():
+            if interval.grad is None:
+                continue
+            shard = torch.nn.Parameter(tensor_of(interval.master))
+            shard.grad = tensor_of(interval.grad)
+            self._shards.append(shard)
+            members[group_of[interval.parameter]].append(shard)
+        for group, shards in zip(self.param_groups, members, strict=True):
+            group["params"] = shards
+
+    def update(self) -> _C.StepResult:
+        """One step of the engine; :meth:`ZeroEngine.step` calls it."""
+        core = self._engine.core
+        for target, group in zip(core.groups(), self.param_groups, strict=True):
+            target.lr = float(group["lr"]) if "lr" in group else 0.0
+            target.weight_decay = float(group.get("weight_decay", 0.0))
+        result = core.step_with(self._step_shards) if self.rule.external else core.step()
+        self.overflow = not result.applied
+        # torch's schedulers look here for whether the optimizer has stepped.
+        self.optimizer._opt_called = True
+        return result
+
+    def _step_shards(self, _intervals: list[_C.StateInterval]) -> None:
+        # The shards' gradients view the engine's memory, which holds their new values.
+        with torch.enable_grad():
+            self.optimizer.step()
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """The engine's step, which acts at the end of a batch of micro-steps."""
+        if closure is not None:
+            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
+        self._engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing to do: gradients live in the engine, and a step ends them."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied with before backward; 1 unless parameters are fp16."""
+        return self._engine.core.loss_scale
+
+    cur_scale = loss_scale
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "_engine"):
+            raise _C.ConfigError(
+                "add_param_group after initialize: the parameters are sharded already; make all "
+                "groups before initialize"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyperparameters of the groups; states are in the engine's checkpoints."""
+        return {
+            "param_groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self.param_groups
+            ]
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups):
+            raise _C.CheckpointError(
+                f"optimizer state has {len(saved)} groups, this optimizer {len(self.param_groups)}"
+            )
+        for group, values in zip(self.param_groups, saved, strict=True):
+            group.update({key: value for key, value in values.items() if key != "params"})

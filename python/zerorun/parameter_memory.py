@@ -1,0 +1,76 @@
+"""Moving a model's parameters into an engine's memory, and out of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.model_layout import DTYPES, ModelLayout
+
+__all__ = ["by_parameter", "cast_buffers", "full_view", "load_parameters", "tensor_of"]
+
+
+def tensor_of(capsule: object) -> torch.Tensor:
+    """The memory behind a DLPack capsule, without a copy."""
+    return torch.from_dlpack(capsule)
+
+
+def full_view(engine: _C.Engine, layout: ModelLayout, parameter: nn.Parameter) -> torch.Tensor:
+    """The full parameter in the engine's memory, in its shape."""
+    flat = tensor_of(engine.parameter(layout.ids[parameter]))
+    return flat.view(layout.shape(parameter))
+
+
+def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
+    """This rank's intervals by parameter id."""
+    intervals: dict[int, list[_C.StateInterval]] = {}
+    for interval in engine.state_intervals():
+        intervals.setdefault(interval.parameter, []).append(interval)
+    return intervals
+
+
+def _sources(
+    layout: ModelLayout, communicator: _C.Communicator
+) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Every parameter's full values, rank 0's on all ranks; one at a time in memory."""
+    for parameter, name in layout.names.items():
+        partition = getattr(parameter, "_zerorun_partition", None)
+        if partition is not None:
+            yield parameter, partition.gather_full().flatten()
+            continue
+        values = parameter.detach().contiguous().flatten()
+        if communicator.world_size > 1:
+            communicator.broadcast(values, 0, f"initial values of {name}")
+        yield parameter, values
+
+
+def load_parameters(
+    engine: _C.Engine, layout: ModelLayout, communicator: _C.Communicator
+) -> None:
+    """Fills the engine's masters and parameters with the model's values (rank 0's). Collective."""
+    intervals = by_parameter(engine)
+    with torch.no_grad():
+        for parameter, values in _sources(layout, communicator):
+            for interval in intervals.get(layout.ids[parameter], ()):
+                part = values[interval.begin : interval.begin + interval.numel]
+                tensor_of(interval.param).copy_(part)
+                if interval.master is not None:
+                    tensor_of(interval.master).copy_(part)
+    engine.publish_masters()
+
+
+def cast_buffers(model: nn.Module, dtype: str, communicator: _C.Communicator) -> None:
+    """As DeepSpeed: floating buffers take the parameters' 16-bit dtype, and rank 0's values."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or not buffer.is_floating_point() or buffer.is_meta:
+                continue
+            if dtype != "fp32":
+                module._buffers[name] = buffer = buffer.to(DTYPES[dtype])
+            if communicator.world_size > 1 and buffer.dtype in DTYPES.values():
+                values = buffer.detach().contiguous().flatten()
+                communicator.broadcast(values, 0, f"initial values of buffer {name}")
+                buffer.detach().copy_(values.view_as(buffer))
