@@ -61,8 +61,8 @@ struct TokenGrid {
 };
 
 // The arithmetic of a GPT on one device. Activations are fp32 in the device's memory; parameters
-// and gradients have the engine's dtype (fp32 or bf16); all arithmetic is fp32. Results do not
-// depend on where tensors lie, so they are the same at every stage.
+// and gradients have the engine's dtype (fp32, bf16 or fp16); all arithmetic is fp32. Results do
+// not depend on where tensors lie, so they are the same at every stage.
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -105,9 +105,10 @@ class Kernels {
   // Mean over the rows of -log softmax(logits)[target].
   virtual double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
                                const float* logits) = 0;
-  // The same; replaces the logits by the mean's gradient.
+  // The same; replaces the logits by the gradient of loss_scale times the mean.
   virtual double cross_entropy_gradient(int64_t rows, int64_t vocabulary,
-                                        std::span<const int32_t> targets, float* logits) = 0;
+                                        std::span<const int32_t> targets, float loss_scale,
+                                        float* logits) = 0;
 };
 
 }  // namespace zerorun::train

@@ -1,6 +1,7 @@
 // The program `train`: see `train --help`.
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "examples/train/options.h"
 #include "examples/train/run.h"
 #include "examples/train/run_setup.h"
+#include "examples/train/stop_signal.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {
@@ -50,12 +52,12 @@ Parsed parse(const std::vector<std::string>& arguments) {
   return parsed;
 }
 
-// Bad input is the same for all ranks (see Ranks::run): rank 0 speaks, and none ends before it has
-// spoken, since the end of one rank ends the job.
+// Bad input is the same for all ranks (see Ranks::run): rank 0 speaks and is the first to end,
+// since the end of one rank ends the job.
 int report_bad_input(const std::exception& error, Communicator& comm, Device& device) {
-  if (comm.rank() == 0) report(error, kBadInput);
+  if (comm.rank() == 0) return report(error, kBadInput);
   try {
-    comm.barrier(device.inline_stream(), "error reported").synchronize();
+    comm.barrier(device.inline_stream(), "rank 0 reports an error").synchronize();
   } catch (const CommError&) {
     // Rank 0 is gone: it has spoken.
   }
@@ -78,7 +80,8 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
   }
 }
 
-int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Device& device) {
+int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Device& device,
+            StopSignal& stop) {
   RunSetup setup;
   Ranks(comm, device.inline_stream()).run("set-up", [&] {
     if (parsed.problem) std::rethrow_exception(parsed.problem);
@@ -88,7 +91,7 @@ int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Devi
     const Logger log(rank.rank, rank.world_size);
     for (const std::string& warning : parsed.line.config->warnings) log.warning("{}", warning);
   }
-  Run run(setup, comm, device);
+  Run run(setup, comm, device, stop);
   return guarded(comm, device, [&] {
     run.load();
     const int signal = run.train();
@@ -98,23 +101,25 @@ int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Devi
   });
 }
 
-int run_connected(const Parsed& parsed, const RankInfo& rank) {
+int run_connected(const Parsed& parsed, const RankInfo& rank, StopSignal& stop) {
   const Config config = parsed.line.config ? parsed.line.config->config : Config();
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(config.comm_timeout_s * 1e3));
   const std::shared_ptr<Device> device = make_cpu_device();
   const std::shared_ptr<Communicator> comm = connect(rank, timeout);
-  return guarded(*comm, *device, [&] { return run_job(parsed, rank, *comm, *device); });
+  return guarded(*comm, *device, [&] { return run_job(parsed, rank, *comm, *device, stop); });
 }
 
 int run_program(const std::vector<std::string>& arguments) {
   try {
+    StopSignal stop;                // before any other thread
+    std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write()
     const RankInfo rank = rank_from_environment();
     const Parsed parsed = parse(arguments);
     if (!parsed.line.help.empty()) {
       if (rank.rank == 0) std::fputs(parsed.line.help.c_str(), stdout);
       return 0;
     }
-    return run_connected(parsed, rank);
+    return run_connected(parsed, rank, stop);
   } catch (const std::exception& error) {
     return report(error, is_bad_input(error) ? kBadInput : kFailure);
   }

@@ -24,6 +24,7 @@ void Metrics::write(const StepReport& report) {
       {"loss", report.loss},
       {"lr", shortest(report.lr)},
       {"grad_norm", report.grad_norm},
+      {"clipped_grad_norm", report.clipped_grad_norm},
       {"loss_scale", report.loss_scale},
       {"skipped", report.skipped},
       {"step_ms", report.step_ms},

@@ -66,22 +66,24 @@ const float* Model::normalize(const Rows& rows) {
   return scratch_.normal.data();
 }
 
-double Model::head(const Rows& rows, const float* normal, std::span<const int32_t> targets) {
+double Model::head(const Rows& rows, const float* normal, std::span<const int32_t> targets,
+                   float loss_scale) {
   const LinearShape shape{rows.count(), config_.vocabulary, config_.width};
   const Gathered gathered(parameters_, embeddings_.module);
   const TensorView wte = parameters_.parameter(embeddings_.wte);
   kernels_.linear_transposed(shape, normal, wte, logits_.data());
-  const double loss =
-      kernels_.cross_entropy_gradient(rows.count(), config_.vocabulary, targets, logits_.data());
+  const double loss = kernels_.cross_entropy_gradient(rows.count(), config_.vocabulary, targets,
+                                                      loss_scale, logits_.data());
   kernels_.linear_weight_gradient(shape, logits_.data(), normal,
                                   parameters_.gradient(embeddings_.wte));
   kernels_.linear(shape, logits_.data(), wte, {}, nullptr, scratch_.dnormal.data());
   return loss;
 }
 
-double Model::head_and_norm_backward(const Rows& rows, std::span<const int32_t> targets) {
+double Model::head_and_norm_backward(const Rows& rows, std::span<const int32_t> targets,
+                                     float loss_scale) {
   const Gathered gathered(parameters_, norm_.module);
-  const double loss = head(rows, normalize(rows), targets);
+  const double loss = head(rows, normalize(rows), targets, loss_scale);
   std::fill_n(dx_.data(), rows.count() * config_.width, 0.0F);
   kernels_.layer_norm_backward(
       {rows.count(), config_.width, config_.layer_norm_epsilon},
@@ -93,10 +95,10 @@ double Model::head_and_norm_backward(const Rows& rows, std::span<const int32_t> 
   return loss;
 }
 
-double Model::forward_backward(const Batch& batch) {
+double Model::forward_backward(const Batch& batch, double loss_scale) {
   const Rows rows = rows_of(batch);
   forward_blocks(rows, batch.tokens);
-  const double loss = head_and_norm_backward(rows, batch.targets);
+  const double loss = head_and_norm_backward(rows, batch.targets, static_cast<float>(loss_scale));
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     const Gathered gathered(parameters_, blocks_[layer].module());
     const float* const x = residual_[layer].data();

@@ -31,8 +31,8 @@ class Model {
   int64_t seq_len() const { return options_.seq_len; }
   int64_t vocabulary() const { return config_.vocabulary; }
 
-  // Mean loss over the batch's tokens; backward writes the gradients of that mean.
-  double forward_backward(const Batch& batch);
+  // Mean loss over the batch's tokens; backward writes the gradients of loss_scale times that mean.
+  double forward_backward(const Batch& batch, double loss_scale = 1.0);
   double loss(const Batch& batch);
 
   // Logits [tokens - first, vocabulary] of the rows of one sequence from `first` on. The tokens
@@ -60,8 +60,10 @@ class Model {
   const float* normalize(const Rows& rows);
   void logits_of(const Rows& rows, std::span<const int32_t> tokens);
   // Loss and gradients of the head; the gradient of its input goes to scratch_.dnormal.
-  double head(const Rows& rows, const float* normal, std::span<const int32_t> targets);
-  double head_and_norm_backward(const Rows& rows, std::span<const int32_t> targets);
+  double head(const Rows& rows, const float* normal, std::span<const int32_t> targets,
+              float loss_scale);
+  double head_and_norm_backward(const Rows& rows, std::span<const int32_t> targets,
+                                float loss_scale);
 
   const GptConfig config_;
   const ModelOptions options_;

@@ -85,8 +85,8 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
       ->group(group);
   app.add_option("--dtype", options.dtype,
                  "Of parameters and gradients [default: the config's, without config bf16]")
-      ->check(CLI::IsMember({"fp32", "bf16"}).description(""))
-      ->type_name("fp32|bf16")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16")
       ->group(group);
   app.add_flag("--recompute", options.recompute,
                "Keep only each block's input, compute the block again in backward")

@@ -47,7 +47,11 @@ std::string progress_line(const StepReport& report, const ProgressOptions& optio
         fmt::format("  ms: step {:.1f}, forward and backward {:.1f}, comm {:.1f}, optimizer {:.1f}",
                     report.step_ms, report.fwd_bwd_ms, report.comm_ms, report.optimizer_ms);
   }
-  if (report.skipped) line += "  skipped: the gradient is not finite";
+  if (report.skipped) {
+    line += fmt::format(
+        "  skipped: the gradient is not finite{}",
+        report.loss_scale == 1.0 ? "" : fmt::format(" at loss scale {:g}", report.loss_scale));
+  }
   return line;
 }
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
 #include <fstream>
 
@@ -14,11 +13,12 @@
 
 namespace zerorun::train {
 
-Run::Run(const RunSetup& setup, Communicator& comm, Device& device)
+Run::Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop)
     : setup_(setup),
       options_(setup.options),
       comm_(comm),
       device_(device),
+      stop_(stop),
       log_(comm.rank(), comm.world_size()),
       trainer_(setup, comm, device) {}
 
@@ -81,9 +81,9 @@ void Run::open_outputs() {
 }
 
 int Run::train() {
-  stop_.emplace();
+  stop_.hold();
   while (trainer_.position().step < options_.steps) {
-    const Trainer::Outcome outcome = trainer_.step(stop_->received());
+    const Trainer::Outcome outcome = trainer_.step(stop_.received());
     after_step(outcome.report);
     if (outcome.signal == 0) continue;
     if (!options_.save.empty()) save_model();
@@ -99,12 +99,23 @@ int Run::train() {
 void Run::after_step(const StepReport& report) {
   const auto due = [&](int64_t every) { return every > 0 && report.step % every == 0; };
   if (progress_) progress_->report(report);
-  if (metrics_) metrics_->write(report);
+  write_metrics([&] { metrics_->write(report); });
   if (due(options_.eval_every) && setup_.batches->evaluation_sequences() > 0) {
     const double loss = trainer_.evaluate();
     say(fmt::format("step {}: evaluation loss {:.4f}", report.step, loss));
   }
   if (due(options_.save_every) && report.step < options_.steps) save();
+}
+
+// What the run has learnt so far is worth more than the file.
+void Run::write_metrics(const std::function<void()>& write) {
+  if (!metrics_) return;
+  try {
+    write();
+  } catch (const IoError& error) {
+    log_.warning("{}; the run goes on without it", error.what());
+    metrics_.reset();
+  }
 }
 
 void Run::save() {
@@ -126,16 +137,14 @@ void Run::save_model() {
 
 void Run::finish() {
   const uint64_t hash = trainer_.engine().parameter_hash();
-  if (metrics_) metrics_->finish(hash);
+  write_metrics([&] { metrics_->finish(hash); });
   if (!options_.save.empty()) {
     save_model();
     say(fmt::format("saved in {}: the model (config.json, model.safetensors) and its checkpoint",
                     options_.save));
   }
   // A signal that arrived while saving has waited for that; now it takes effect.
-  const int signal = stop_->received();
-  stop_.reset();
-  if (signal != 0) std::raise(signal);
+  stop_.release();
   if (!setup_.prompt.empty()) sample();
 }
 

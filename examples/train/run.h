@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,8 +19,8 @@ namespace zerorun::train {
 // saved model and a sample, told about on rank 0. Everything public is collective.
 class Run {
  public:
-  // Setup, communicator and device must outlive it.
-  Run(const RunSetup& setup, Communicator& comm, Device& device);
+  // All must outlive it. Signals are held from the first step until all is saved.
+  Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop);
 
   void load();
   // Returns the signal that ended it early, or 0.
@@ -31,6 +32,7 @@ class Run {
   void describe();
   void open_outputs();
   void after_step(const StepReport& report);
+  void write_metrics(const std::function<void()>& write);
   void save();
   void save_model();
   void sample();
@@ -41,11 +43,11 @@ class Run {
   const TrainOptions& options_;
   Communicator& comm_;
   Device& device_;
+  StopSignal& stop_;
   Logger log_;
   Trainer trainer_;
   std::optional<Metrics> metrics_;    // rank 0
   std::optional<Progress> progress_;  // rank 0
-  std::optional<StopSignal> stop_;    // from the first step until all is saved
   int64_t saved_step_ = -1;
   bool claimed_ = false;  // the --save folder is this run's
 };

@@ -31,17 +31,37 @@ Config default_config(const GptConfig& model) {
   return config;
 }
 
-Config make_config(const CommandLine& line, const GptConfig& model, int world_size) {
-  Config config = line.config ? line.config->config : default_config(model);
-  if (!line.options.dtype.empty()) {
-    config.precision.param_dtype = parse_dtype(line.options.dtype);
+void set_dtype(Config& config, const std::string& name) {
+  if (name.empty()) return;
+  PrecisionConfig& precision = config.precision;
+  const DType dtype = parse_dtype(name);
+  if (dtype != precision.param_dtype &&
+      (precision.master_is_param || precision.state_dtype != DType::fp32)) {
+    fail<ConfigError>(
+        "--dtype {} contradicts {}, whose master weights or optimizer states go with {}", name,
+        config.source, name_of(precision.param_dtype));
   }
+  precision.param_dtype = dtype;
+}
+
+Config make_config(const CommandLine& line, const GptConfig& model, int world_size) {
+  ParsedConfig parsed;
+  if (line.config) {
+    parsed = *line.config;
+  } else {
+    parsed.config = default_config(model);
+  }
+  Config& config = parsed.config;
+  set_dtype(config, line.options.dtype);
   BatchConfig& batch = config.batch;
   if (line.options.micro_batch > 0) {
     batch.micro_batch_size = line.options.micro_batch;
   } else if (batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
     batch.micro_batch_size = kDefaultMicroBatch;
   }
+  resolve_auto(
+      parsed,
+      {.world_size = world_size, .hidden_size = model.width, .total_steps = line.options.steps});
   batch = resolve_batch(batch, world_size);
   return config;
 }

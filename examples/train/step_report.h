@@ -10,7 +10,8 @@ struct StepReport {
   double loss = 0.0;  // mean over ranks and micro-steps
   float lr = 0.0F;
   double grad_norm = 0.0;  // before clipping
-  double loss_scale = 1.0;
+  double clipped_grad_norm = 0.0;
+  double loss_scale = 1.0;        // what the gradients were made with
   bool skipped = false;           // the gradient was not finite
   double step_ms = 0.0;           // all of the following, the data and the ranks' agreement
   double fwd_bwd_ms = 0.0;        // forward and backward without communication

@@ -6,6 +6,8 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <utility>
+#include <vector>
 
 namespace zerorun::train {
 
@@ -29,6 +31,13 @@ int64_t peak_rss_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
+std::unique_ptr<LrSchedule> make_schedule(const Config& config,
+                                          std::span<const ParameterGroup> groups) {
+  std::vector<double> lrs;
+  for (const ParameterGroup& group : groups) lrs.push_back(group.lr);
+  return make_lr_schedule(config.scheduler, std::move(lrs));
+}
+
 }  // namespace
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
@@ -38,6 +47,7 @@ Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
       engine_(Engine::create(
           setup.config, device, comm, parameter_specs(setup.model),
           parameter_groups(setup.config.optimizer.lr, setup.config.optimizer.weight_decay))),
+      schedule_(make_schedule(setup.config, engine_->groups())),
       parameters_(*engine_),
       model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
              parameters_, device, kernels_) {}
@@ -53,12 +63,24 @@ void Trainer::initialize() {
   });
 }
 
+void Trainer::follow_schedule() {
+  const int64_t applied = engine_->progress().step_count;
+  const std::span<ParameterGroup> groups = engine_->groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const ScheduledValues values = schedule_->values(applied, static_cast<int>(i));
+    groups[i].lr = static_cast<float>(values.lr);
+  }
+}
+
 Trainer::Outcome Trainer::step(int received) {
   engine_->take_timings();
   const Clock::time_point start = Clock::now();
+  follow_schedule();
+  const double loss_scale = engine_->loss_scale();
   double loss_sum = 0.0;
   for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
-    loss_sum += model_.forward_backward(setup_.batches->training(position_.samples, micro_step));
+    const Batch batch = setup_.batches->training(position_.samples, micro_step);
+    loss_sum += model_.forward_backward(batch, loss_scale);
     engine_->end_micro_step();
   }
   const Clock::time_point computed = Clock::now();
@@ -75,6 +97,8 @@ Trainer::Outcome Trainer::step(int received) {
   report.loss = agreement.loss;
   report.lr = engine_->groups()[0].lr;
   report.grad_norm = result.grad_norm;
+  report.clipped_grad_norm = result.grad_norm * result.clip_factor;
+  report.loss_scale = result.loss_scale;
   report.skipped = !result.applied;
   report.step_ms = milliseconds(start, end);
   report.fwd_bwd_ms = milliseconds(start, computed) - communication_ms(during);

@@ -9,6 +9,7 @@
 #include "examples/train/step_report.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
+#include "zerorun/lr_schedule.h"
 
 namespace zerorun::train {
 
@@ -48,12 +49,16 @@ class Trainer {
     int signal = 0;
   };
   Agreement agree(double loss_sum, int received);
+  // Learning rates of the coming step. A function of the applied steps, so skipped ones do not
+  // advance it and a checkpoint need not say more.
+  void follow_schedule();
 
   const RunSetup& setup_;
   Communicator& comm_;
   Device& device_;
   CpuKernels kernels_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<LrSchedule> schedule_;
   EngineParameters parameters_;
   Model model_;
   Position position_;

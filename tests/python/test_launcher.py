@@ -218,10 +218,10 @@ def test_control_c_on_a_terminal_lets_ranks_save(tmp_path, command, environment)
         textwrap.dedent("""
         import os, time
         try:
-            print("ready", os.environ["RANK"])
+            os.write(1, f"ready {os.environ['RANK']}\\n".encode())
             time.sleep(1000)
         except KeyboardInterrupt:
-            print("saved", os.environ["RANK"])
+            os.write(1, f"saved {os.environ['RANK']}\\n".encode())
         """)
     )
     terminal = Terminal([*command, "--num_gpus", "2", "train.py"], tmp_path, environment)

@@ -9,7 +9,6 @@
 
 #include "examples/train/activations.h"
 #include "examples/train/run_folder.h"
-#include "examples/train/stop_signal.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
 
@@ -322,15 +321,6 @@ TEST_F(RunSetupTest, TheConfigDecidesWhatTheCommandLineLeavesOpen) {
                      {.world_size = 2});
   EXPECT_EQ(overridden.batch.micro_batch, 3);
   EXPECT_EQ(overridden.config.precision.param_dtype, DType::bf16);
-}
-
-TEST(StopSignalTest, RemembersASignalInsteadOfDying) {
-  const StopSignal stop;
-  EXPECT_EQ(stop.received(), 0);
-  std::raise(SIGTERM);
-  EXPECT_EQ(stop.received(), SIGTERM);
-  std::raise(SIGINT);
-  EXPECT_EQ(stop.received(), SIGINT);
 }
 
 }  // namespace

@@ -94,8 +94,9 @@ double CpuKernels::cross_entropy(int64_t rows, int64_t vocabulary, std::span<con
 }
 
 double CpuKernels::cross_entropy_gradient(int64_t rows, int64_t vocabulary,
-                                          std::span<const int32_t> targets, float* logits) {
-  return train::cross_entropy_gradient(rows, vocabulary, targets, logits);
+                                          std::span<const int32_t> targets, float loss_scale,
+                                          float* logits) {
+  return train::cross_entropy_gradient(rows, vocabulary, targets, loss_scale, logits);
 }
 
 }  // namespace zerorun::train

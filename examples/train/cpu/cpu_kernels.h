@@ -38,7 +38,7 @@ class CpuKernels final : public Kernels {
   double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
                        const float* logits) override;
   double cross_entropy_gradient(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                                float* logits) override;
+                                float loss_scale, float* logits) override;
 
  private:
   Matmul matmul_;

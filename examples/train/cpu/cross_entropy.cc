@@ -31,8 +31,8 @@ double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> 
 }
 
 double cross_entropy_gradient(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                              float* logits) {
-  const float weight = 1.0F / static_cast<float>(rows);
+                              float loss_scale, float* logits) {
+  const float weight = loss_scale / static_cast<float>(rows);
   return mean_over_rows(rows, [&](int64_t row) {
     float* const scores = logits + row * vocabulary;
     float& target = scores[targets[static_cast<size_t>(row)]];

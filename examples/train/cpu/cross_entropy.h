@@ -10,6 +10,6 @@ double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> 
                      const float* logits);
 // Also replaces the logits by the mean's gradient.
 double cross_entropy_gradient(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                              float* logits);
+                              float loss_scale, float* logits);
 
 }  // namespace zerorun::train

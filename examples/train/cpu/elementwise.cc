@@ -19,13 +19,13 @@ HWY_BEFORE_NAMESPACE();
 namespace zerorun::train {
 namespace HWY_NAMESPACE {
 
-void widen_rows(Panel<const Bf16> from, int64_t rows, int64_t cols, float* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const Bf16* source = from.data + row * from.stride;
-    float* target = to + row * cols;
-    for_vectors(cols, [&](int64_t i, auto part)
-                          HWY_ATTR { store(load(source + i, part), target + i, part); });
-  }
+void widen_rows(const StoredPanel& from, int64_t rows, int64_t cols, float* to) {
+  with_storage(from.corner, [&](const auto* source) HWY_ATTR {
+    for (int64_t row = 0; row < rows; ++row, source += from.stride, to += cols) {
+      for_vectors(cols, [&](int64_t i, auto part)
+                            HWY_ATTR { store(load(source + i, part), to + i, part); });
+    }
+  });
 }
 
 template <typename T>
@@ -37,10 +37,13 @@ HWY_INLINE void write(const float* from, int64_t numel, T* to, bool accumulate) 
   });
 }
 
-void round_rows(const float* from, int64_t rows, int64_t cols, Panel<Bf16> to, bool accumulate) {
-  for (int64_t row = 0; row < rows; ++row) {
-    write(from + row * cols, cols, to.data + row * to.stride, accumulate);
-  }
+void round_rows(const float* from, int64_t rows, int64_t cols, const StoredPanel& to,
+                bool accumulate) {
+  with_storage(to.corner, [&](auto* target) HWY_ATTR {
+    for (int64_t row = 0; row < rows; ++row) {
+      write(from + row * cols, cols, target + row * to.stride, accumulate);
+    }
+  });
 }
 
 void write_view(const float* from, const GradientView& to) {
@@ -62,7 +65,7 @@ void start_row_range(int64_t rows, TensorView bias, const float* residual, float
 }
 
 // Blocks of rows are summed first: that bounds the rounding error.
-void sum_columns(Panel<const float> x, int64_t rows, int64_t cols, float* sums) {
+void sum_columns(const float* x, int64_t stride, int64_t rows, int64_t cols, float* sums) {
   constexpr int64_t kBlockRows = 32;
   constexpr int64_t kBlockCols = 256;
   std::array<float, kBlockCols> block;
@@ -72,7 +75,7 @@ void sum_columns(Panel<const float> x, int64_t rows, int64_t cols, float* sums) 
     for (int64_t top = 0; top < rows; top += kBlockRows) {
       std::fill_n(block.data(), width, 0.0F);
       for (int64_t row = top; row < std::min(rows, top + kBlockRows); ++row) {
-        write(x.data + row * x.stride + left, width, block.data(), /*accumulate=*/true);
+        write(x + row * stride + left, width, block.data(), /*accumulate=*/true);
       }
       write(block.data(), width, sums + left, /*accumulate=*/true);
     }
@@ -143,17 +146,17 @@ int64_t rows_per_piece(int64_t cols) { return std::max<int64_t>(1, kElements / c
 
 }  // namespace
 
-void widen(Panel<const Bf16> from, int64_t rows, int64_t cols, float* to) {
+void widen(const StoredPanel& from, int64_t rows, int64_t cols, float* to) {
   parallel_for(rows, rows_per_piece(cols), [&](int64_t begin, int64_t end) {
-    const Panel<const Bf16> piece{from.data + begin * from.stride, from.stride};
-    HWY_DYNAMIC_DISPATCH(widen_rows)(piece, end - begin, cols, to + begin * cols);
+    HWY_DYNAMIC_DISPATCH(widen_rows)(from.from_row(begin), end - begin, cols, to + begin * cols);
   });
 }
 
-void round_into(const float* from, int64_t rows, int64_t cols, Panel<Bf16> to, bool accumulate) {
+void round_into(const float* from, int64_t rows, int64_t cols, const StoredPanel& to,
+                bool accumulate) {
   parallel_for(rows, rows_per_piece(cols), [&](int64_t begin, int64_t end) {
-    const Panel<Bf16> piece{to.data + begin * to.stride, to.stride};
-    HWY_DYNAMIC_DISPATCH(round_rows)(from + begin * cols, end - begin, cols, piece, accumulate);
+    HWY_DYNAMIC_DISPATCH(round_rows)
+    (from + begin * cols, end - begin, cols, to.from_row(begin), accumulate);
   });
 }
 
@@ -178,7 +181,7 @@ void start_rows(int64_t rows, int64_t width, TensorView bias, const float* resid
 
 void column_sums(int64_t rows, int64_t width, const float* x, float* sums) {
   parallel_for(width, kColumns, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(sum_columns)({x + begin, width}, rows, end - begin, sums + begin);
+    HWY_DYNAMIC_DISPATCH(sum_columns)(x + begin, width, rows, end - begin, sums + begin);
   });
 }
 

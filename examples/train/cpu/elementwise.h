@@ -9,17 +9,21 @@
 // Passes over matrices that are neither a product nor a normalisation.
 namespace zerorun::train {
 
-// A row-major matrix inside a larger one: rows lie `stride` elements apart.
-template <typename T>
-struct Panel {
-  T* data = nullptr;
+// A row-major matrix inside a larger one, from the first element of `corner` on: rows lie `stride`
+// elements apart.
+struct StoredPanel {
+  TensorView corner;
   int64_t stride = 0;
+  StoredPanel from_row(int64_t row) const {
+    return {corner.slice(row * stride, corner.numel - row * stride), stride};
+  }
 };
 
 // to[rows, cols] = from, exactly.
-void widen(Panel<const Bf16> from, int64_t rows, int64_t cols, float* to);
+void widen(const StoredPanel& from, int64_t rows, int64_t cols, float* to);
 // to = from, or to += from, rounded to nearest even.
-void round_into(const float* from, int64_t rows, int64_t cols, Panel<Bf16> to, bool accumulate);
+void round_into(const float* from, int64_t rows, int64_t cols, const StoredPanel& to,
+                bool accumulate);
 // to = from, or to += from, in the dtype of the view.
 void write_gradient(const float* from, const GradientView& to);
 

@@ -33,6 +33,11 @@ class Cuts {
   int64_t count_;
 };
 
+StoredPanel panel_at(TensorView matrix, int64_t stride, int64_t row, int64_t col) {
+  const int64_t begin = row * stride + col;
+  return {matrix.slice(begin, matrix.numel - begin), stride};
+}
+
 }  // namespace
 
 float* Matmul::panel(int64_t rows, int64_t cols) {
@@ -53,8 +58,8 @@ void Matmul::forward(const LinearShape& shape, const float* x, TensorView weight
   float* const widened = panel(inner.largest(), cols.largest());
   for (int64_t j = 0; j < cols.count(); ++j) {
     for (int64_t i = 0; i < inner.count(); ++i) {
-      const Bf16* const corner = weight.as<Bf16>() + inner.begin(i) * shape.out + cols.begin(j);
-      widen({corner, shape.out}, inner.size(i), cols.size(j), widened);
+      widen(panel_at(weight, shape.out, inner.begin(i), cols.begin(j)), inner.size(i), cols.size(j),
+            widened);
       gemm({shape.rows, cols.size(j), inner.size(i)}, {x + inner.begin(i), shape.in},
            {widened, cols.size(j)}, {y + cols.begin(j), shape.out}, 1.0F, i == 0 ? beta : 1.0F);
     }
@@ -72,8 +77,8 @@ void Matmul::transposed(const LinearShape& shape, const float* y, TensorView wei
   float* const widened = panel(rows.largest(), inner.largest());
   for (int64_t j = 0; j < rows.count(); ++j) {
     for (int64_t i = 0; i < inner.count(); ++i) {
-      const Bf16* const corner = weight.as<Bf16>() + rows.begin(j) * shape.out + inner.begin(i);
-      widen({corner, shape.out}, rows.size(j), inner.size(i), widened);
+      widen(panel_at(weight, shape.out, rows.begin(j), inner.begin(i)), rows.size(j), inner.size(i),
+            widened);
       gemm({shape.rows, rows.size(j), inner.size(i)}, {y + inner.begin(i), shape.out},
            {widened, inner.size(i), true}, {x + rows.begin(j), shape.in}, 1.0F,
            i == 0 ? 0.0F : 1.0F);
@@ -95,8 +100,8 @@ void Matmul::weight_gradient(const LinearShape& shape, const float* x, const flo
     for (int64_t j = 0; j < cols.count(); ++j) {
       gemm({rows.size(i), cols.size(j), shape.rows}, {x + rows.begin(i), shape.in, true},
            {dy + cols.begin(j), shape.out}, {tile, cols.size(j)});
-      Bf16* const corner = weight.view.as<Bf16>() + rows.begin(i) * shape.out + cols.begin(j);
-      round_into(tile, rows.size(i), cols.size(j), {corner, shape.out}, weight.accumulate);
+      round_into(tile, rows.size(i), cols.size(j),
+                 panel_at(weight.view, shape.out, rows.begin(i), cols.begin(j)), weight.accumulate);
     }
   }
 }

@@ -6,8 +6,8 @@
 
 namespace zerorun::train {
 
-// Products of activations with weights of either dtype, by oneDNN. fp32 weights are used in place.
-// bf16 weights are widened panel by panel into scratch that stays in the cache, and gradients are
+// Products of activations with weights of any dtype, by oneDNN. fp32 weights are used in place.
+// 16-bit weights are widened panel by panel into scratch that stays in the cache, and gradients are
 // computed in fp32 tiles and rounded once.
 class Matmul {
  public:

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "device/cpu/convert-inl.h"
 #include "zerorun/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,16 +39,9 @@ HWY_INLINE void for_vectors(int64_t numel, const Body& body) {
   if (i < numel) body(i, Part{numel - i});
 }
 
-HWY_INLINE FloatVector load(const float* from, Whole /*whole*/) {
-  return hn::LoadU(Floats(), from);
-}
-
-HWY_INLINE FloatVector load(const Bf16* from, Whole /*whole*/) {
-  const Floats d;
-  const hn::Rebind<uint16_t, Floats> d16;
-  const hn::Rebind<uint32_t, Floats> d32;
-  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+template <typename T>
+HWY_INLINE FloatVector load(const T* from, Whole /*whole*/) {
+  return zerorun::HWY_NAMESPACE::load(Floats(), from);
 }
 
 // Lanes beyond the part are zero.
@@ -58,22 +52,9 @@ HWY_INLINE FloatVector load(const T* from, Part part) {
   return load(lanes, Whole());
 }
 
-HWY_INLINE void store(FloatVector value, float* to, Whole /*whole*/) {
-  hn::StoreU(value, Floats(), to);
-}
-
-// Rounds as to_bf16 does.
-HWY_INLINE void store(FloatVector value, Bf16* to, Whole /*whole*/) {
-  const hn::Rebind<uint16_t, Floats> d16;
-  const hn::Rebind<uint32_t, Floats> d32;
-  const hn::Rebind<int32_t, Floats> di32;
-  const auto bits = hn::BitCast(d32, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
-  const auto rounded = hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd);
-  const auto quiet = hn::Or(bits, hn::Set(d32, 0x00400000));
-  const auto is_nan = hn::RebindMask(d32, hn::IsNaN(value));
-  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, upper)), d16, reinterpret_cast<uint16_t*>(to));
+template <typename T>
+HWY_INLINE void store(FloatVector value, T* to, Whole /*whole*/) {
+  zerorun::HWY_NAMESPACE::store(Floats(), value, to);
 }
 
 template <typename T>

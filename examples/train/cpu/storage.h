@@ -7,12 +7,13 @@
 
 namespace zerorun::train {
 
-// Calls body(pointer) with a pointer of the view's element type: float or Bf16.
+// Calls body(pointer) with a pointer of the view's element type: float, Bf16 or Fp16.
 template <typename Body>
 decltype(auto) with_storage(TensorView view, const Body& body) {
-  ZR_CHECK(view.dtype == DType::fp32 || view.dtype == DType::bf16,
-           "the model computes in fp32 or bf16, not {}", name_of(view.dtype));
   if (view.dtype == DType::bf16) return body(view.as<Bf16>());
+  if (view.dtype == DType::fp16) return body(view.as<Fp16>());
+  ZR_CHECK(view.dtype == DType::fp32, "the model computes in fp32, bf16 or fp16, not {}",
+           name_of(view.dtype));
   return body(view.as<float>());
 }
 

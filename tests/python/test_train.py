@@ -1,0 +1,179 @@
+"""The train program under the launcher, as users meet it when something goes wrong.
+
+The environment variable ZERORUN_TRAIN names another executable than the release build's.
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+
+import pytest
+
+DEADLINE = 120
+SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+
+
+@pytest.fixture
+def command(build, zerorun, tmp_path):
+    """Two ranks that train a small model; options follow."""
+    program = os.environ.get("ZERORUN_TRAIN") or build / "examples" / "train" / "train"
+    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    (tmp_path / "model.json").write_text(json.dumps(SHAPE))
+    launcher = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", program)
+    options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
+    return [str(part) for part in (*launcher, *options)]
+
+
+@pytest.fixture
+def start(command, tmp_path):
+    """Starts a job in tmp_path."""
+    jobs = []
+
+    def run(*arguments, **options):
+        job = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        jobs.append(job)
+        return job
+
+    yield run
+    for job in jobs:
+        job.kill()
+        job.communicate()
+
+
+@pytest.fixture
+def train(start):
+    """Runs a job; returns its exit code, output and errors."""
+
+    def run(*arguments, **options):
+        job = start(*arguments, **options)
+        output, errors = job.communicate(timeout=DEADLINE)
+        return job.returncode, output, errors
+
+    return run
+
+
+def wait_for_step_one(job):
+    while not job.stdout.readline().startswith("step 1/"):
+        assert job.poll() is None
+
+
+def interrupt(job):
+    job.send_signal(signal.SIGINT)
+    output, errors = job.communicate(timeout=DEADLINE)
+    return job.returncode, output, errors
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--stepz", 3], "unknown option --stepz; did you mean --steps?"),
+        (["--temperature", "nan"], "--temperature: expected a number from 0 to 100, got 'nan'"),
+        (["--micro_batch", 10**12], "GiB for the activations of each of 2 ranks"),
+        (["--model", "text.json"], "/n_positions is missing"),
+        (["--config", "text.json", "--deepspeed", "model.json"], "got two: "),
+        (["--data", "nowhere"], "cannot open nowhere"),
+    ],
+)
+def test_bad_input_is_said_once_with_exit_code_2(train, tmp_path, options, expected):
+    (tmp_path / "text.json").write_text("{}")
+    code, _, errors = train(*options)
+    assert code == 2
+    assert errors.count(expected) == 1, errors
+    assert errors.count("error") == 2  # this one, and the launcher's on the rank
+
+
+def test_an_interrupted_run_saves_and_continues(start, train):
+    job = start("--steps", 10**6, "--save", "run")
+    wait_for_step_one(job)
+    code, output, _ = interrupt(job)
+    assert code == 128 + signal.SIGINT
+    assert "continue with --resume run" in output
+    step = int(output.split("stopped by a signal after step ")[1].split(";")[0])
+    code, output, errors = train("--steps", step + 1, "--save", "run", "--resume", "run")
+    assert code == 0, errors
+    assert f"resumed from run after step {step}" in output
+
+
+def test_an_interrupted_run_that_cannot_save_says_so(start, tmp_path):
+    job = start("--steps", 10**6, "--save", "run")
+    wait_for_step_one(job)
+    (tmp_path / "run").rmdir()
+    (tmp_path / "run").write_text("a file")
+    code, output, errors = interrupt(job)
+    assert code == 2
+    assert "cannot create the folder run" in errors
+    assert "failed with exit code 2" in errors.splitlines()[-1]
+    assert "stopped by a signal" not in output
+
+
+def test_metrics_that_cannot_be_written_do_not_end_the_run(train):
+    code, output, errors = train("--steps", 3, "--save=", "--metrics", "/dev/full")
+    assert code == 0
+    assert "step 3/3" in output
+    assert errors.count("cannot write the metrics file /dev/full") == 1
+
+
+def test_other_data_of_the_same_length_are_noticed(train, tmp_path):
+    assert train("--steps", 1, "--save", "run")[0] == 0
+    other = (tmp_path / "text").read_text().replace("square", "circle")
+    (tmp_path / "other").write_text(other)
+    code, _, errors = train("--steps", 2, "--save=", "--resume", "run", "--data", "other")
+    assert code == 0
+    assert errors.count("will not see the data that the saved run would have seen") == 1
+
+
+def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    (tmp_path / "model.json").write_text(json.dumps(SHAPE | {"n_embd": 256}))
+    single = command[command.index("--data") - 1 :]  # ranks share memory that would count
+    result = subprocess.run(
+        [*single, "--steps", "0", "--save", "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert result.returncode == 2
+    assert "File too large" in result.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
+def verify(zerorun, folder):
+    return subprocess.run(
+        [zerorun, "ckpt", "verify", folder],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
+def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_path):
+    assert train("--steps", 2, "--save_every", 1, "--save", "run")[0] == 0
+    result = verify(zerorun, tmp_path / "run")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [line.split(": ")[1] for line in result.stdout.splitlines()] == ["ok", "ok", "step2"]
+
+    shard = next((tmp_path / "run" / "step1").glob("rank00001-*.zrc"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    result = verify(zerorun, tmp_path / "run")
+    assert result.returncode == 2
+    assert [line.split(": ")[1] for line in result.stdout.splitlines()] == ["ok", "step2"]
+    assert str(shard) in result.stderr
+    assert "step2" not in result.stderr
