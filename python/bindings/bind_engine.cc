@@ -154,6 +154,9 @@ void define_training(Engines& engine) {
           "boundary"_a, "Whether the coming micro-steps each end a batch; None: as configured.")
       .def_property_readonly("loss_scale",
                              [](const EngineHandle& self) { return self.engine().loss_scale(); })
+      .def_property_readonly(
+          "gradient_average",
+          [](const EngineHandle& self) { return self.engine().gradient_average(); })
       .def(
           "step", [](const EngineHandle& self) { return self.engine().step(); }, unlocked,
           "Updates the parameters. Collective.")
@@ -241,6 +244,10 @@ void register_engine(py::module_& m) {
                              [](const EngineHandle& self) {
                                return std::string(name_of(self.engine().param_dtype()));
                              })
+      .def(
+          "is_sharded",
+          [](const EngineHandle& self, ParameterId id) { return self.engine().is_sharded(id); },
+          "id"_a, "Whether the parameter is full between gather and release only.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

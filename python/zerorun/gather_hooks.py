@@ -19,6 +19,8 @@ from zerorun import _C
 from zerorun.model_layout import ModelLayout
 from zerorun.parameter_memory import full_view
 from zerorun.units import Unit
+from zerorun.zero.external import external_parameters
+from zerorun.zero.partition import ZeroParamStatus
 
 __all__ = ["GatherHooks", "SharedUnit"]
 
@@ -44,13 +46,16 @@ class SharedUnit:
         self.name = unit.name
         self.parameters = unit.parameters
         self.forwards = 0  # calls of forward that hold it
-        self._switch = _C.ParameterSwitch(core, unit.name)
+        status = ZeroParamStatus
+        self._switch = _C.ParameterSwitch(core, unit.name, status.AVAILABLE, status.NOT_AVAILABLE)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
         for parameter in unit.parameters:
             full = full_view(core, layout, parameter)
-            empty = torch.empty(0, dtype=full.dtype)
-            self._switch.add(parameter, full, empty)
+            if core.is_sharded(layout.ids[parameter]):
+                self._switch.add(parameter, full, torch.empty(0, dtype=full.dtype))
+            else:
+                parameter.data = full  # small: stays gathered
         self.acquire()
         self.release()
 
@@ -134,7 +139,6 @@ class GatherHooks:
         self._stack: list[_Call | None] = []
         self._open: dict[_Call, int] = {}  # held by backward -> graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
-        self._external: dict[nn.Module, list[nn.Parameter]] = {}
         self._handles: list[Any] = []
         self._model = model
         self._attach(model, {unit.module: unit for unit in layout.units if unit.name})
@@ -170,9 +174,10 @@ class GatherHooks:
     ) -> None:
         if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
-        external = self._external.get(module)
+        external = external_parameters(module)
         if external:
-            units = [*units, *(u for p in external if (u := self.unit_of[p]) not in units)]
+            more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
+            units = [*units, *(unit for unit in more if unit not in units)]
         if self._stack and all(unit.forwards for unit in units):
             self._stack.append(None)  # a call further out holds everything
             return
@@ -224,21 +229,6 @@ class GatherHooks:
         self._queued.clear()
         for call in list(self._open):
             call.end_backward()
-
-    # --- the program's wishes ---
-
-    def register_external(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        """`module`'s forward uses `parameter`, which another module owns."""
-        if parameter not in self.unit_of:
-            raise _C.ConfigError(
-                f"register_external_parameter: a parameter of shape {tuple(parameter.shape)} does "
-                "not belong to this engine's model"
-            )
-        self._external.setdefault(module, []).append(parameter)
-
-    def unregister_external(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        kept = [p for p in self._external.get(module, []) if p is not parameter]
-        self._external[module] = kept
 
     def remove(self) -> None:
         """Takes all hooks off the model."""
