@@ -1,6 +1,6 @@
 #include "checkpoint/verify.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -47,31 +47,29 @@ std::string verify_folder(const fs::path& folder) {
     if (parameter.alias_of.empty()) elements += parameter.numel();
   }
   return fmt::format(
-      "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}\n",
+      "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}",
       folder.string(), manifest.progress.step_count, manifest.parameters.size(), elements, nbytes,
       manifest.shards.size(), manifest.zerorun_version);
 }
 
 }  // namespace
 
-std::string verify_checkpoint(const std::string& directory) {
+void verify_checkpoint(const std::string& directory,
+                       const std::function<void(const std::string& line)>& report) {
   const fs::path root(directory);
   const std::vector<std::string> tags = list_tags(root);
-  if (tags.empty()) return verify_folder(find_checkpoint(root, ""));
-  std::string report;
-  bool damaged = false;
+  if (tags.empty()) return report(verify_folder(find_checkpoint(root, "")));
+  std::vector<std::string> problems;
   const auto check = [&](const auto& step) {
     try {
-      report += step();
+      report(step());
     } catch (const Error& error) {
-      damaged = true;
-      report += fmt::format("{}\n", error.what());
+      problems.emplace_back(error.what());
     }
   };
   for (const std::string& tag : tags) check([&] { return verify_folder(root / tag); });
-  check([&] { return fmt::format("latest: {}\n", find_checkpoint(root, "").filename().string()); });
-  if (damaged) fail<CheckpointError>("{}", report);
-  return report;
+  check([&] { return fmt::format("latest: {}", find_checkpoint(root, "").filename().string()); });
+  if (!problems.empty()) fail<CheckpointError>("{}", fmt::join(problems, "\n"));
 }
 
 }  // namespace zerorun

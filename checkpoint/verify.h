@@ -1,12 +1,15 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace zerorun {
 
 // Reads every byte of the checkpoint in `directory` or, if it holds several, of each, and checks
-// `latest`. Returns one line per checkpoint. Throws CheckpointError with the lines of all of them
-// when one is damaged, and when there is none.
-std::string verify_checkpoint(const std::string& directory);
+// `latest`. Reports a line for each that is intact, as soon as it has been read, and then for
+// `latest`. Throws CheckpointError when there is none, and at the end, naming the damaged ones
+// only.
+void verify_checkpoint(const std::string& directory,
+                       const std::function<void(const std::string& line)>& report);
 
 }  // namespace zerorun

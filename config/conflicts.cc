@@ -1,57 +1,72 @@
 #include "config/conflicts.h"
 
-#include "core/check.h"
-#include "zerorun/dtype.h"
-#include "zerorun/version.h"
+#include <utility>
+
+#include "config/derive.h"
+#include "config/schedule_check.h"
 
 namespace zerorun {
 
 namespace {
 
 constexpr std::string_view kBf16 = "/bf16/enabled";
-constexpr std::string_view kTrainDtype = "/zerorun/train/dtype";
-
-bool is_true(const JsonNode* value) { return value != nullptr && value->boolean; }
-
-// The dtype of the parameters, by the keys that decide it.
-DType model_dtype(const GivenKeys& keys) {
-  if (const JsonNode* enabled = given_value(keys, kBf16)) {
-    return enabled->boolean ? DType::bf16 : DType::fp32;
-  }
-  const JsonNode* dtype = given_value(keys, kTrainDtype);
-  return dtype == nullptr ? DType::fp32 : parse_dtype(dtype->text);
-}
+constexpr std::string_view kFp16 = "/fp16/enabled";
 
 void check_precision(const GivenKeys& keys, ConfigProblems& problems) {
   const JsonNode* bf16 = given_value(keys, kBf16);
-  const JsonNode* fp16 = given_value(keys, "/fp16/enabled");
-  if (is_true(bf16) && is_true(fp16)) {
-    problems.add("/fp16/enabled", fp16->where,
-                 "true contradicts {} at {}:{}, also true; enable one of them", kBf16,
-                 bf16->where.line, bf16->where.column);
+  const JsonNode* fp16 = given_value(keys, kFp16);
+  if (bf16 != nullptr && fp16 != nullptr && bf16->boolean && fp16->boolean) {
+    problems.add(kFp16, fp16->where, "true contradicts {} at {}:{}, also true; enable one of them",
+                 kBf16, bf16->where.line, bf16->where.column);
   }
-  const JsonNode* dtype = given_value(keys, kTrainDtype);
-  if (bf16 != nullptr && dtype != nullptr && bf16->boolean != (dtype->text == "bf16")) {
-    problems.add(kTrainDtype, dtype->where, "\"{}\" contradicts {} {} at {}:{}; remove one of them",
-                 dtype->text, kBf16, bf16->boolean, bf16->where.line, bf16->where.column);
+  constexpr std::string_view kStates = "/bf16/bf16_optimizer_states";
+  constexpr std::string_view kMaster = "/bf16/bf16_master_weights_and_grads";
+  const JsonNode* states = given_value(keys, kStates);
+  const JsonNode* master = given_value(keys, kMaster);
+  if (states != nullptr && states->boolean && (master == nullptr || !master->boolean)) {
+    problems.add(kStates, states->where, "true needs {} to be true too", kMaster);
   }
 }
 
 void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
-  const DType model = model_dtype(keys);
+  constexpr std::string_view kTrainDtype = "/zerorun/train/dtype";
+  if (const JsonNode* dtype = given_value(keys, kTrainDtype)) {
+    for (const auto& [pointer, name] : {std::pair(kBf16, "bf16"), std::pair(kFp16, "fp16")}) {
+      const JsonNode* enabled = given_value(keys, pointer);
+      if (enabled == nullptr || enabled->boolean == (dtype->text == name)) continue;
+      problems.add(kTrainDtype, dtype->where,
+                   "\"{}\" contradicts {} {} at {}:{}; remove one of them", dtype->text, pointer,
+                   enabled->boolean, enabled->where.line, enabled->where.column);
+    }
+  }
   constexpr std::string_view kParamDtype = "/data_types/param_dtype";
   const JsonNode* param = given_value(keys, kParamDtype);
+  const DType model = model_dtype(keys);
   if (param != nullptr && parse_dtype(param->text) != model) {
     problems.add(kParamDtype, param->where,
-                 "\"{}\" contradicts {}, by which parameters are {}; remove this key", param->text,
-                 kBf16, name_of(model));
+                 "\"{}\" contradicts {} and {}, by which parameters are {}; remove this key",
+                 param->text, kBf16, kFp16, name_of(model));
   }
-  constexpr std::string_view kWire = "/communication_data_type";
-  const JsonNode* wire = given_value(keys, kWire);
-  if (wire != nullptr && parse_dtype(wire->text) != model) {
-    problems.add(kWire, wire->where,
-                 "got \"{}\" with {} parameters, not supported yet by zerorun {}; expected \"{}\"",
-                 wire->text, name_of(model), ZERORUN_VERSION, name_of(model));
+}
+
+// As torch.optim.SGD.
+void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
+                    ConfigProblems& problems) {
+  constexpr std::string_view kNesterov = "/optimizer/params/nesterov";
+  const JsonNode* nesterov = given_value(keys, kNesterov);
+  if (optimizer.type != "SGD" || nesterov == nullptr || !nesterov->boolean) return;
+  if (optimizer.momentum > 0 && optimizer.dampening == 0) return;
+  problems.add(kNesterov, nesterov->where,
+               "true needs momentum above 0 and no dampening, got momentum {} and dampening {}",
+               optimizer.momentum, optimizer.dampening);
+}
+
+void check_schedule(const GivenKeys& keys, const SchedulerConfig& scheduler,
+                    ConfigProblems& problems) {
+  for (const KeyProblem& problem : schedule_problems(scheduler)) {
+    auto key = keys.find(problem.pointer);
+    if (key == keys.end()) key = keys.find("/scheduler/type");  // a default is what contradicts
+    problems.add(problem.pointer, key->second.node->where, "{}", problem.text);
   }
 }
 
@@ -68,9 +83,11 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
 
 }  // namespace
 
-void check_conflicts(const GivenKeys& keys, ConfigProblems& problems) {
+void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);
   check_dtypes(keys, problems);
+  check_nesterov(keys, config.optimizer, problems);
+  check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
 }
 

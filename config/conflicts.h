@@ -5,6 +5,6 @@
 namespace zerorun {
 
 // Values that are right by themselves and contradict each other become problems.
-void check_conflicts(const GivenKeys& keys, ConfigProblems& problems);
+void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems);
 
 }  // namespace zerorun

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/json_tree.h"
 #include "zerorun/config.h"
@@ -22,6 +23,11 @@ void read_value(const JsonNode& node, float& out);
 void read_value(const JsonNode& node, double& out);
 void read_value(const JsonNode& node, std::string& out);
 void read_value(const JsonNode& node, std::optional<DType>& out);
+void read_value(const JsonNode& node, std::optional<int64_t>& out);
+void read_value(const JsonNode& node, std::vector<double>& out);  // a number or an array of them
+void read_value(const JsonNode& node, GradientReduction& out);
+void read_value(const JsonNode& node, WarmupShape& out);
+void read_value(const JsonNode& node, DecayShape& out);
 
 std::string write_value(bool value);
 std::string write_value(int value);
@@ -30,6 +36,11 @@ std::string write_value(float value);
 std::string write_value(double value);
 std::string write_value(const std::string& value);
 std::string write_value(const std::optional<DType>& value);
+std::string write_value(const std::optional<int64_t>& value);
+std::string write_value(const std::vector<double>& value);
+std::string write_value(GradientReduction value);
+std::string write_value(WarmupShape value);
+std::string write_value(DecayShape value);
 
 // follow<&Config::zero, &ZeroConfig::stage>(config) is config.zero.stage.
 template <auto First, auto... Rest, typename Object>

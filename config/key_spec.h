@@ -15,12 +15,13 @@ struct KeyType {
     integer = 1U << 1,
     number = 1U << 2,
     string = 1U << 3,
-    strings = 1U << 4,    // array of strings
-    integers = 1U << 5,   // array of integers
-    betas = 1U << 6,      // two numbers in [0, 1)
-    infinity = 1U << 7,   // Infinity or "inf", beside integer
-    block = 1U << 8,      // object whose keys are in the table
-    free_form = 1U << 9,  // object with any content
+    strings = 1U << 4,     // array of strings
+    integers = 1U << 5,    // array of integers
+    betas = 1U << 6,       // two numbers in [0, 1)
+    numbers = 1U << 7,     // array of numbers, one per parameter group
+    infinity = 1U << 8,    // Infinity or "inf", beside integer
+    block = 1U << 9,       // object whose keys are in the table
+    free_form = 1U << 10,  // object with any content
   };
 };
 
@@ -55,6 +56,10 @@ struct KeySpec {
   std::string_view nickname = {};  // a wrong name that people use; for suggestions
   // Key without which this one asks for nothing, whatever its value and status.
   std::string_view gate = {};
+  // A parameter of some types of optimizer or scheduler only (the "type" beside its block).
+  std::string_view used_by = {};         // those types, separated by |; empty: all
+  std::string_view type_fallbacks = {};  // "Muon=0.02|...": types with a default of their own
+  bool is_required = false;              // those types cannot do without it
   bool takes_auto = false;  // "auto" means "not given" (always so for keys that do not work)
   KeyBinding binding = {};
 
@@ -65,6 +70,9 @@ struct KeySpec {
   }
   std::string_view name() const { return pointer.substr(pointer.rfind('/') + 1); }
   std::string_view parent() const { return pointer.substr(0, pointer.rfind('/')); }
+  bool is_used_by(std::string_view type_name) const;
+  // The default under that type.
+  std::string_view fallback_for(std::string_view type_name) const;
 };
 
 // The strings of `choices` or `later`.
@@ -117,6 +125,11 @@ constexpr KeySpec removed(std::string_view pointer, unsigned type, std::string_v
                           std::string_view doc, std::string_view note = {}) {
   KeySpec spec = not_yet(pointer, type, fallback, doc, note);
   spec.status = KeyStatus::removed;
+  return spec;
+}
+// A key of a block that something else has to turn on.
+constexpr KeySpec with_gate(std::string_view gate, KeySpec spec) {
+  spec.gate = gate;
   return spec;
 }
 constexpr KeySpec with_range(KeySpec spec, KeyRange range) {

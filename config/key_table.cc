@@ -1,5 +1,7 @@
 #include "config/key_table.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace zerorun {
@@ -12,6 +14,19 @@ std::vector<std::string_view> split_choices(std::string_view choices) {
     choices = end == std::string_view::npos ? std::string_view() : choices.substr(end + 1);
   }
   return out;
+}
+
+bool KeySpec::is_used_by(std::string_view type_name) const {
+  const auto types = split_choices(used_by);
+  return types.empty() || std::find(types.begin(), types.end(), type_name) != types.end();
+}
+
+std::string_view KeySpec::fallback_for(std::string_view type_name) const {
+  for (const std::string_view entry : split_choices(type_fallbacks)) {
+    const size_t equals = entry.find('=');
+    if (entry.substr(0, equals) == type_name) return entry.substr(equals + 1);
+  }
+  return fallback;
 }
 
 KeyTable::KeyTable() {

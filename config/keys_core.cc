@@ -8,6 +8,9 @@ namespace zerorun {
 
 namespace {
 
+constexpr std::string_view kDTypes =
+    "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16";
+
 // 0 stands for "not given" in BatchConfig.
 template <auto Member>
 constexpr KeyBinding bind_batch() {
@@ -83,11 +86,12 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .binding = bind_member<&Config::wall_clock_breakdown>()},
     {.pointer = "/communication_data_type",
      .type = KeyType::string,
-     .choices = "fp32|bf16",
-     .later = "fp16",
-     .doc = "dtype of gradients on the wire. Must be the parameters' dtype so far; sums are fp32 "
-            "in any case.",
-     .takes_auto = true},
+     .choices = "fp32|bf16|fp16",
+     .doc =
+         "dtype of gradients on the wire. Not given: the parameters' dtype. Sums are fp32 in any "
+         "case.",
+     .takes_auto = true,
+     .binding = bind_member<&Config::precision, &PrecisionConfig::communication_dtype>()},
     gated("/sequence_parallel_size", "/seq_parallel_communication_data_type", KeyType::string,
           R"("fp32")", "dtype of gradient reduction over sequence-parallel ranks."),
     with_range(not_yet("/sequence_parallel_size", KeyType::integer, "1",
@@ -97,17 +101,24 @@ constexpr auto kKeys = std::to_array<KeySpec>({
                        "Ranks of the data-parallel dimension of a device mesh.",
                        "all ranks are data-parallel, remove the key"),
                kPositive),
-    no_effect("/prescale_gradients", KeyType::boolean, "false",
-              "Divides gradients before they are summed over ranks.",
-              "sums are fp32 and the average is taken in the optimizer kernel"),
-    with_range(no_effect("/gradient_predivide_factor", KeyType::number, "1",
-                         "Part of the division that happens before the sum over ranks.",
-                         "sums are fp32 and the average is taken in the optimizer kernel"),
-               kAboveZero),
-    with_choices(not_yet("/gradient_allreduce_op", KeyType::string, R"("mean")",
-                         "How gradients of the ranks are combined: mean or sum.",
-                         "multiply the loss by the number of ranks"),
-                 "mean|sum"),
+    {.pointer = "/prescale_gradients",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "Divides gradients by the number of ranks before they are summed, not after.",
+     .binding = bind_member<&Config::precision, &PrecisionConfig::prescale_gradients>()},
+    {.pointer = "/gradient_predivide_factor",
+     .type = KeyType::number,
+     .fallback = "1",
+     .range = kAboveZero,
+     .doc = "Gradients are divided by this before they are summed over ranks, and by the rest of "
+            "the number of ranks after. Not with prescale_gradients.",
+     .binding = bind_member<&Config::precision, &PrecisionConfig::gradient_predivide_factor>()},
+    {.pointer = "/gradient_allreduce_op",
+     .type = KeyType::string,
+     .fallback = R"("mean")",
+     .choices = "mean|sum",
+     .doc = "How gradients of the ranks are combined.",
+     .binding = bind_member<&Config::precision, &PrecisionConfig::gradient_reduction>()},
     removed("/sparse_gradients", KeyType::boolean, "false",
             "Embedding gradients as indices and values."),
     no_effect("/disable_allgather", KeyType::boolean, "false", "Unused in DeepSpeed too.",
@@ -140,20 +151,18 @@ constexpr auto kKeys = std::to_array<KeySpec>({
               "Collects Python garbage at step boundaries only.",
               "no Python object is made on the way of a step"),
 
-    block("/data_types", "dtypes that do not follow from `bf16`."),
+    block("/data_types", "dtypes that do not follow from `bf16` and `fp16`."),
     {.pointer = "/data_types/grad_accum_dtype",
      .type = KeyType::string,
-     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16",
-     .later = "fp16|float16|half|torch.float16",
+     .choices = kDTypes,
      .doc = "dtype of the reduced and accumulated gradient. Not given: the parameters' dtype, or "
             "fp32 when gradients are accumulated over several micro-steps.",
      .takes_auto = true,
      .binding = bind_member<&Config::precision, &PrecisionConfig::grad_accum_dtype>()},
     {.pointer = "/data_types/param_dtype",
      .type = KeyType::string,
-     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16",
-     .later = "fp16|float16|half|torch.float16",
-     .doc = "Must agree with bf16.enabled, which decides.",
+     .choices = kDTypes,
+     .doc = "Must agree with bf16.enabled and fp16.enabled, which decide.",
      .takes_auto = true},
     no_effect("/data_types/buffer_dtype", KeyType::string, "null", "dtype of a module's buffers.",
               "buffers keep their dtype"),

@@ -65,9 +65,9 @@ constexpr auto kKeys = std::to_array<KeySpec>({
                       "Seed of the initial parameters and of the data order."),
                kNonNegative),
     with_choices(option("/zerorun/train/dtype", KeyType::string,
-                        "dtype of the parameters; must agree with /bf16/enabled when both are "
-                        "given."),
-                 "fp32|bf16"),
+                        "dtype of the parameters; must agree with /bf16/enabled and /fp16/enabled "
+                        "where they are given."),
+                 "fp32|bf16|fp16"),
     option("/zerorun/train/save", KeyType::string, "Folder for checkpoints and the final model."),
     with_range(option("/zerorun/train/save_every", KeyType::integer,
                       "Optimizer steps between two checkpoints; 0: only at the end."),

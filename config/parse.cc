@@ -3,8 +3,13 @@
 #include <cstring>
 #include <memory>
 
+#include "config/base64.h"
 #include "config/conflicts.h"
+#include "config/derive.h"
 #include "config/key_status.h"
+#include "config/resolve.h"
+#include "config/type_params.h"
+#include "config/value_check.h"
 #include "core/check.h"
 #include "zerorun/config.h"
 
@@ -12,35 +17,25 @@ namespace zerorun {
 
 namespace {
 
-std::string read_file(const std::string& path) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (!file) {
-    fail<ConfigError>("{}: cannot be read: {}; expected a JSON file", path, std::strerror(errno));
-  }
+using File = std::unique_ptr<FILE, int (*)(FILE*)>;
+
+[[noreturn]] void fail_to_read(const std::string& path, int error) {
+  constexpr size_t kMaxShownBytes = 200;
+  fail<ConfigError>("{}: cannot be read: {}; expected a JSON file, or the base64 text of one",
+                    printable(path, kMaxShownBytes), std::strerror(error));
+}
+
+std::string read_text(FILE* file, const std::string& path) {
   std::string text;
   char block[64 << 10];
-  while (const size_t bytes = std::fread(block, 1, sizeof(block), file.get())) {
+  while (const size_t bytes = std::fread(block, 1, sizeof(block), file)) {
     text.append(block, bytes);
     if (text.size() > kMaxJsonBytes) {
       fail<ConfigError>("{}: longer than {} bytes; expected a configuration", path, kMaxJsonBytes);
     }
   }
-  if (std::ferror(file.get()) != 0) {
-    fail<ConfigError>("{}: cannot be read: {}; expected a JSON file", path, std::strerror(errno));
-  }
+  if (std::ferror(file) != 0) fail_to_read(path, errno);
   return text;
-}
-
-void apply(const GivenKeys& keys, Config& config) {
-  for (const auto& [pointer, key] : keys) {
-    const JsonNode* value = given_value(key);
-    if (value != nullptr && key.spec->binding.set != nullptr) {
-      key.spec->binding.set(config, *value);
-    }
-  }
-  if (given_value(keys, "/zero_optimization/overlap_comm") == nullptr) {
-    config.zero.overlap_comm = config.zero.stage == 3;  // DeepSpeed 0.19, zero/config.py
-  }
 }
 
 std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& keys,
@@ -49,14 +44,19 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
   for (const KeySpec* spec : table.keys()) {
     const bool is_written = keys.contains(spec->pointer);
     if (spec->is_block() || (!is_written && spec->binding.get == nullptr)) continue;
+    const std::string_view type = type_for(table, keys, *spec).value_or("");
+    if (!spec->is_used_by(type)) continue;
     const JsonNode* given = given_value(keys, spec->pointer);
-    ConfigValue value{.pointer = std::string(spec->pointer), .value = std::string(spec->fallback)};
+    ConfigValue value{.pointer = std::string(spec->pointer),
+                      .value = std::string(spec->fallback_for(type)),
+                      .fallback = std::string(spec->fallback_for(type))};
     if (spec->binding.get != nullptr) {
       value.value = spec->binding.get(config);
     } else if (given != nullptr) {
       value.value = to_text(*given);
     }
-    value.is_default = given == nullptr || value.value == spec->fallback;
+    value.is_default = given == nullptr || value.value == value.fallback;
+    value.is_auto = is_written && is_auto(*spec, *keys.at(spec->pointer).node);
     values.push_back(std::move(value));
   }
   return values;
@@ -75,15 +75,24 @@ ParsedConfig parse_config(std::string_view json, std::string source) {
   ParsedConfig parsed;
   const GivenKeys keys = check_keys(table, *root, problems);
   check_statuses(table, keys, problems, parsed.warnings);
-  check_conflicts(keys, problems);
+  check_type_params(table, keys, problems);
+  parsed.config = derive_config(table, keys);
+  check_conflicts(keys, parsed.config, problems);
   problems.throw_if_any();
 
-  apply(keys, parsed.config);
   parsed.config.source = std::move(source);
   parsed.values = list_values(table, keys, parsed.config);
+  mark_unresolved(parsed);
   return parsed;
 }
 
-ParsedConfig load_config(const std::string& path) { return parse_config(read_file(path), path); }
+ParsedConfig load_config(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  if (file) return parse_config(read_text(file.get(), path), path);
+  const int error = errno;
+  const std::optional<std::string> json = decode_base64url(path);
+  if (!json || !json->starts_with('{')) fail_to_read(path, error);
+  return parse_config(*json, "<base64>");
+}
 
 }  // namespace zerorun

@@ -8,6 +8,7 @@
 
 #include "config/key_table.h"
 #include "config/problems.h"
+#include "config/resolve.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -110,23 +111,11 @@ std::vector<std::string_view> blocks_of(std::string_view pointer) {
   return blocks;
 }
 
-// The batch sizes as resolve_batch gives them, marked where the file does not.
-void resolve_batch_values(const BatchConfig& given, int world_size,
-                          std::vector<ConfigValue>& values) {
-  const BatchConfig batch = resolve_batch(given, world_size);
-  for (ConfigValue& value : values) {
-    int64_t resolved = 0;
-    if (value.pointer == "/train_batch_size") resolved = batch.train_batch_size;
-    if (value.pointer == "/train_micro_batch_size_per_gpu") resolved = batch.micro_batch_size;
-    if (value.pointer == "/gradient_accumulation_steps") resolved = batch.accumulation_steps;
-    if (resolved != 0) value.value = std::to_string(resolved);
-  }
-}
-
 std::string comment_of(const ConfigValue& value) {
-  const std::string_view fallback = spec_of(value).fallback;
-  if (value.is_default) return value.value == fallback ? "" : "inferred";
-  return fallback == "null" ? "given" : fmt::format("default {}", fallback);
+  if (value.is_auto && value.value == R"("auto")") return "the program has to give it";
+  if (value.is_auto) return "auto";
+  if (value.is_default) return value.value == value.fallback ? "" : "inferred";
+  return value.fallback == "null" ? "given" : fmt::format("default {}", value.fallback);
 }
 
 }  // namespace
@@ -155,15 +144,13 @@ std::string check_report(const std::string& path) {
   return text + '\n';
 }
 
-std::string show_config(const ParsedConfig& parsed, int world_size) {
-  std::vector<ConfigValue> values = parsed.values;
-  if (is_batch_given(parsed.config.batch)) {
-    resolve_batch_values(parsed.config.batch, world_size, values);
-  }
+std::string show_config(ParsedConfig parsed, const RunFacts& facts) {
+  const int world_size = facts.world_size;
+  resolve_known(parsed, facts);
   Listing listing;
   listing.open("");
   std::vector<std::string_view> open;
-  for (const ConfigValue& value : values) {
+  for (const ConfigValue& value : parsed.values) {
     if (value.value == "null") continue;
     const std::vector<std::string_view> blocks = blocks_of(value.pointer);
     size_t common = 0;

@@ -13,9 +13,10 @@ namespace zerorun {
 // ranks.
 std::string check_report(const std::string& path);
 
-// Every setting in effect for `world_size` ranks, as JSON that parse_config reads. Comments mark
-// what differs from the default. Throws ConfigError when the batch sizes do not suit.
-std::string show_config(const ParsedConfig& parsed, int world_size);
+// Every setting in effect for a run with these facts, as JSON that parse_config reads. Comments
+// mark what differs from the default, and what "auto" has become. Throws ConfigError when the batch
+// sizes do not suit the number of ranks.
+std::string show_config(ParsedConfig parsed, const RunFacts& facts);
 
 // JSON Schema (draft 2020-12) of a ds_config.json, from the key table.
 std::string json_schema();

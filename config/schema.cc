@@ -64,6 +64,9 @@ std::vector<Json> alternatives(const KeySpec& spec) {
   if (has(KeyType::integers)) {
     out.push_back({{"type", "array"}, {"items", numeric("integer", spec.range)}});
   }
+  if (has(KeyType::numbers)) {
+    out.push_back({{"type", "array"}, {"items", numeric("number", spec.range)}, {"minItems", 1}});
+  }
   if (has(KeyType::betas)) {
     const Json beta = {{"type", "number"}, {"minimum", 0}, {"exclusiveMaximum", 1}};
     out.push_back({{"type", "array"}, {"items", beta}, {"minItems", 2}, {"maxItems", 2}});

@@ -63,6 +63,13 @@ bool is_beta(const JsonNode& node) {
 
 bool array_suits(const KeySpec& spec, const JsonNode& node) {
   if ((spec.type & KeyType::strings) != 0 && all_of_kind(node, Kind::string)) return true;
+  if ((spec.type & KeyType::numbers) != 0 && !node.children.empty() &&
+      std::all_of(node.children.begin(), node.children.end(), [&](const JsonNode& item) {
+        return (item.kind == Kind::integer || item.kind == Kind::number) &&
+               std::isfinite(item.number) && in_range(spec.range, item.number);
+      })) {
+    return true;
+  }
   if ((spec.type & KeyType::betas) != 0 && node.children.size() == 2) {
     return is_beta(node.children[0]) && is_beta(node.children[1]);
   }
@@ -161,6 +168,9 @@ std::string expected_value(const KeySpec& spec) {
   }
   if ((spec.type & KeyType::betas) != 0) {
     items.emplace_back("an array of two numbers from 0 to below 1");
+  }
+  if ((spec.type & KeyType::numbers) != 0) {
+    items.emplace_back("an array of such numbers, one per parameter group");
   }
   if ((spec.type & (KeyType::block | KeyType::free_form)) != 0) items.emplace_back("an object");
   return join_alternatives(items);

@@ -4,12 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 
 #include "checkpoint/verify.h"
+#include "config/nearest.h"
 #include "config/report.h"
 #include "core/check.h"
 #include "launcher/host_report.h"
-#include "launcher/nearest.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
 
@@ -20,7 +21,7 @@ namespace {
 // Values of the tools' arguments; must outlive the parsing.
 struct ToolArguments {
   std::string path;
-  int world_size = 1;
+  RunFacts facts{.world_size = 1};
 };
 
 void print(const std::string& text) {
@@ -34,10 +35,16 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   check->callback([&arguments] { print(check_report(arguments.path)); });
   CLI::App* show = config->add_subcommand("show", "Print every setting in effect");
   show->add_option("FILE", arguments.path, "A ds_config.json")->required();
-  show->add_option("--world_size,--world-size", arguments.world_size, "Ranks. Default: 1")
+  show->add_option("--world_size,--world-size", arguments.facts.world_size, "Ranks. Default: 1")
+      ->check(CLI::PositiveNumber);
+  show->add_option("--hidden_size,--hidden-size", arguments.facts.hidden_size,
+                   "Width of the model, for bucket sizes that are \"auto\"")
+      ->check(CLI::PositiveNumber);
+  show->add_option("--steps", arguments.facts.total_steps,
+                   "Optimizer steps, for a schedule whose length is \"auto\"")
       ->check(CLI::PositiveNumber);
   show->callback(
-      [&arguments] { print(show_config(load_config(arguments.path), arguments.world_size)); });
+      [&arguments] { print(show_config(load_config(arguments.path), arguments.facts)); });
   config->add_subcommand("schema", "Print the JSON Schema of a configuration")->callback([] {
     print(json_schema());
   });
@@ -50,7 +57,12 @@ void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* ckpt = tools.add_subcommand("ckpt", "Checkpoints")->require_subcommand(1);
   CLI::App* verify = ckpt->add_subcommand("verify", "Read every byte and check the sums");
   verify->add_option("DIR", arguments.path, "A checkpoint, or a folder of them")->required();
-  verify->callback([&arguments] { print(verify_checkpoint(arguments.path)); });
+  verify->callback([&arguments] {
+    verify_checkpoint(arguments.path, [](const std::string& line) {
+      print(line);
+      std::fflush(stdout);  // the next may take minutes
+    });
+  });
 }
 
 void define_tools(CLI::App& tools, ToolArguments& arguments) {

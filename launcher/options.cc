@@ -7,8 +7,8 @@
 #include <array>
 #include <string_view>
 
+#include "config/nearest.h"
 #include "core/check.h"
-#include "launcher/nearest.h"
 
 namespace zerorun {
 
@@ -89,12 +89,15 @@ void add_selection(CLI::App& app, LaunchOptions& options) {
   RankRequest& request = options.request;
   app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
                  "Ranks on this host: the first N GPUs, or N CPU ranks; also\n"
-                 "auto (all GPUs, else one rank per CPU), gpu, cpu.\n"
+                 "auto (all GPUs, else one rank per CPU), gpu, cpu, or -1\n"
+                 "for the default.\n"
                  "Default: all GPUs, else one CPU rank per NUMA node")
       ->type_name("N");
   app.add_option("-i,--include", request.include,
-                 "Use only these slots, as in localhost:0,2. Slots count the\n"
-                 "GPUs in CUDA_VISIBLE_DEVICES, or all GPUs without it")
+                 "Use only these slots, as in localhost:0,2; a host without\n"
+                 "slots means all. Slots count the GPUs in\n"
+                 "CUDA_VISIBLE_DEVICES, or all GPUs without it; one named\n"
+                 "twice counts once, and \"\" is no filter")
       ->type_name("NODE:SLOTS");
   app.add_option("-e,--exclude", request.exclude, "Use all slots but these")
       ->type_name("NODE:SLOTS");

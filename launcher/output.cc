@@ -34,6 +34,8 @@ void OutputQueue::append(int source, std::string_view text) {
   if (text.empty() || broken_) return;
   if (in_line_ && source != last_source_) bytes_ += '\n';
   bytes_ += text;
+  if (source != last_source_) trailing_lines_ = 0;
+  trailing_lines_ += static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   last_source_ = source;
   in_line_ = text.back() != '\n';
 }
@@ -98,6 +100,10 @@ bool RankStream::wants_data() const {
 }
 
 void RankStream::read_some() { read_once(); }
+
+bool RankStream::last_lines_in_view() const {
+  return route_.queue != nullptr && route_.queue->trailing_lines(route_.source) >= ring_.size();
+}
 
 void RankStream::finish() {
   while (open() && read_once()) {

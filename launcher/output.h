@@ -25,6 +25,8 @@ class OutputQueue {
   bool pending() const { return written_ < bytes_.size(); }
   // So much is waiting that ranks should wait as well.
   bool full() const;
+  // Lines of `source` since text of another one, so at the end of what a reader sees.
+  size_t trailing_lines(int source) const { return source == last_source_ ? trailing_lines_ : 0; }
   // The reader is gone: text is dropped.
   bool broken() const { return broken_; }
   // Writes as much as cannot block after poll() reported room.
@@ -37,6 +39,7 @@ class OutputQueue {
   std::string bytes_;
   size_t written_ = 0;
   int last_source_ = -1;
+  size_t trailing_lines_ = 0;
   bool in_line_ = false;
   bool broken_ = false;
 };
@@ -48,6 +51,7 @@ class LineRing {
   static constexpr size_t kLines = 20;
 
   void add(std::string_view line);
+  size_t size() const { return lines_.size(); }
   std::vector<std::string> lines() const { return {lines_.begin(), lines_.end()}; }
 
  private:
@@ -89,6 +93,8 @@ class RankStream {
   // Takes everything that is there, without waiting for more, and closes.
   void finish();
   std::vector<std::string> last_lines() const { return ring_.lines(); }
+  // Nothing but them stands at the end of what the user reads.
+  bool last_lines_in_view() const;
 
  private:
   // False when nothing more is to be had now.

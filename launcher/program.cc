@@ -8,9 +8,9 @@
 #include <string_view>
 #include <system_error>
 
+#include "config/nearest.h"
 #include "core/check.h"
 #include "launcher/environment.h"
-#include "launcher/nearest.h"
 
 namespace zerorun {
 

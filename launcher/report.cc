@@ -88,7 +88,7 @@ std::string likely_cause(const Failure& failure) {
 std::string describe_failure(const Failure& failure) {
   std::string text;
   const auto out = std::back_inserter(text);
-  if (failure.ranks > 1 && !failure.last_lines.empty()) {
+  if (failure.ranks > 1 && !failure.lines_in_view && !failure.last_lines.empty()) {
     fmt::format_to(out, "[zerorun] last lines of rank {}:\n", failure.rank);
     for (const std::string& line : failure.last_lines) fmt::format_to(out, "  {}\n", line);
   }

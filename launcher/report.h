@@ -17,6 +17,7 @@ struct Failure {
   std::string host;
   int status = 0;                        // as waitpid gives it
   std::vector<std::string> last_lines;   // of its output
+  bool lines_in_view = false;            // and nothing after them
   bool oom_kill = false;                 // the kernel ended a process for lack of memory meanwhile
   std::optional<int64_t> shm_available;  // bytes, in /dev/shm
 };
@@ -27,8 +28,8 @@ int exit_code_of(int wait_status);
 // One line, or empty when there is nothing to add to what the rank said.
 std::string likely_cause(const Failure& failure);
 
-// The lines that end the job's output: the rank's last ones, how it ended, the likely cause. With a
-// single rank its lines stand above already and are not repeated.
+// The lines that end the job's output: the rank's last ones unless they stand above already, how it
+// ended, the likely cause.
 std::string describe_failure(const Failure& failure);
 
 }  // namespace zerorun

@@ -68,6 +68,10 @@ Slots parse_filter(std::string_view option, const std::string& text, const HostR
       slots.all = true;
       continue;
     }
+    if (trim(spec.substr(colon + 1)).empty()) {
+      fail<ConfigError>("{} '{}' names no slot after '{}:'; '{}' alone means all of them", option,
+                        text, name, name);
+    }
     for (const std::string_view slot : split(spec.substr(colon + 1), ',')) {
       const std::optional<int> number = parse_number(trim(slot));
       if (!number || *number < 0) {

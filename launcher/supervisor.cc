@@ -181,9 +181,14 @@ void Supervisor::handle_deadline() {
   if (!deadline_ || Clock::now() < *deadline_) return;
   if (phase_ == Phase::killing) {
     phase_ = Phase::abandoned;
-  } else {
-    kill_job();
+    return;
   }
+  if (phase_ == Phase::stopping) {
+    stderr_.append(-1, fmt::format("[zerorun] warning: not all ranks have ended within {} s: they "
+                                   "are killed; --grace_period gives them longer\n",
+                                   job_.grace_period.count() / 1000.0));
+  }
+  kill_job();
 }
 
 void Supervisor::handle_signals() {
@@ -213,7 +218,7 @@ void Supervisor::handle_signals() {
 }
 
 void Supervisor::reap() {
-  std::optional<int> failed;
+  std::vector<int> ended;
   for (;;) {
     int status = 0;
     const pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -222,11 +227,32 @@ void Supervisor::reap() {
                                    [pid](const Rank& one) { return one.pid == pid; });
     if (rank == ranks_.end()) continue;  // an orphan that a rank left behind
     rank->status = status;
-    // Of ranks that ended together, the one a signal killed took the others with it.
-    const auto number = static_cast<int>(rank - ranks_.begin());
-    if (!succeeded(status) && (!failed || WIFSIGNALED(status))) failed = number;
+    ended.push_back(static_cast<int>(rank - ranks_.begin()));
   }
-  if (failed && phase_ == Phase::running) fail_job(*failed);
+  judge_ends(ended);
+}
+
+void Supervisor::judge_ends(const std::vector<int>& ended) {
+  if (phase_ != Phase::running && phase_ != Phase::stopping) return;
+  std::optional<int> failed;
+  for (const int number : ended) {
+    const Rank& rank = ranks_[static_cast<size_t>(number)];
+    if (succeeded(*rank.status) || ended_by_request(rank)) continue;
+    // Of ranks that ended together, the one a signal killed took the others with it.
+    if (!failed || WIFSIGNALED(*rank.status)) failed = number;
+  }
+  if (!failed || failed_rank_) return;
+  if (phase_ == Phase::running) return fail_job(*failed);
+  // Asked to end, a rank failed, perhaps in saving; the others may still be able to. But where a
+  // rank had no handler and the signal killed it, its peers fail for want of it.
+  const bool killed = std::any_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+    return rank.status && WIFSIGNALED(*rank.status) && ended_by_request(rank);
+  });
+  if (!killed) failed_rank_ = failed;
+}
+
+bool Supervisor::ended_by_request(const Rank& rank) const {
+  return stop_signal_ && exit_code_of(*rank.status) == 128 + *stop_signal_;
 }
 
 void Supervisor::fail_job(int rank) {
@@ -293,7 +319,9 @@ int Supervisor::conclude() {
   failure.status = *rank.status;
   // Errors are on standard error; a program that keeps it empty has said it on standard output.
   for (auto stream = rank.streams.rbegin(); stream != rank.streams.rend(); ++stream) {
-    if (failure.last_lines.empty()) failure.last_lines = stream->last_lines();
+    if (!failure.last_lines.empty()) break;
+    failure.last_lines = stream->last_lines();
+    failure.lines_in_view = stream->last_lines_in_view();
   }
   failure.oom_kill = oom_kills_before_ && cgroup_.oom_kills() > oom_kills_before_;
   failure.shm_available = shm_available();

@@ -9,7 +9,9 @@ namespace {
 
 // What is left to divide by after EngineContext::pre_scale.
 double average_of(const EngineContext& context, const Config& config) {
-  const double ranks = config.precision.gradient_reduction == GradientReduction::mean ? context.comm.world_size() : 1;
+  const double ranks = config.precision.gradient_reduction == GradientReduction::mean
+                           ? context.comm.world_size()
+                           : 1;
   return 1.0 / (ranks * static_cast<double>(context.accumulation_steps) * context.pre_scale);
 }
 

@@ -9,6 +9,10 @@
 // What forward keeps for backward.
 namespace zerorun::train {
 
+// What a model allocates for each token of a micro-batch; a double since no size is too large to
+// ask for.
+double activation_nbytes_per_token(const GptConfig& config, bool recompute);
+
 // An fp32 matrix on the device.
 class FloatBuffer {
  public:

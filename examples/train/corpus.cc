@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "checkpoint/hash.h"
 #include "core/check.h"
 
 namespace zerorun::train {
@@ -27,6 +28,10 @@ constexpr uint32_t kVersion = 1;
 constexpr int64_t kBytes = 256;
 constexpr int64_t kMaxVocabulary = 65536;
 constexpr size_t kSniffed = 8192;  // bytes looked at to tell text from other files
+// In tokens, of the hash.
+constexpr int64_t kHashedWhole = int64_t{64} << 20;
+constexpr int64_t kHashedPiece = int64_t{64} << 10;
+constexpr int64_t kHashedPieces = 256;
 
 bool is_token_file(const MappedFile& file) {
   return file.bytes().size() >= kMagic.size() &&
@@ -150,20 +155,45 @@ void Corpus::require_kind(const std::string& path, bool is_text, int64_t vocabul
   }
 }
 
+std::vector<Corpus::Segment>::const_iterator Corpus::segment_at(int64_t begin) const {
+  return std::upper_bound(segments_.begin(), segments_.end(), begin,
+                          [](int64_t at, const Segment& entry) { return at < entry.begin; }) -
+         1;
+}
+
 void Corpus::read(int64_t begin, std::span<int32_t> out) const {
   ZR_CHECK(begin >= 0 && begin + std::ssize(out) <= size_, "tokens {} to {} of {}", begin,
            begin + std::ssize(out), size_);
-  auto segment =
-      std::upper_bound(segments_.begin(), segments_.end(), begin,
-                       [](int64_t at, const Segment& entry) { return at < entry.begin; }) -
-      1;
-  for (; !out.empty(); ++segment) {
+  for (auto segment = segment_at(begin); !out.empty(); ++segment) {
     const int64_t offset = begin - segment->begin;
     const int64_t count = std::min(segment->size - offset, static_cast<int64_t>(out.size()));
     read_segment(*segment, offset, out.first(static_cast<size_t>(count)));
     out = out.subspan(static_cast<size_t>(count));
     begin += count;
   }
+}
+
+uint64_t Corpus::hash() const {
+  Hash hash;
+  hash.update(std::as_bytes(std::span(&size_, 1)));
+  const auto add = [&](int64_t begin, int64_t count) {
+    for (auto segment = segment_at(begin); count > 0; ++segment) {
+      const int64_t offset = begin - segment->begin;
+      const int64_t here = std::min(segment->size - offset, count);
+      const auto tokens = segment->file.bytes().last(nbytes_of(segment->size));
+      hash.update(tokens.subspan(nbytes_of(offset), nbytes_of(here)));
+      begin += here;
+      count -= here;
+    }
+  };
+  if (size_ <= kHashedWhole) {
+    add(0, size_);
+  } else {
+    for (int64_t piece = 0; piece < kHashedPieces; ++piece) {
+      add((size_ - kHashedPiece) * piece / (kHashedPieces - 1), kHashedPiece);
+    }
+  }
+  return hash.value();
 }
 
 void Corpus::read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const {

@@ -30,6 +30,9 @@ class Corpus {
   // Tokens are below it: 256 for text, what the header says for .bin files.
   int64_t vocabulary() const { return vocabulary_; }
   bool is_text() const { return is_text_; }
+  // Of the content, wherever its files lie: of all of it up to 64 Mi tokens, else of its size and
+  // of evenly spaced pieces.
+  uint64_t hash() const;
 
   // Tokens [begin, begin + out.size()). Throws DataError for a token outside the
   // vocabulary.
@@ -47,6 +50,11 @@ class Corpus {
   void add_tokens(const std::string& path, MappedFile file);
   void require_kind(const std::string& path, bool is_text, int64_t vocabulary);
   void read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const;
+  // The segment that holds this token.
+  std::vector<Segment>::const_iterator segment_at(int64_t begin) const;
+  size_t nbytes_of(int64_t tokens) const {
+    return static_cast<size_t>(tokens) * (is_text_ ? 1 : sizeof(uint16_t));
+  }
 
   std::vector<Segment> segments_;  // none is empty
   int64_t size_ = 0;

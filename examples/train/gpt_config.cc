@@ -1,11 +1,16 @@
 #include "examples/train/gpt_config.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/file.h"
+#include "config/nearest.h"
 #include "core/check.h"
 
 namespace zerorun::train {
@@ -51,18 +56,51 @@ const std::array<FixedKey, 7>& fixed_keys() {
   return keys;
 }
 
+// Without which it is not the shape of a GPT-2; Hugging Face always writes them.
+constexpr auto kRequiredKeys =
+    std::to_array<std::string_view>({"n_positions", "n_embd", "n_layer", "n_head"});
+constexpr auto kOptionalKeys =
+    std::to_array<std::string_view>({"vocab_size", "n_inner", "layer_norm_epsilon"});
+
 constexpr int64_t kMaxSize = 1 << 24;
+constexpr double kMaxParameters = 1e13;
 constexpr uint64_t kMaxNbytes = 1 << 20;
 
-int64_t positive(const Json& json, const std::string& source, const char* key, int64_t fallback) {
+int64_t positive(const Json& json, const std::string& source, const char* key,
+                 std::optional<int64_t> fallback) {
   const auto found = json.find(key);
-  if (found == json.end() || found->is_null()) return fallback;
+  if (fallback && (found == json.end() || found->is_null())) return *fallback;
   if (!found->is_number_integer() || found->get<int64_t>() < 1 ||
       found->get<int64_t>() > kMaxSize) {
     fail<ConfigError>("{}: /{} is {}: expected an integer from 1 to {}", source, key, found->dump(),
                       kMaxSize);
   }
   return found->get<int64_t>();
+}
+
+// Of the keys with which other kinds of models may be described, the nearest to one that is
+// missing.
+void check_keys(const Json& json, const std::string& source) {
+  std::vector<std::string> unread;
+  std::vector<std::string> read(kRequiredKeys.begin(), kRequiredKeys.end());
+  read.insert(read.end(), kOptionalKeys.begin(), kOptionalKeys.end());
+  for (const FixedKey& key : fixed_keys()) read.emplace_back(key.name);
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(read.begin(), read.end(), key) == read.end()) unread.push_back(key);
+  }
+  for (const std::string& key : read) {
+    if (json.contains(key)) continue;
+    const std::string meant = nearest_name(key, unread);
+    if (!meant.empty()) {
+      fail<ConfigError>("{}: unknown key /{}; did you mean /{}?", source, meant, key);
+    }
+  }
+  for (const std::string_view key : kRequiredKeys) {
+    if (json.contains(key)) continue;
+    fail<ConfigError>(
+        "{}: /{} is missing: expected the config.json of a Hugging Face GPT-2, with at least {}",
+        source, key, fmt::join(kRequiredKeys, ", "));
+  }
 }
 
 float epsilon_of(const Json& json, const std::string& source) {
@@ -116,17 +154,27 @@ GptConfig gpt_config_from_json(const std::string& json_text, const std::string& 
     fail<ConfigError>("{}: /{} is {}: this program trains GPT-2, where it is {}", source, key.name,
                       found->dump(), key.value.dump());
   }
+  check_keys(json, source);
   GptConfig config;
   config.vocabulary = positive(json, source, "vocab_size", 0);
-  config.positions = positive(json, source, "n_positions", 1024);
-  config.width = positive(json, source, "n_embd", 768);
-  config.layers = positive(json, source, "n_layer", 12);
-  config.heads = positive(json, source, "n_head", 12);
+  config.positions = positive(json, source, "n_positions", std::nullopt);
+  config.width = positive(json, source, "n_embd", std::nullopt);
+  config.layers = positive(json, source, "n_layer", std::nullopt);
+  config.heads = positive(json, source, "n_head", std::nullopt);
   config.inner = positive(json, source, "n_inner", 4 * config.width);
   config.layer_norm_epsilon = epsilon_of(json, source);
   if (config.width % config.heads != 0) {
     fail<ConfigError>("{}: /n_embd {} is not divisible by /n_head {}", source, config.width,
                       config.heads);
+  }
+  const auto width = static_cast<double>(config.width);
+  const double parameters = width * (4.0 * width + 2.0 * static_cast<double>(config.inner)) *
+                            static_cast<double>(config.layers);
+  if (parameters > kMaxParameters) {
+    fail<ConfigError>(
+        "{}: a model of {:.2g} parameters, from /n_embd {}, /n_inner {} and "
+        "/n_layer {}: expected at most {:.0e}",
+        source, parameters, config.width, config.inner, config.layers, kMaxParameters);
   }
   return config;
 }

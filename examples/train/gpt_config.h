@@ -21,7 +21,7 @@ struct GptConfig {
 // "nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", or the path of a config.json with
 // the keys of Hugging Face's GPT2Config. Presets leave the vocabulary to the data, and so does a
 // file without "vocab_size". Throws ConfigError or IoError naming the presets, or the file and the
-// key that has another meaning here.
+// key that is missing, misspelt, or has another meaning here.
 GptConfig gpt_config(const std::string& model);
 GptConfig gpt_config_from_json(const std::string& json, const std::string& source);
 

@@ -2,8 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <filesystem>
-
 #include "checkpoint/file.h"
 #include "core/check.h"
 #include "examples/train/parameters.h"
@@ -50,10 +48,7 @@ GptConfig read_hf_config(const std::string& folder) {
 
 void write_hf_config(const std::string& folder, const GptConfig& config) {
   create_folders(folder);
-  const std::string temporary = config_of(folder) + ".tmp";
-  std::filesystem::remove(temporary);
-  write_text(temporary, to_json(config));
-  rename_path(temporary, config_of(folder));
+  replace_text(config_of(folder), to_json(config));
 }
 
 void write_hf_weights(const std::string& folder, Engine& engine, Communicator& comm) {

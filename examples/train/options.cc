@@ -1,11 +1,14 @@
 #include "examples/train/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "config/nearest.h"
 #include "core/check.h"
 
 namespace zerorun::train {
@@ -32,12 +35,17 @@ CLI::Validator at_least(int64_t low) {
           ""};
 }
 
-// The three spellings under which DeepSpeed scripts take their config.
-struct ConfigPaths {
-  std::string config;
-  std::string deepspeed;
-  std::string deepspeed_config;
-};
+CLI::Validator number_between(double low, double high) {
+  return {[low, high](std::string& text) -> std::string {
+            double value = 0.0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), value);
+            const bool read = error == std::errc() && end == text.data() + text.size();
+            if (read && value >= low && value <= high) return {};  // not so for NaN
+            return fmt::format("expected a number from {} to {}, got '{}'", low, high, text);
+          },
+          ""};
+}
 
 void add_job_options(CLI::App& app, TrainOptions& options) {
   const std::string group = "Job";
@@ -125,7 +133,7 @@ void add_sampling_options(CLI::App& app, TrainOptions& options) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--temperature", options.temperature, "0: always the most likely token")
-      ->check(CLI::Range(0.0, 100.0).description(""))
+      ->check(number_between(0.0, 100.0))
       ->type_name("T")
       ->capture_default_str()
       ->group(group);
@@ -140,38 +148,58 @@ void add_sampling_options(CLI::App& app, TrainOptions& options) {
       ->group(group);
 }
 
-void add_config_options(CLI::App& app, ConfigPaths& paths, std::string& local_rank) {
+// The spellings under which DeepSpeed scripts take their config.
+constexpr auto kConfigOptions =
+    std::to_array<const char*>({"--config", "--deepspeed", "--deepspeed_config"});
+
+void add_config_options(CLI::App& app) {
   const std::string group = "Config";
-  app.add_option("--config", paths.config,
+  app.add_option("--config",
                  "A ds_config.json [default: ZeRO stage 2, bf16, AdamW, gradients clipped at 1]")
       ->type_name("FILE")
       ->group(group);
-  app.add_option("--deepspeed", paths.deepspeed, "The same as --config")
+  app.add_option("--deepspeed", "The same as --config")
       ->expected(0, 1)
       ->type_name("[FILE]")
       ->group(group);
-  app.add_option("--deepspeed_config", paths.deepspeed_config, "The same as --config")
-      ->type_name("FILE")
-      ->group(group);
-  app.add_option("--local_rank,--local-rank", local_rank, "Accepted and ignored")
-      ->type_name("N")
-      ->group(group);
+  app.add_option("--deepspeed_config", "The same as --config")->type_name("FILE")->group(group);
+  app.add_option("--local_rank,--local-rank", "Accepted and ignored")->type_name("N")->group(group);
 }
 
-std::string config_path(const CLI::App& app, const ConfigPaths& paths) {
+// Scripts may name the same file under several of the options.
+std::string config_path(const CLI::App& app) {
   std::string path;
-  for (const std::string& given : {paths.config, paths.deepspeed, paths.deepspeed_config}) {
-    if (given.empty() || given == path) continue;
-    if (!path.empty()) {
-      fail<ConfigError>("--config, --deepspeed and --deepspeed_config mean the same: got {} and {}",
-                        path, given);
+  for (const char* name : kConfigOptions) {
+    for (const std::string& given : app.get_option(name)->results()) {
+      if (given.empty() || given == path) continue;
+      if (!path.empty()) fail<ConfigError>("a run has one config, got two: {} and {}", path, given);
+      path = given;
     }
-    path = given;
   }
   if (path.empty() && app.count("--deepspeed") > 0) {
     fail<ConfigError>("--deepspeed needs a config: --deepspeed FILE, or --deepspeed_config FILE");
   }
   return path;
+}
+
+// Of what CLI11 could not place, the first option or, without one, the first word.
+void check_all_placed(const CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining();
+  if (extras.empty()) return;
+  const auto option = std::find_if(extras.begin(), extras.end(),
+                                   [](const std::string& word) { return word.starts_with('-'); });
+  if (option == extras.end()) {
+    fail<ConfigError>("'{}' belongs to no option; see train --help", extras.front());
+  }
+  const std::string name = option->substr(0, option->find('='));
+  const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  std::vector<std::string> known;
+  for (const CLI::Option* one : app.get_options()) {
+    known.insert(known.end(), one->get_lnames().begin(), one->get_lnames().end());
+  }
+  const std::string nearest = nearest_name(bare, known);
+  fail<ConfigError>("unknown option {}; {}", name,
+                    nearest.empty() ? "see train --help" : "did you mean --" + nearest + "?");
 }
 
 std::vector<std::string> texts_of(const nlohmann::json& value) {
@@ -226,15 +254,14 @@ std::vector<std::string> in_reverse(const std::vector<std::string>& arguments) {
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
-  ConfigPaths paths;
-  std::string local_rank;
   CLI::App app(kAbout, "train");
   app.footer(kFooter);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_job_options(app, line.options);
   add_output_options(app, line.options);
   add_sampling_options(app, line.options);
-  add_config_options(app, paths, local_rank);
+  add_config_options(app);
+  app.allow_extras();
   try {
     app.parse(in_reverse(arguments));
   } catch (const CLI::CallForHelp&) {
@@ -243,7 +270,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   } catch (const CLI::ParseError& error) {
     fail<ConfigError>("{}; see train --help", error.what());
   }
-  const std::string path = config_path(app, paths);
+  check_all_placed(app);
+  const std::string path = config_path(app);
   if (!path.empty()) {
     line.config = load_config(path);
     apply_config(app, line.config->config);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/file.h"
+#include "checkpoint/hash.h"
 #include "checkpoint/ranks.h"
 #include "core/check.h"
 #include "examples/train/hf_folder.h"
@@ -27,7 +28,8 @@ constexpr const char* kSamples = "samples";
 Json data_state(const RunSetup& setup) {
   return {{"seed", setup.options.seed},
           {"seq_len", setup.batch.seq_len},
-          {"data_tokens", setup.corpus->size()}};
+          {"data_tokens", setup.corpus->size()},
+          {"data_hash", to_hex(setup.corpus->hash())}};
 }
 
 int64_t read_count(const Json& state, const char* key, const std::string& folder) {
@@ -93,14 +95,17 @@ std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer
   std::string differences;
   const Json data = data_state(setup);
   for (const auto& [key, value] : data.items()) {
-    const Json saved = state.value(key, Json());
+    const Json saved = state.value(key, value);  // as checkpoints of earlier versions lack some
     if (saved != value) {
       differences += fmt::format("{}{} was {} and is {}", differences.empty() ? "" : ", ", key,
                                  saved.dump(), value.dump());
     }
   }
   if (differences.empty()) return {};
-  return "the data differ from those of the saved run, so their order does too: " + differences;
+  return fmt::format(
+      "the steps will not see the data that the saved run would have seen: {}; to continue that "
+      "run, give it the --data, --seq_len and --seed that it had",
+      differences);
 }
 
 }  // namespace zerorun::train

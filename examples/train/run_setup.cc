@@ -1,6 +1,7 @@
 #include "examples/train/run_setup.h"
 
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -9,6 +10,7 @@
 #include "checkpoint/file.h"
 #include "config/env.h"
 #include "core/check.h"
+#include "examples/train/activations.h"
 
 namespace zerorun::train {
 
@@ -81,6 +83,23 @@ BatchShape make_batch(const TrainOptions& options, const Config& config, const G
   return batch;
 }
 
+// A kernel that overcommits would grant what the machine does not have and end the ranks later.
+void check_memory(const RunSetup& setup, const RankInfo& rank) {
+  const BatchShape& batch = setup.batch;
+  const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
+  const double needed = tokens * activation_nbytes_per_token(setup.model, setup.options.recompute);
+  const double total =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (needed * rank.local_world_size <= total) return;
+  constexpr double kGiB = 1 << 30;
+  fail<ConfigError>(
+      "--micro_batch {} with --seq_len {} needs {:.1f} GiB for the activations of each of {} ranks "
+      "on this machine, which has {:.1f} GiB: give a smaller --micro_batch (and more "
+      "gradient_accumulation_steps){}",
+      batch.micro_batch, batch.seq_len, needed / kGiB, rank.local_world_size, total / kGiB,
+      setup.options.recompute ? "" : " or --recompute");
+}
+
 int32_t parse_token(std::string_view text, int64_t vocabulary) {
   int32_t token = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), token);
@@ -129,6 +148,7 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank) {
   setup.model = make_model(line.options, *setup.corpus);
   setup.config = make_config(line, setup.model, rank.world_size);
   setup.batch = make_batch(line.options, setup.config, setup.model, rank);
+  check_memory(setup, rank);
   setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, line.options.seed);
   if (!line.options.init.empty()) setup.weights.emplace(line.options.init, setup.model);
   setup.prompt = make_prompt(line.options, setup);

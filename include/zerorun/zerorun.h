@@ -8,4 +8,5 @@
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 #include "zerorun/loss_scaler.h"
+#include "zerorun/lr_schedule.h"
 #include "zerorun/version.h"

@@ -117,7 +117,7 @@ TEST_F(Directory, EmptyOrMissingDirectoryIsSaid) {
   FakeEngine engine = make_engine(1);
   EXPECT_THAT([&] { load_checkpoint(engine, *comm_, (path_ / "nowhere").string()); },
               ::testing::ThrowsMessage<CheckpointError>(HasSubstr("there is no ")));
-  EXPECT_THROW(verify_checkpoint(directory_.string()), CheckpointError);
+  EXPECT_THROW(verify_checkpoint(directory_.string(), [](const std::string&) {}), CheckpointError);
 }
 
 TEST_F(Directory, NamesThatAreNotRegularFilesAreErrors) {

@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const ParsedConfig parsed =
         parse_config(std::string_view(reinterpret_cast<const char*>(data), size));
-    show_config(parsed, 2);
+    show_config(parsed, {.world_size = 2, .hidden_size = 64, .total_steps = 50});
   } catch (const ConfigError&) {
     return 0;
   }

@@ -90,6 +90,8 @@ TEST(Options, TheLastOneWins) {
 
 TEST(Options, AnEmptyValueIsNotGiven) {
   EXPECT_EQ(parse_options({"--master_addr", "", "--include=", "train"}).master_addr, "127.0.0.1");
+  EXPECT_EQ(parse_options({"--include", "", "train"}).request.include, "");
+  EXPECT_EQ(parse_options({"--num_gpus", "2", "-i", "", "train"}).program.name, "train");
 }
 
 TEST(Options, OneHostMayBeSpelledOut) {
@@ -143,6 +145,8 @@ TEST(Options, HelpNamesEveryOption) {
         "--no_local_rank", "--log_dir", "--dry_run", "--no_bind", "--grace_period", "--version"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
+  EXPECT_THAT(help, HasSubstr("or -1"));
+  EXPECT_THAT(help, HasSubstr("\"\" is no filter"));
 }
 
 }  // namespace

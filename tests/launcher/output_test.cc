@@ -53,6 +53,17 @@ TEST_F(Output, AnotherSourceNeverContinuesALine) {
   EXPECT_EQ(written(), "step 1\rstep 2\nhello\nstep 3\n");
 }
 
+TEST_F(Output, TrailingLinesAreThoseOfTheLastSource) {
+  queue_.append(0, "a\n");
+  queue_.append(1, "b\nc\n");
+  queue_.append(1, "d\n");
+  EXPECT_EQ(queue_.trailing_lines(1), 3U);
+  EXPECT_EQ(queue_.trailing_lines(0), 0U);
+  queue_.append(0, "e\n");
+  EXPECT_EQ(queue_.trailing_lines(0), 1U);
+  EXPECT_EQ(queue_.trailing_lines(1), 0U);
+}
+
 TEST_F(Output, LinesOfTwoStreamsStayWhole) {
   Pipe one = make_pipe();
   Pipe two = make_pipe();

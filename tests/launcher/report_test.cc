@@ -52,6 +52,14 @@ TEST(FailureReport, OfASingleRankDoesNotRepeatItsLines) {
             "[zerorun] error: rank 0 of 1 (pid 4242 on node7) failed with exit code 1\n");
 }
 
+TEST(FailureReport, DoesNotRepeatLinesInView) {
+  Failure failure = failure_with(exited(1));
+  failure.last_lines = {"Error: x"};
+  failure.lines_in_view = true;
+  EXPECT_EQ(describe_failure(failure),
+            "[zerorun] error: rank 1 of 4 (pid 4242 on node7) failed with exit code 1\n");
+}
+
 TEST(LikelyCause, TellsTheOomKillerFromKill9) {
   Failure failure = failure_with(killed(SIGKILL));
   EXPECT_THAT(likely_cause(failure), HasSubstr("kill -9"));

@@ -80,6 +80,12 @@ INSTANTIATE_TEST_SUITE_P(
         GpuCase{"include uuid", "GPU-a,GPU-b", 8, include("localhost:1"), {"GPU-b"}, ""},
         GpuCase{
             "include sorts, drops copies", "4,5,6", 8, include("localhost:2,0,2"), {"4", "6"}, ""},
+        GpuCase{"include one slot twice", "4,5", 8, include("localhost:0,0"), {"4"}, ""},
+        GpuCase{"include blanks", "4,5", 8, include(" localhost : 0 , 1 "), {"4", "5"}, ""},
+        GpuCase{
+            "include host and slot", "4,5", 8, include("localhost@localhost:0"), {"4", "5"}, ""},
+        GpuCase{"include only blanks", "4,5", 8, include(" "), {}, "expected NODE"},
+        GpuCase{"exclude no slot", "4,5", 8, exclude("localhost:"), {}, "names no slot after"},
         GpuCase{"include the host", "4,5", 8, include("localhost"), {"4", "5"}, ""},
         GpuCase{"include by name", kUnset, 2, include("worker-1.cluster:1"), {"1"}, ""},
         GpuCase{"include by short name", kUnset, 2, include("worker-1:1"), {"1"}, ""},
@@ -87,7 +93,13 @@ INSTANTIATE_TEST_SUITE_P(
         GpuCase{
             "include beyond", "4,5", 8, include("localhost:4"), {}, "slot 4, but this host has 2"},
         GpuCase{"include other host", kUnset, 2, include("worker-2:0"), {}, "several hosts"},
-        GpuCase{"include no slot", kUnset, 2, include("localhost:"), {}, "slot '' is not a number"},
+        GpuCase{"include no slot", kUnset, 2, include("localhost:"), {}, "names no slot after"},
+        GpuCase{"include an empty slot",
+                kUnset,
+                2,
+                include("localhost:0,"),
+                {},
+                "slot '' is not a number"},
         GpuCase{"include range", kUnset, 4, include("localhost:0-2"), {}, "slot '0-2'"},
         GpuCase{"include negative", kUnset, 4, include("localhost:-1"), {}, "slot '-1'"},
         GpuCase{"include huge", kUnset, 4, include("localhost:99999999999"), {}, "not a number"},

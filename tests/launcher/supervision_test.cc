@@ -24,6 +24,7 @@ using ::testing::Not;
 using testing::Scratch;
 using testing::shell_ranks;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 using testing::wait_until_gone;
 using testing::zerorun_command;
 
@@ -70,24 +71,37 @@ TEST(Failure, RanksThatIgnoreSigtermEndToo) {
   EXPECT_THAT(job.members(), IsEmpty());
 }
 
+// Rank 0 speaks after rank 1.
 TEST(Failure, LastLinesAreTheLastThingPrinted) {
-  LauncherProcess job(shell_ranks(
-      2,
-      "test $RANK = 0 && exec sleep 1000; for i in $(seq 30); do echo line $i >&2; done; exit 1"));
+  const Scratch scratch;
+  const std::string fifo = make_fifo(scratch);
+  LauncherProcess job(
+      shell_ranks(2, "test $RANK = 0 && { trap 'echo bye >&2; exit 0' TERM; echo ready > " + fifo +
+                         "; sleep 1000 & wait; }; read line < " + fifo +
+                         "; for i in $(seq 30); do echo line $i >&2; done; exit 1"));
   EXPECT_EQ(job.wait(), 1);
   std::string expected = "[zerorun] last lines of rank 1:\n";
   for (int i = 11; i <= 30; ++i) expected += "  line " + std::to_string(i) + "\n";
   const size_t report = job.errors().find("[zerorun] last lines");
   ASSERT_NE(report, std::string::npos);
-  EXPECT_THAT(job.errors().substr(report), ::testing::StartsWith(expected));
+  EXPECT_THAT(job.errors().substr(report), StartsWith(expected));
   EXPECT_THAT(job.errors(), EndsWith("failed with exit code 1\n"));
 }
 
-TEST(Failure, WithoutStandardErrorTheLastLinesAreStandardOutputs) {
+TEST(Failure, LinesThatAreTheLastOnesAlreadyAreNotRepeated) {
   LauncherProcess job(
-      shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1"));
+      shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo one >&2; echo two >&2; exit 1"));
   EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.errors(), HasSubstr("last lines of rank 1:\n  only on stdout\n"));
+  EXPECT_THAT(job.errors(), StartsWith("[rank 1] one\n[rank 1] two\n[zerorun] error: rank 1 of 2"));
+}
+
+TEST(Failure, WithoutStandardErrorTheLastLinesAreStandardOutputs) {
+  const Scratch scratch;
+  LauncherProcess job(shell_ranks(2,
+                                  "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1",
+                                  {"--log_dir", scratch.path().string()}));
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.errors(), StartsWith("[zerorun] last lines of rank 1:\n  only on stdout\n"));
 }
 
 TEST(Failure, AWrongProgramOptionIsExplained) {
@@ -178,6 +192,43 @@ INSTANTIATE_TEST_SUITE_P(Signals, Stop, ::testing::Values(SIGINT, SIGTERM, SIGHU
 // Ranks that ignore every request to end.
 const std::string kDeaf = "trap '' INT TERM HUP; echo ready; while :; do sleep 1000; done";
 
+// Says "ready" when asked to end it can fail.
+std::string failing_save(const std::string& rank) {
+  return "test $RANK = " + rank +
+         " && trap 'echo the disk is full >&2; exit 3' INT TERM HUP || "
+         "trap 'echo saved; exit 0' INT TERM HUP; echo ready; while :; do sleep 1000 & wait; done";
+}
+
+TEST_P(Stop, ReportsARankThatFailsToSave) {
+  for (const char* rank : {"0", "1"}) {
+    LauncherProcess job(shell_ranks(2, failing_save(rank)));
+    job.read_line();
+    job.read_line();
+    kill(job.pid(), GetParam());
+    EXPECT_EQ(job.wait(), 3);
+    EXPECT_EQ(job.output(), "saved\n");  // the other one was left to it
+    EXPECT_THAT(job.errors(), HasSubstr("the disk is full\n"));
+    EXPECT_THAT(job.errors(), HasSubstr(std::string("[zerorun] error: rank ") + rank + " of 2"));
+    EXPECT_THAT(job.errors(), EndsWith("failed with exit code 3\n"));
+  }
+}
+
+// What a program without a handler does to its peers.
+TEST_P(Stop, APeersErrorsAfterADeathBySignalAreItsConsequence) {
+  const Scratch scratch;
+  const std::string fifo = make_fifo(scratch);
+  LauncherProcess job(
+      shell_ranks(2, "test $RANK = 0 && { echo $$ > " + fifo +
+                         "; echo ready; exec sleep 1000; }; read peer < " + fifo +
+                         "; trap 'while kill -0 $peer; do :; done; exit 1' INT TERM HUP; "
+                         "echo ready; while :; do sleep 1000 & wait; done"));
+  job.read_line();
+  job.read_line();
+  kill(job.pid(), GetParam());
+  EXPECT_EQ(job.wait(), 128 + GetParam());
+  EXPECT_THAT(job.errors(), Not(HasSubstr("[zerorun] error")));
+}
+
 TEST(StopRequest, ASecondInterruptEndsDeafRanksAtOnce) {
   LauncherProcess job(shell_ranks(2, kDeaf));
   job.read_line();
@@ -195,6 +246,7 @@ TEST(StopRequest, TheGracePeriodEndsDeafRanks) {
   job.read_line();
   kill(job.pid(), SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_THAT(job.errors(), HasSubstr("not all ranks have ended within 0.1 s: they are killed"));
   EXPECT_THAT(job.members(), IsEmpty());
 }
 

@@ -126,7 +126,7 @@ def test_traceback_of_the_failing_rank_ends_the_output(tmp_path, launch):
     result = launch("--num_gpus", 2, "train.py")
     assert result.returncode == 1
     lines = result.stderr.splitlines()
-    assert lines[-2] == "  ValueError: diverged"
+    assert lines[-2] == "[rank 1] ValueError: diverged"
     assert lines[-1].startswith("[zerorun] error: rank 1 of 2 (pid ")
     assert lines[-1].endswith("failed with exit code 1")
 

@@ -56,6 +56,32 @@ TEST(CorpusTest, WalksFoldersInTheOrderOfNamesAndSkipsWhatIsNotText) {
   EXPECT_EQ(corpus.file_count(), 4);
 }
 
+TEST(CorpusTest, TheHashIsThatOfTheContent) {
+  const TemporaryFolder folder;
+  const uint64_t whole = Corpus({folder.write("whole", "abcdef")}).hash();
+  EXPECT_EQ(Corpus({folder.write("x/1", "ab"), folder.write("x/2", "cdef")}).hash(), whole);
+  EXPECT_NE(Corpus({folder.write("order", "abdcef")}).hash(), whole);
+  EXPECT_NE(Corpus({folder.write("longer", "abcdefg")}).hash(), whole);
+  const std::string tokens = folder.write("t.bin", token_file(9, {1, 2, 3, 4}));
+  const std::string others = folder.write("u.bin", token_file(9, {1, 2, 3, 5}));
+  EXPECT_NE(Corpus({tokens}).hash(), Corpus({others}).hash());
+}
+
+TEST(CorpusTest, TheHashOfMuchDataSeesBothEnds) {
+  constexpr int64_t kSize = (int64_t{64} << 20) + 1000;
+  const TemporaryFolder folder;
+  const auto hash_with = [&](int64_t at, char byte) {
+    const std::string path = folder.write("large", "");
+    std::filesystem::resize_file(path, kSize);
+    std::fstream(path, std::ios::in | std::ios::out).seekp(at).put(byte);
+    return Corpus({path}).hash();
+  };
+  const uint64_t zeros = hash_with(0, 0);
+  EXPECT_EQ(hash_with(kSize - 1, 0), zeros);
+  EXPECT_NE(hash_with(0, 'x'), zeros);
+  EXPECT_NE(hash_with(kSize - 1, 'x'), zeros);
+}
+
 TEST(CorpusTest, ReadsTokenFiles) {
   const TemporaryFolder folder;
   const Corpus corpus({folder.write("1.bin", token_file(50257, {7, 50256, 0})),

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "zerorun/error.h"
 
@@ -55,25 +56,68 @@ TEST(GptConfigTest, JsonRoundTrip) {
   EXPECT_EQ(gpt_config_from_json(to_json(config), "test"), config);
 }
 
-TEST(GptConfigTest, MissingKeysHaveHuggingFacesDefaultsButTheVocabulary) {
-  const GptConfig config = gpt_config_from_json(R"({"n_embd": 96, "n_inner": null})", "test");
+// With what each test is about.
+std::string shape_with(const std::string& more) {
+  return R"({"n_embd": 96, "n_layer": 2, "n_head": 12, "n_positions": 64)" + more + "}";
+}
+
+TEST(GptConfigTest, KeysThatNeedNotBeGiven) {
+  const GptConfig config = gpt_config_from_json(shape_with(R"(, "n_inner": null)"), "test");
   EXPECT_EQ(config.vocabulary, 0);
   EXPECT_EQ(config.inner, 4 * 96);
-  EXPECT_EQ(config.layers, 12);
+  EXPECT_EQ(config.layers, 2);
+}
+
+// As openai-community/gpt2 has it.
+TEST(GptConfigTest, ReadsHuggingFacesOwn) {
+  const GptConfig config = gpt_config_from_json(R"({
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+    "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": null,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+    "summary_use_proj": true,
+    "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
+    "vocab_size": 50257})",
+                                                "config.json");
+  GptConfig expected = gpt_config("gpt2");
+  expected.vocabulary = 50257;
+  EXPECT_EQ(config, expected);
+}
+
+TEST(GptConfigTest, OtherFilesAndMisspeltKeysAreRefused) {
+  const auto error = [](const std::string& json) {
+    return error_of([&] { gpt_config_from_json(json, "m.json"); });
+  };
+  EXPECT_THAT(error("{}"), AllOf(HasSubstr("m.json: /n_positions is missing"),
+                                 HasSubstr("at least n_positions, n_embd, n_layer, n_head")));
+  EXPECT_THAT(error(R"({"train_batch_size": 8})"), HasSubstr("is missing"));
+  EXPECT_THAT(error(R"({"n_embd": 96, "n_layers": 2, "n_head": 12, "n_positions": 64})"),
+              HasSubstr("unknown key /n_layers; did you mean /n_layer?"));
+  EXPECT_THAT(error(shape_with(R"(, "n_iner": 5)")), HasSubstr("/n_iner; did you mean /n_inner?"));
+  EXPECT_THAT(error(shape_with(R"(, "vocab_sise": 5)")), HasSubstr("did you mean /vocab_size?"));
 }
 
 TEST(GptConfigTest, BadValuesNameTheKey) {
-  const auto error = [](const char* json) {
+  const auto error = [](const std::string& json) {
     return error_of([&] { gpt_config_from_json(json, "m.json"); });
   };
-  EXPECT_THAT(error(R"({"n_layer": 0})"), AllOf(HasSubstr("m.json: /n_layer is 0")));
-  EXPECT_THAT(error(R"({"n_layer": "3"})"), HasSubstr("/n_layer is \"3\""));
-  EXPECT_THAT(error(R"({"n_embd": 99999999999})"), HasSubstr("/n_embd"));
-  EXPECT_THAT(error(R"({"n_embd": 100, "n_head": 12})"), HasSubstr("not divisible"));
-  EXPECT_THAT(error(R"({"activation_function": "relu"})"), HasSubstr("gelu_new"));
-  EXPECT_THAT(error(R"({"model_type": "llama"})"), HasSubstr("llama"));
-  EXPECT_THAT(error(R"({"tie_word_embeddings": false})"), HasSubstr("tie_word_embeddings"));
-  EXPECT_THAT(error(R"({"layer_norm_epsilon": 0})"), HasSubstr("layer_norm_epsilon"));
+  const auto with = [&](const std::string& key, const std::string& value) {
+    nlohmann::json json = nlohmann::json::parse(shape_with(""));
+    json[key] = nlohmann::json::parse(value);
+    return error(json.dump());
+  };
+  EXPECT_THAT(with("n_layer", "0"), AllOf(HasSubstr("m.json: /n_layer is 0")));
+  EXPECT_THAT(with("n_layer", R"("3")"), HasSubstr("/n_layer is \"3\""));
+  EXPECT_THAT(with("n_embd", "99999999999"), HasSubstr("/n_embd"));
+  EXPECT_THAT(with("n_embd", "100"), HasSubstr("not divisible"));
+  EXPECT_THAT(error(R"({"n_embd": 16777216, "n_layer": 16777216, "n_head": 1, "n_positions": 8})"),
+              AllOf(HasSubstr("5.7e+22 parameters"), HasSubstr("/n_layer 16777216")));
+  EXPECT_THAT(with("n_head", "null"), HasSubstr("/n_head is null"));
+  EXPECT_THAT(with("activation_function", R"("relu")"), HasSubstr("gelu_new"));
+  EXPECT_THAT(with("model_type", R"("llama")"), HasSubstr("llama"));
+  EXPECT_THAT(with("tie_word_embeddings", "false"), HasSubstr("tie_word_embeddings"));
+  EXPECT_THAT(with("layer_norm_epsilon", "0"), HasSubstr("layer_norm_epsilon"));
   EXPECT_THAT(error("[1]"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(error("{"), HasSubstr("expected a JSON object"));
 }

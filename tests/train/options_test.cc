@@ -97,12 +97,26 @@ TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
     ASSERT_TRUE(line.config);
     EXPECT_EQ(line.config->config.batch.micro_batch_size, 4);
   }
-  EXPECT_THAT(error_of({"--config", config, "--deepspeed", other}), HasSubstr("mean the same"));
+  EXPECT_THAT(error_of({"--config", config, "--deepspeed", other}),
+              HasSubstr("a run has one config, got two"));
+  EXPECT_THAT(error_of({"--config", config, "--config", other}), HasSubstr("got two: "));
+  EXPECT_THAT(error_of({"--deepspeed", config, "--deepspeed", other}), HasSubstr("got two: "));
+  EXPECT_EQ(error_of({"--config", config, "--config", config}), "no error");
   EXPECT_THAT(error_of({"--deepspeed"}), HasSubstr("--deepspeed FILE"));
 }
 
 TEST(OptionsTest, BadValuesNameTheOption) {
-  EXPECT_THAT(error_of({"--stepz", "3"}), HasSubstr("--stepz"));
+  EXPECT_EQ(error_of({"--stepz", "3"}), "unknown option --stepz; did you mean --steps?");
+  EXPECT_EQ(error_of({"--micro-batch=3"}),
+            "unknown option --micro-batch; did you mean --micro_batch?");
+  EXPECT_EQ(error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
+  EXPECT_EQ(error_of({"--entirely_different"}),
+            "unknown option --entirely_different; see train --help");
+  EXPECT_EQ(error_of({"text.txt"}), "'text.txt' belongs to no option; see train --help");
+  for (const char* value : {"nan", "-nan", "inf", "-0.1", "100.5", "warm", "", "1e999"}) {
+    EXPECT_THAT(error_of({"--temperature", value}),
+                AllOf(HasSubstr("--temperature"), HasSubstr("expected a number from 0 to 100")));
+  }
   EXPECT_THAT(error_of({"--steps", "many"}), AllOf(HasSubstr("--steps"), HasSubstr("'many'")));
   EXPECT_THAT(error_of({"--steps", "-1"}), HasSubstr("at least 0"));
   EXPECT_THAT(error_of({"--seq_len", "0"}), HasSubstr("at least 1"));

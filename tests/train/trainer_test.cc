@@ -7,6 +7,7 @@
 #include <csignal>
 #include <functional>
 
+#include "examples/train/activations.h"
 #include "examples/train/run_folder.h"
 #include "examples/train/stop_signal.h"
 #include "tests/harness.h"
@@ -15,7 +16,9 @@
 namespace zerorun::train::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr const char* kModel = R"({
   "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 32})";
@@ -158,6 +161,32 @@ TEST_F(TrainerTest, AResumedRunContinuesBitForBit) {
       });
 }
 
+TEST_F(TrainerTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
+  const std::string folder = folder_.path("run");
+  run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    save_run(folder, setup, trainer, comm);
+  });
+  std::string text = read_file(data_);
+  const std::string same = folder_.write("elsewhere/text", text);
+  text[2000] ^= 1;
+  const std::string other = folder_.write("other", text);
+  const auto warning = [&](const std::string& data) {
+    std::string text_of_warning;
+    run(1, {"--config", config(0)}, [&](Trainer&, const RunSetup&, Communicator& comm) {
+      const CommandLine line = parse_command_line({"--data", data, "--model", model_, "--seq_len",
+                                                   "8", "--seed", "3", "--config", config(0)});
+      const RunSetup setup = make_run_setup(line, {});
+      const auto device = make_cpu_device();
+      Trainer trainer(setup, comm, *device);
+      text_of_warning = resume_run(folder, setup, trainer, comm);
+    });
+    return text_of_warning;
+  };
+  EXPECT_EQ(warning(same), "");
+  EXPECT_THAT(warning(other), AllOf(HasSubstr("data_hash was"), Not(HasSubstr("data_tokens")),
+                                    HasSubstr("to continue that run, give it the --data")));
+}
+
 TEST_F(TrainerTest, ASavedModelIsAStartingPoint) {
   const std::string folder = folder_.path("hf");
   uint64_t expected = 0;
@@ -229,12 +258,42 @@ TEST_F(RunSetupTest, ContradictionsAreNamed) {
   EXPECT_EQ(error_of({"--data", data_}), "no error");
   EXPECT_THAT(error_of({"--data", data_, "--seq_len", "300"}), HasSubstr("256 positions"));
   EXPECT_THAT(error_of({"--data", data_, "--model", "huge"}), HasSubstr("'huge'"));
-  const std::string small = folder_.write("small.json", R"({"vocab_size": 100})");
+  const std::string small = folder_.write(
+      "small.json",
+      R"({"vocab_size": 100, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16})");
   EXPECT_THAT(error_of({"--data", data_, "--model", small}), HasSubstr("vocabulary of 100"));
   const std::string tokens = folder_.write("t.bin", token_file(9, std::vector<uint16_t>(600, 1)));
   EXPECT_EQ(error_of({"--data", tokens, "--sample", "1, 8 0"}), "no error");
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "1 9"}), HasSubstr("'9'"));
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "hello"}), HasSubstr("'hello'"));
+}
+
+TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
+  for (const char* micro_batch : {"1000000000", "1000000000000000000"}) {
+    EXPECT_THAT(
+        error_of({"--data", data_, "--micro_batch", micro_batch}),
+        AllOf(HasSubstr(std::string("--micro_batch ") + micro_batch + " with --seq_len 256"),
+              HasSubstr(" GiB for the activations"), HasSubstr("or --recompute")));
+  }
+  EXPECT_THAT(error_of({"--data", data_, "--micro_batch", "9223372036854775807"}),
+              HasSubstr("micro_batch"));
+}
+
+// The figure that decides is what is allocated.
+TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
+  for (const char* recompute : {"--seed=3", "--recompute"}) {
+    zerorun::testing::run_ranks(1, [&](Communicator& comm) {
+      const RunSetup setup =
+          make_run_setup(parse_command_line({"--data", data_, "--model", model_, "--micro_batch",
+                                             "16", "--seq_len", "16", recompute}),
+                         {});
+      const auto device = make_cpu_device();
+      const Trainer trainer(setup, comm, *device);
+      EXPECT_NEAR(static_cast<double>(device->memory_use(MemoryCategory::activations).live_bytes),
+                  16 * 16 * activation_nbytes_per_token(setup.model, setup.options.recompute),
+                  1024);
+    });
+  }
 }
 
 TEST_F(RunSetupTest, TheDataDecideTheVocabulary) {

@@ -48,13 +48,25 @@ class ToyModel {
   }
 
   static float load(TensorView view, int64_t i) {
-    return view.dtype == DType::fp32 ? view.as<float>()[i] : to_float(view.as<Bf16>()[i]);
+    switch (view.dtype) {
+      case DType::bf16:
+        return to_float(view.as<Bf16>()[i]);
+      case DType::fp16:
+        return to_float(view.as<Fp16>()[i]);
+      default:
+        return view.as<float>()[i];
+    }
   }
   static void store(TensorView view, int64_t i, float value) {
-    if (view.dtype == DType::fp32) {
-      view.as<float>()[i] = value;
-    } else {
-      view.as<Bf16>()[i] = to_bf16(value);
+    switch (view.dtype) {
+      case DType::bf16:
+        view.as<Bf16>()[i] = to_bf16(value);
+        return;
+      case DType::fp16:
+        view.as<Fp16>()[i] = to_fp16(value);
+        return;
+      default:
+        view.as<float>()[i] = value;
     }
   }
 
@@ -101,6 +113,7 @@ class ToyModel {
       const GradientView gradient_view = engine.gradient(id);
       for (int64_t i = 0; i < engine.numel(id); ++i) {
         float g = gradient(load(value, i), id, i, rank, micro, step);
+        g *= static_cast<float>(engine.loss_scale());
         if (gradient_view.accumulate) g += load(gradient_view.view, i);
         store(gradient_view.view, i, g);
       }

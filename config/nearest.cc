@@ -1,4 +1,4 @@
-#include "launcher/nearest.h"
+#include "config/nearest.h"
 
 #include <algorithm>
 

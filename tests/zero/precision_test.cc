@@ -1,0 +1,356 @@
+// Loss scaling, dtypes on the wire, divisions around the sum, and optimizers of the caller's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <vector>
+
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+#include "zerorun/engine.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using testing::ToyModel;
+
+Config config_of(DType dtype, int stage) {
+  Config config;
+  config.precision.param_dtype = dtype;
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 100;
+  config.zero.overlap_comm = stage >= 2;
+  config.zero.reduce_bucket_size = 1500;
+  config.precision.loss_scaler.initial_scale_power = 4;
+  return config;
+}
+
+std::unique_ptr<Engine> make_engine(const Config& config, Device& device, Communicator& comm) {
+  auto engine = Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
+  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
+    }
+  });
+  return engine;
+}
+
+// Backward that writes `value` as every element of one parameter's gradient, and 0 elsewhere.
+void write_gradient(Engine& engine, const std::string& name, float value) {
+  for (const ParameterSpec& spec : engine.parameters()) {
+    if (!spec.trainable || !spec.alias_of.empty()) continue;
+    const ParameterId id = engine.parameter_id(spec.name);
+    const TensorView view = engine.gradient(id).view;
+    for (int64_t i = 0; i < view.numel; ++i)
+      ToyModel::store(view, i, spec.name == name ? value : 0);
+    engine.grad_ready(id);
+  }
+  engine.end_micro_step();
+}
+
+struct Outcome {
+  uint64_t hash = 0;
+  std::vector<StepResult> results;
+  EngineProgress progress;
+};
+
+using Micro = std::function<void(Engine&, Communicator&, int64_t step)>;
+
+Outcome train(const Config& config, const Micro& micro, int64_t steps = 4, int world_size = 2) {
+  Outcome outcome;
+  std::mutex mutex;
+  run_ranks(world_size, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = make_engine(config, *device, comm);
+    Outcome own;
+    for (int64_t step = 0; step < steps; ++step) {
+      micro(*engine, comm, step);
+      own.results.push_back(engine->step());
+    }
+    own.hash = engine->parameter_hash();
+    own.progress = engine->progress();
+    const std::lock_guard lock(mutex);
+    if (comm.rank() == 0) outcome = own;
+  });
+  return outcome;
+}
+
+void toy(Engine& engine, Communicator& comm, int64_t step) {
+  ToyModel::micro_step(engine, comm.rank(), 0, step);
+}
+
+TEST(PrecisionTest, Fp16IsTheSameAtEveryStage) {
+  const Outcome first = train(config_of(DType::fp16, 0), toy);
+  EXPECT_EQ(first.progress.step_count, 4);
+  for (int stage : {1, 2, 3}) {
+    const Outcome other = train(config_of(DType::fp16, stage), toy);
+    EXPECT_EQ(other.hash, first.hash) << "stage " << stage;
+    EXPECT_EQ(other.results.back().grad_norm, first.results.back().grad_norm);
+  }
+}
+
+TEST(PrecisionTest, TheLossScaleLeavesNoTraceInNormAndUpdate) {
+  Config plain = config_of(DType::fp16, 2);
+  plain.precision.loss_scaler.static_scale = 1;
+  Config scaled = plain;
+  scaled.precision.loss_scaler.static_scale = 64;
+  const Outcome a = train(plain, toy);
+  const Outcome b = train(scaled, toy);
+  EXPECT_EQ(b.results[0].loss_scale, 64);
+  EXPECT_EQ(a.results[0].grad_norm, b.results[0].grad_norm);
+  EXPECT_EQ(a.hash, b.hash);
+}
+
+// DeepSpeed 0.19 divides by the scale of after the update, which halves the growth steps.
+TEST(PrecisionTest, GradientsAreDividedByTheScaleThatTheyWereMadeWith) {
+  Config fixed = config_of(DType::fp16, 1);
+  fixed.precision.loss_scaler.static_scale = 1;
+  Config growing = fixed;
+  growing.precision.loss_scaler.static_scale = 0;
+  growing.precision.loss_scaler.window = 1;
+  growing.precision.loss_scaler.initial_scale_power = 0;
+  const Outcome a = train(fixed, toy);
+  const Outcome b = train(growing, toy);
+  EXPECT_GT(b.results.back().loss_scale, 1);
+  EXPECT_EQ(a.hash, b.hash);
+}
+
+TEST(PrecisionTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
+  for (int stage : {0, 1, 2, 3}) {
+    Config config = config_of(DType::fp16, stage);
+    config.precision.loss_scaler.hysteresis = 1;
+    const auto overflow_at_2 = [](Engine& engine, Communicator& comm, int64_t step) {
+      if (step != 2) return toy(engine, comm, step);
+      write_gradient(engine, "h.1.weight",
+                     comm.rank() == 1 ? std::numeric_limits<float>::infinity() : 0.5F);
+    };
+    const Outcome two = train(config, toy, 2);
+    const Outcome three = train(config, overflow_at_2, 3);
+    EXPECT_FALSE(three.results[2].applied);
+    EXPECT_EQ(three.results[2].loss_scale, 16);
+    EXPECT_EQ(three.hash, two.hash);
+    EXPECT_EQ(three.progress.step_count, 2);
+    EXPECT_EQ(three.progress.skipped_steps, 1);
+    EXPECT_EQ(three.progress.loss_scaler->cur_scale, 8);
+    // The moments and the bias correction did not move either: going on equals never having failed.
+    const auto without = [](Engine& engine, Communicator& comm, int64_t step) {
+      toy(engine, comm, step);
+    };
+    const auto with = [](Engine& engine, Communicator& comm, int64_t step) {
+      if (step == 0) return write_gradient(engine, "h.0.bias", std::nanf(""));
+      toy(engine, comm, step - 1);
+    };
+    EXPECT_EQ(train(config, with, 4).hash, train(config, without, 3).hash) << "stage " << stage;
+  }
+}
+
+std::string error_at_minimum(const Config& config, const Micro& micro) {
+  std::vector<std::string> errors(2);
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = make_engine(config, *device, comm);
+    try {
+      for (int64_t step = 0; step < 20; ++step) {
+        micro(*engine, comm, step);
+        engine->step();
+      }
+    } catch (const NumericError& error) {
+      errors[static_cast<size_t>(comm.rank())] = error.what();
+    }
+  });
+  EXPECT_EQ(errors[0], errors[1]);
+  return errors[0];
+}
+
+TEST(PrecisionTest, TheErrorAtTheMinimumScaleNamesParameterRankAndKind) {
+  for (int stage : {0, 3}) {
+    const Config config = config_of(DType::fp16, stage);
+    EXPECT_THAT(error_at_minimum(config,
+                                 [](Engine& engine, Communicator& comm, int64_t) {
+                                   const float value = comm.rank() == 1 ? std::nanf("") : 1.0F;
+                                   write_gradient(engine, "h.0.bias", value);
+                                 }),
+                AllOf(HasSubstr("loss scale 1 is already the minimum"), HasSubstr("h.0.bias"),
+                      HasSubstr("nan on rank 1")));
+    EXPECT_THAT(
+        error_at_minimum(config, [](Engine& engine, Communicator&,
+                                    int64_t) { write_gradient(engine, "expert.weight", 1e30F); }),
+        AllOf(HasSubstr("expert.weight"), HasSubstr("inf on rank 0")));
+    // Neither rank's gradient is infinite, but fp16 cannot hold the sum.
+    EXPECT_THAT(error_at_minimum(config,
+                                 [](Engine& engine, Communicator&, int64_t) {
+                                   write_gradient(engine, "expert.weight", 60000.0F);
+                                 }),
+                HasSubstr("not their sum in fp16"));
+  }
+}
+
+TEST(PrecisionTest, AStaticScaleSkipsForever) {
+  Config config = config_of(DType::fp16, 2);
+  config.precision.loss_scaler.static_scale = 1;
+  const Outcome outcome = train(
+      config,
+      [](Engine& engine, Communicator&, int64_t) { write_gradient(engine, "h.0.bias", 1e9F); }, 20);
+  EXPECT_EQ(outcome.progress.skipped_steps, 20);
+}
+
+TEST(PrecisionTest, Bf16AppliesWhatIsNotFiniteOnlyWhenAsked) {
+  Config config = config_of(DType::bf16, 1);
+  const Micro nan = [](Engine& engine, Communicator&, int64_t) {
+    write_gradient(engine, "h.0.bias", std::nanf(""));
+  };
+  EXPECT_FALSE(train(config, nan, 1).results[0].applied);
+  config.precision.check_grad_overflow = false;
+  EXPECT_TRUE(train(config, nan, 1).results[0].applied);
+}
+
+TEST(PrecisionTest, GradientsTravelInTheCommunicationDtype) {
+  for (const auto& [param, wire] :
+       {std::pair(DType::fp32, DType::bf16), std::pair(DType::bf16, DType::fp32),
+        std::pair(DType::fp16, DType::bf16)}) {
+    Config config = config_of(param, 0);
+    config.precision.communication_dtype = wire;
+    const Outcome first = train(config, toy);
+    for (int stage : {1, 2, 3}) {
+      config.zero.stage = stage;
+      EXPECT_EQ(train(config, toy).hash, first.hash) << name_of(param) << " stage " << stage;
+    }
+  }
+  // 1 + 2^-10 is 1 in bf16.
+  Config config = config_of(DType::fp32, 2);
+  const Micro micro = [](Engine& engine, Communicator&, int64_t) {
+    write_gradient(engine, "h.0.bias", 1.0F + 0x1p-10F);
+  };
+  EXPECT_EQ(train(config, micro, 1).results[0].grad_norm, 1 + 0x1p-10);
+  config.precision.communication_dtype = DType::bf16;
+  EXPECT_EQ(train(config, micro, 1).results[0].grad_norm, 1.0);
+}
+
+TEST(PrecisionTest, AnAccumulationDtypeThatCannotHoldTheSumIsRefused) {
+  Config config = config_of(DType::bf16, 1);
+  config.precision.communication_dtype = DType::fp16;
+  config.precision.grad_accum_dtype = DType::bf16;
+  EXPECT_THROW(train(config, toy, 1), ConfigError);
+}
+
+// Factors of two are exact, so where the division happens cannot show; how often it happens would.
+TEST(PrecisionTest, DividingBeforeTheSumGivesTheSameMean) {
+  for (int stage : {0, 1, 2, 3}) {
+    const Config plain = config_of(DType::fp32, stage);
+    Config prescaled = plain;
+    prescaled.precision.prescale_gradients = true;
+    Config predivided = plain;
+    predivided.precision.gradient_predivide_factor = 4;
+    const Outcome expected = train(plain, toy);
+    EXPECT_EQ(train(prescaled, toy).hash, expected.hash);
+    EXPECT_EQ(train(predivided, toy).hash, expected.hash);
+  }
+}
+
+TEST(PrecisionTest, PrescalingKeepsAnFp16SumFinite) {
+  Config config = config_of(DType::fp16, 2);
+  config.precision.loss_scaler.static_scale = 1;
+  const Micro micro = [](Engine& engine, Communicator&, int64_t) {
+    write_gradient(engine, "h.0.bias", 40000.0F);
+  };
+  EXPECT_FALSE(train(config, micro, 1).results[0].applied);
+  config.precision.prescale_gradients = true;
+  EXPECT_EQ(train(config, micro, 1).results[0].grad_norm, 40000.0);
+}
+
+TEST(PrecisionTest, ASumIsNotDivided) {
+  Config config = config_of(DType::fp32, 2);
+  const Outcome mean = train(config, toy, 1);
+  config.precision.gradient_reduction = GradientReduction::sum;
+  EXPECT_EQ(train(config, toy, 1).results[0].grad_norm, 2 * mean.results[0].grad_norm);
+}
+
+// With and without room for a sum of reduced gradients; sums of ToyModel's gradients are exact.
+TEST(PrecisionTest, BoundariesSetByTheCallerAccumulateLikeConfiguredOnes) {
+  const auto two_micro_steps = [](Engine& engine, Communicator& comm, int64_t step) {
+    engine.set_accumulation_boundary(false);
+    EXPECT_FALSE(ToyModel::micro_step(engine, comm.rank(), 0, step));
+    engine.set_accumulation_boundary(true);
+    EXPECT_TRUE(ToyModel::micro_step(engine, comm.rank(), 1, step));
+  };
+  const auto configured = [](Engine& engine, Communicator& comm, int64_t step) {
+    EXPECT_FALSE(ToyModel::micro_step(engine, comm.rank(), 0, step));
+    EXPECT_TRUE(ToyModel::micro_step(engine, comm.rank(), 1, step));
+  };
+  for (int stage : {0, 1, 2, 3}) {
+    Config config = config_of(DType::fp32, stage);
+    config.gradient_clipping = 0;
+    const Outcome whole = train(config, two_micro_steps);
+    config.batch.accumulation_steps = 2;
+    const Outcome halved = train(config, configured);
+    EXPECT_EQ(whole.results[0].grad_norm, 2 * halved.results[0].grad_norm) << "stage " << stage;
+    EXPECT_EQ(train(config, two_micro_steps).hash, halved.hash) << "stage " << stage;
+  }
+}
+
+// Plain SGD outside of the engine; the reference follows rank 0's parameters in double.
+TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
+  std::vector<uint64_t> hashes;
+  for (int stage : {0, 1, 2, 3}) {
+    Config config = config_of(DType::bf16, stage);
+    config.optimizer.type = kExternalOptimizer;
+    config.gradient_clipping = 0.5;
+    std::mutex mutex;
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = make_engine(config, *device, comm);
+      for (int64_t step = 0; step < 3; ++step) {
+        toy(*engine, comm, step);
+        double squares = 0;
+        const StepResult result = engine->step([&](std::span<const StateInterval> parts) {
+          for (const StateInterval& part : parts) {
+            ASSERT_EQ(part.grad.dtype, DType::fp32);
+            for (int64_t i = 0; i < part.numel; ++i) {
+              squares += std::pow(double{part.grad.as<float>()[i]}, 2);
+              part.master.as<float>()[i] -= 0.25F * part.grad.as<float>()[i];
+            }
+          }
+        });
+        EXPECT_GT(result.grad_norm, 0.5);
+        const auto stream = make_cpu_device();
+        float total = static_cast<float>(squares);
+        const TensorView view{reinterpret_cast<std::byte*>(&total), 1, DType::fp32};
+        comm.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream->inline_stream(), "")
+            .synchronize();
+        EXPECT_NEAR(std::sqrt(total), 0.5, 1e-4);  // clipped
+      }
+      EXPECT_TRUE(engine->state_names().empty());
+      const uint64_t hash = engine->parameter_hash();
+      const std::lock_guard lock(mutex);
+      if (comm.rank() == 0) hashes.push_back(hash);
+    });
+  }
+  EXPECT_EQ(hashes, std::vector<uint64_t>(4, hashes[0]));
+}
+
+TEST(PrecisionTest, TheLossScalerResumes) {
+  Config config = config_of(DType::fp16, 2);
+  config.precision.loss_scaler.window = 1;
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = make_engine(config, *device, comm);
+    for (int64_t step = 0; step < 3; ++step) {
+      toy(*engine, comm, step);
+      engine->step();
+    }
+    const auto copy = make_engine(config, *device, comm);
+    copy->set_progress(engine->progress());
+    EXPECT_EQ(copy->loss_scale(), engine->loss_scale());
+    EXPECT_GT(copy->loss_scale(), 16);
+  });
+}
+
+}  // namespace
+}  // namespace zerorun
