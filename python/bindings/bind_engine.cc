@@ -194,6 +194,19 @@ void define_state(Engines& engine) {
       .def(
           "parameter_hash", [](const EngineHandle& self) { return self.engine().parameter_hash(); },
           unlocked, "The same for every world size, stage and bucket size. Collective.")
+      .def(
+          "reset_optimizer",
+          [](const EngineHandle& self) {
+            Device& device = self.engine().device();
+            for (const StateInterval& interval : self.engine().state_intervals()) {
+              for (const TensorView& state : interval.states) {
+                device.fill(device.inline_stream(), state, 0.0F);
+              }
+            }
+            device.inline_stream().synchronize();
+            self.engine().set_progress({});
+          },
+          unlocked, "Optimizer states and step count as before the first step.")
       .def_property_readonly("step_count",
                              [](const EngineHandle& self) {
                                return self.engine().progress().step_count;

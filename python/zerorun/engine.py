@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, checkpoint
 from zerorun.config import BatchConfig, Config
+from zerorun.full_state import full_state_dict
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer
@@ -245,6 +247,66 @@ class ZeroEngine(nn.Module):
                 if interval.master is not None:
                     tensor_of(interval.master).copy_(part)
         self.communicator.barrier(f"new values of {self.layout.names[parameter]}")
+
+    # --- checkpoints ---
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool | None = False,
+    ) -> bool:
+        """Saves everything that training needs under `save_dir`/`tag`. Collective.
+
+        `tag`: default ``global_step<N>``. `client_state`: anything picklable, given back by
+        :meth:`load_checkpoint`. `save_latest`: the tag is what a load without tag takes. Frozen
+        parameters are saved in any case. Raises CheckpointError or IoError on every rank.
+        """
+        checkpoint.save(self, save_dir, tag, client_state, save_latest)
+        return True
+
+    def load_checkpoint(  # noqa: PLR0913 - DeepSpeed's signature
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continues from a checkpoint of any world size and stage. Collective.
+
+        Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. The model
+        must be the saved one; a difference is a CheckpointError that names it, and changes nothing.
+        """
+        if custom_load_fn is not None:
+            raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
+        return checkpoint.load(
+            self,
+            load_dir,
+            tag,
+            optimizer_states=load_optimizer_states and not load_module_only,
+            lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
+        )
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """The whole model's state dict in one file, written by rank 0. Collective."""
+        state = full_state_dict(self, exclude_frozen_parameters)
+        if state is not None:
+            os.makedirs(save_dir, exist_ok=True)
+            torch.save(state, os.path.join(save_dir, save_filename))
+        self.communicator.barrier("model saved")
+        return True
+
+    # --- the end ---
 
     def destroy(self) -> None:
         """Gives the memory back and takes all hooks off the model, which stays usable.

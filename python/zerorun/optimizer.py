@@ -95,6 +95,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """What torch's optimizer keeps of one of this rank's shards."""
         return self.optimizer.state.get(self._shards[parameter, begin], {})
 
+    def load_shard_state(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
+        self.optimizer.state[self._shards[parameter, begin]] = state
+
     def detach(self) -> None:
         """The groups have the model's parameters again; states are gone with the engine."""
         for group, params in zip(self.param_groups, self._given, strict=True):

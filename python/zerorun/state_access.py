@@ -51,7 +51,7 @@ class StateAccess:
                 f"{tuple(value.shape)}, expected {tuple(shape)}"
             )
         flat = value.detach().flatten().float()
-        if self._prepare(parameter, name):
+        if self._prepare(parameter, name, setting=True):
             for interval, target in self._parts(parameter, name):
                 part = flat[interval.begin : interval.begin + interval.numel]
                 target.copy_(part / self._average() if name == "grad" else part)
@@ -65,7 +65,7 @@ class StateAccess:
         return local * self._average() if name == "grad" else local
 
     def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
-        if self._prepare(parameter, name):
+        if self._prepare(parameter, name, setting=True):
             flat, at = value.detach().flatten().float(), 0
             for interval, target in self._parts(parameter, name):
                 part = flat[at : at + interval.numel]
@@ -79,12 +79,16 @@ class StateAccess:
         self._publish(name)
 
     def _publish(self, name: str) -> None:
-        if name == "fp32_param":
+        """At stage 0 every rank has all states, of which each has set its part."""
+        replicated = self._engine.zero_optimization_stage() == 0
+        if name == "fp32_param" or (replicated and name != "grad"):
             self._engine.core.publish_masters()
 
-    def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
+    def _prepare(self, parameter: nn.Parameter, name: str, setting: bool = False) -> bool:
         """Whether the state exists, on all ranks alike. Collective for gradients."""
         trainable = self._engine.layout.is_trainable(parameter)
+        if setting and name == "grad" and self._engine.zero_optimization_stage() == 0:
+            raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
         if name == "grad":
             return trainable and self._engine.finish_reduction()
         return trainable or name == "fp32_param"
