@@ -106,6 +106,27 @@ class _Call:
         self.hooks.closed(self)
 
 
+def _no_hook(*_args: Any) -> None:
+    """What a copied or pickled module has in the place of its hook."""
+
+
+def _make_no_hook() -> Callable[..., None]:
+    return _no_hook
+
+
+class _Hook:
+    """A module hook that stays behind when the module is copied or pickled."""
+
+    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._function, self._arguments = function, arguments
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*self._arguments, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_no_hook, ()
+
+
 class _WatchedParameters(dict):
     """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
     for that forward, without having been registered as external."""
@@ -158,19 +179,17 @@ class GatherHooks:
             self._watch(module, units)
 
     def _watch(self, module: nn.Module, units: list[SharedUnit]) -> None:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._before_forward(module, units, args, kwargs)
-
+        before, after = _Hook(self._before_forward, units), _Hook(self._after_forward)
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(self._after_forward, always_call=True),
+            module.register_forward_hook(after, always_call=True),
         ]
         module._parameters = _WatchedParameters(module._parameters, self._fetch)
 
     # --- forward ---
 
     def _before_forward(
-        self, module: nn.Module, units: list[SharedUnit], args: Any, kwargs: Any
+        self, units: list[SharedUnit], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
         if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
