@@ -113,6 +113,10 @@ class EngineImpl final : public Engine {
   int64_t numel(ParameterId id) const override {
     return model_.numels()[static_cast<size_t>(model_.owner(id))];
   }
+  bool is_sharded(ParameterId id) const override {
+    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
+    return buckets_[static_cast<size_t>(home.bucket)].plan.shard_params;
+  }
   DType param_dtype() const override { return context_.param_dtype; }
   Device& device() override { return context_.device; }
 
@@ -151,6 +155,7 @@ class EngineImpl final : public Engine {
   double loss_scale() const override { return control_.loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
+  double gradient_average() const override { return control_.average(); }
 
   EngineProgress progress() const override {
     return {step_count_, skipped_steps_, control_.scaler_state()};
@@ -318,6 +323,7 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
 }
 
 std::vector<StateInterval> EngineImpl::state_intervals() {
+  reducer_.wait();
   std::vector<StateInterval> result;
   Stream& stream = context_.device.inline_stream();
   const int rank = context_.comm.rank();

@@ -100,6 +100,8 @@ class ZR_API Engine {
   virtual ModuleId module_id(std::string_view name) const = 0;        // throws ConfigError
   virtual int64_t numel(ParameterId id) const = 0;
   virtual DType param_dtype() const = 0;
+  // Whether the parameter is full between gather and release only (stage 3; not small ones).
+  virtual bool is_sharded(ParameterId id) const = 0;
   virtual Device& device() = 0;
 
   // Fills parameters: `fill(id, begin, out)` writes elements [begin, begin + out.size()) in fp32.
@@ -138,6 +140,8 @@ class ZR_API Engine {
   // trainable intervals, whose `grad` is now averaged, unscaled and clipped, and changes `master`.
   using ShardUpdate = std::function<void(std::span<const StateInterval>)>;
   virtual StepResult step(const ShardUpdate& update) = 0;
+  // What StateInterval::grad is multiplied with to be the average of unscaled gradients.
+  virtual double gradient_average() const = 0;
 
   virtual EngineProgress progress() const = 0;
   virtual void set_progress(const EngineProgress& progress) = 0;

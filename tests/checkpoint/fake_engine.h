@@ -143,6 +143,8 @@ class FakeEngine : public Engine {
   void grad_ready(ParameterId) override {}
   bool end_micro_step() override { return false; }
   void extend_batch() override {}
+  double gradient_average() const override { return 1; }
+  bool is_sharded(ParameterId) const override { return false; }
   void set_accumulation_boundary(std::optional<bool>) override {}
   double loss_scale() const override { return 1; }
   StepResult step() override { return {}; }
