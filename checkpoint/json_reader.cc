@@ -70,6 +70,12 @@ float JsonReader::number(const char* key) const {
   return static_cast<float>(value.get<double>());
 }
 
+double JsonReader::real(const char* key) const {
+  const nlohmann::json& value = member(key);
+  if (!value.is_number()) fail_member(key, "a number");
+  return value.get<double>();
+}
+
 bool JsonReader::boolean(const char* key) const {
   const nlohmann::json& value = member(key);
   if (!value.is_boolean()) fail_member(key, "true or false");

@@ -27,6 +27,7 @@ class JsonReader {
   int64_t integer(const char* key, int64_t low, int64_t high) const;
   uint64_t hash(const char* key) const;
   float number(const char* key) const;
+  double real(const char* key) const;
   bool boolean(const char* key) const;
   DType dtype(const char* key) const;
   const nlohmann::json::array_t& array(const char* key) const;

@@ -46,6 +46,7 @@ struct EngineContext {
   DType accum_dtype = DType::fp32;  // of reduced gradients
   int64_t accumulation_steps = 1;
   bool share_parameters = true;
+  int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
 };
 
 // Owner of the buckets' parameter memory and of their gradient memory outside the pool.

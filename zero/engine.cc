@@ -37,14 +37,21 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// Without Muon, matrices are parameters like all others.
+std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon) {
+  for (ParameterSpec& spec : specs) spec.use_muon = spec.use_muon && has_muon;
+  return specs;
+}
+
 EngineContext make_context(const Config& config, Device& device, Communicator& comm,
-                           const ModelSpec& model) {
+                           const ModelSpec& model, const Optimizer& rule) {
   EngineContext context{device, comm, model.specs(), stage_policy(config.zero.stage), config.zero};
   context.param_dtype = config.precision.param_dtype;
   context.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
   context.accum_dtype = config.precision.grad_accum_dtype.value_or(
       context.accumulation_steps == 1 ? context.param_dtype : DType::fp32);
   context.share_parameters = config.share_parameters;
+  context.parameter_alignment = rule.alignment();
   // Without a stream of its own, gathering ahead only moves the wait.
   if (!config.zero.overlap_comm) context.zero.prefetch_bucket_size = 0;
   return context;
@@ -54,15 +61,15 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, Device& device, Communicator& comm,
              std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups)
-      : model_(std::move(specs), groups.size()),
+      : rules_(make_optimizers(config.optimizer, config.precision)),
+        model_(with_rules(std::move(specs), rules_.size() > 1), groups.size()),
         groups_(std::move(groups)),
         max_norm_(config.gradient_clipping),
-        context_(make_context(config, device, comm, model_)),
+        context_(make_context(config, device, comm, model_, rules_.front())),
         comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         memory_(context_, buckets_),
-        optimizer_(context_, buckets_, make_optimizer(config.optimizer),
-                   make_device_state_store(device)),
+        optimizer_(context_, buckets_, rules_, config.precision, make_device_state_store(device)),
         norm_(context_),
         reducer_(context_, buckets_, norm_, comm_stream()),
         gatherer_(context_, buckets_, model_.module_count(), gather_stream()) {
@@ -123,7 +130,11 @@ class EngineImpl final : public Engine {
   int64_t step_count() const override { return step_count_; }
   void set_step_count(int64_t count) override { step_count_ = count; }
   std::span<ParameterGroup> groups() override { return groups_; }
-  std::span<const std::string> state_names() const override { return optimizer_.state_names(); }
+  DType master_dtype() const override { return optimizer_.master_dtype(); }
+  std::span<const StateSpec> state_specs(ParameterId id) const override {
+    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
+    return optimizer_.state_specs(buckets_[static_cast<size_t>(home.bucket)]);
+  }
   std::vector<StateInterval> state_intervals() override;
   void publish_masters() override;
   uint64_t parameter_hash() override { return hash_parameters(context_, buckets_); }
@@ -156,6 +167,7 @@ class EngineImpl final : public Engine {
   void publish(const Bucket& bucket);
   void finish_publishing();
 
+  const std::vector<Optimizer> rules_;
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
   const double max_norm_;
@@ -250,11 +262,9 @@ StepResult EngineImpl::step() {
   result.clip_factor = clip_factor(result.grad_norm, max_norm_);
   const auto grad_scale = static_cast<float>(average * result.clip_factor);
   ++step_count_;
-  for (const Bucket& bucket : buckets_) {
-    if (!bucket.plan.trainable) continue;
-    optimizer_.step(bucket, step_count_, grad_scale, groups_, context_.device.inline_stream());
+  optimizer_.step(step_count_, grad_scale, groups_, comm_stream(), [&](const Bucket& bucket) {
     if (context_.policy.shard_state) publish(bucket);
-  }
+  });
   finish_publishing();
   return result;
 }
@@ -271,8 +281,8 @@ std::vector<StateInterval> EngineImpl::state_intervals() {
       const int64_t in_shard = part.offset - rank * bucket.layout.shard_numel;
       interval.param = bucket.param_shard.slice(in_shard, part.numel);
       for (size_t i = 0; i < states.size(); ++i) {
-        const TensorView view =
-            states[i].slice(part.offset - optimizer_.held_from(bucket), part.numel);
+        const TensorView view = optimizer_.part_of(
+            bucket, states[i], i, part.offset - optimizer_.held_from(bucket), part.numel);
         if (i == 0) {
           interval.master = view;
         } else {
@@ -296,11 +306,10 @@ void EngineImpl::publish_masters() {
     if (bucket.plan.trainable) {
       const std::vector<TensorView> states = optimizer_.acquire(bucket, stream);
       const int64_t own = context_.comm.rank() * bucket.layout.shard_numel;
-      for (const TensorView& state : states) {
-        if (context_.policy.shard_state) break;
-        context_.comm
-            .all_gather(state.slice(own, bucket.layout.shard_numel), state, Sync::collective,
-                        stream, bucket.label)
+      for (size_t i = 0; i < states.size() && !context_.policy.shard_state; ++i) {
+        const TensorView part =
+            optimizer_.part_of(bucket, states[i], i, own, bucket.layout.shard_numel);
+        context_.comm.all_gather(part, states[i], Sync::collective, stream, bucket.label)
             .synchronize();
       }
       const int64_t in_held = own - optimizer_.held_from(bucket);

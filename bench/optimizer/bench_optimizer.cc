@@ -65,24 +65,27 @@ class Data {
   Buffer allocate(DType dtype) {
     return device_->allocate(kNumel * size_of(dtype), MemoryCategory::other);
   }
-  AdamTensors tensors16() const {
+  UpdateTensors tensors16() const {
     return with_grad_and_param(view_of(grad16_, DType::bf16, kNumel),
                                view_of(param16_, DType::bf16, kNumel));
   }
-  AdamTensors tensors32() const {
+  UpdateTensors tensors32() const {
     return with_grad_and_param(view_of(grad32_, DType::fp32, kNumel),
                                view_of(master_, DType::fp32, kNumel));
   }
-  AdamTensors with_grad_and_param(TensorView grad, TensorView param) const {
-    return {view_of(master_, DType::fp32, kNumel), view_of(exp_avg_, DType::fp32, kNumel),
-            view_of(exp_avg_sq_, DType::fp32, kNumel), grad, param};
+  UpdateTensors with_grad_and_param(TensorView grad, TensorView param) const {
+    return {.master = view_of(master_, DType::fp32, kNumel),
+            .grad = grad,
+            .param = param,
+            .states = {view_of(exp_avg_, DType::fp32, kNumel),
+                       view_of(exp_avg_sq_, DType::fp32, kNumel)}};
   }
 
-  Row adam_row(std::string label, const AdamTensors& tensors, double bytes) {
+  Row adam_row(std::string label, const UpdateTensors& tensors, double bytes) {
     const auto step = [this, tensors] {
-      AdamScalars scalars;
+      UpdateScalars scalars;
       scalars.weight_decay = 0.01F;
-      device_->adam(device_->inline_stream(), scalars, tensors);
+      device_->update(device_->inline_stream(), scalars, tensors);
     };
     return {std::move(label),
             bytes * kNumel,
