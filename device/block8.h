@@ -24,8 +24,9 @@ struct Block8 {
   constexpr uint32_t offset() const { return is_signed ? 1016 - 127 : 1016 - 255; }
   constexpr uint32_t largest() const { return is_signed ? 127 : 255; }
   static constexpr int kShift = 20;
-  // Of smaller scales the reciprocal could overflow; such a block becomes zero.
-  static constexpr float kLeastScale = 0x1p-120F;
+  // With a smaller scale, small codes would decode to less than fp32's normal numbers; such a block
+  // becomes zero.
+  static constexpr float kLeastScale = 0x1p-94F;
 
   float decode(uint8_t code, float scale) const {
     const uint32_t magnitude = is_signed ? code & 0x7fU : code;

@@ -60,16 +60,17 @@ EngineContext make_context(const Config& config, Device& device, Communicator& c
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, Device& device, Communicator& comm,
-             std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups)
-      : rules_(make_optimizers(config.optimizer, config.precision)),
-        model_(with_rules(std::move(specs), rules_.size() > 1), groups.size()),
+             std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups,
+             std::vector<Optimizer> rules)
+      : model_(with_rules(std::move(specs), rules.size() > 1), groups.size()),
         groups_(std::move(groups)),
         max_norm_(config.gradient_clipping),
-        context_(make_context(config, device, comm, model_, rules_.front())),
+        context_(make_context(config, device, comm, model_, rules.front())),
         comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         memory_(context_, buckets_),
-        optimizer_(context_, buckets_, rules_, config.precision, make_device_state_store(device)),
+        optimizer_(context_, buckets_, std::move(rules), config.precision,
+                   make_device_state_store(device)),
         norm_(context_),
         reducer_(context_, buckets_, norm_, comm_stream()),
         gatherer_(context_, buckets_, model_.module_count(), gather_stream()) {
@@ -167,7 +168,6 @@ class EngineImpl final : public Engine {
   void publish(const Bucket& bucket);
   void finish_publishing();
 
-  const std::vector<Optimizer> rules_;
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
   const double max_norm_;
@@ -329,7 +329,8 @@ void EngineImpl::publish_masters() {
 std::unique_ptr<Engine> Engine::create(const Config& config, Device& device, Communicator& comm,
                                        std::vector<ParameterSpec> specs,
                                        std::vector<ParameterGroup> groups) {
-  return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups));
+  return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups),
+                                      make_optimizers(config.optimizer, config.precision));
 }
 
 }  // namespace zerorun
