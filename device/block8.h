@@ -53,8 +53,7 @@ struct Block8 {
     // To nearest; a tie away from zero.
     const uint32_t rounded = (bits + (1U << (kShift - 1))) >> kShift;
     const uint32_t least = is_signed ? 0 : 1;
-    const uint32_t code =
-        rounded < offset() + least ? least : std::min(rounded - offset(), largest());
+    const uint32_t code = rounded < offset() + least ? least : rounded - offset();
     return code == 0 ? uint8_t{0} : static_cast<uint8_t>(sign | code);
   }
 };

@@ -66,12 +66,11 @@ float encode_block(const float* HWY_RESTRICT values, uint8_t* HWY_RESTRICT codes
   const auto half = hn::Set(di, 1 << (Block8::kShift - 1));
   const auto offset = hn::Set(di, static_cast<int32_t>(kCode.offset()));
   const auto least = hn::Set(di, is_signed ? 0 : 1);
-  const auto most = hn::Set(di, static_cast<int32_t>(kCode.largest()));
   for (int64_t i = 0; i < kStateBlock; i += lanes) {
     const auto value = hn::LoadU(d, values + i);
     const auto bits = hn::BitCast(di, hn::Mul(hn::Abs(value), inverse));
     auto code = hn::Sub(hn::ShiftRight<Block8::kShift>(hn::Add(bits, half)), offset);
-    code = hn::Min(hn::Max(code, least), most);
+    code = hn::Max(code, least);
     if constexpr (is_signed) {
       const auto sign =
           hn::And(hn::BitCast(di, hn::ShiftRight<24>(hn::BitCast(du, value))), hn::Set(di, 0x80));

@@ -193,28 +193,31 @@ class Stage {
 
  private:
   void decode(int64_t begin, int64_t count) {
-    uint8_t codes[kStateBlock] = {};
-    std::copy_n(view_.as<uint8_t>() + begin, count, codes);
+    const uint8_t* codes = view_.as<uint8_t>() + begin;
+    uint8_t last[kStateBlock] = {};
+    if (count < kStateBlock) codes = std::copy_n(codes, count, last) - count;
     const float scale = scales_.as<float>()[begin / kStateBlock];
     is_signed_ ? decode_block<true>(codes, scale, block_)
                : decode_block<false>(codes, scale, block_);
   }
 
   void encode(int64_t begin, int64_t count) {
-    uint8_t codes[kStateBlock];
+    uint8_t last[kStateBlock];
+    uint8_t* codes = count < kStateBlock ? last : view_.as<uint8_t>() + begin;
     scales_.as<float>()[begin / kStateBlock] =
         is_signed_ ? encode_block<true>(block_, codes) : encode_block<false>(block_, codes);
-    std::copy_n(codes, count, view_.as<uint8_t>() + begin);
+    if (count < kStateBlock) std::copy_n(last, count, view_.as<uint8_t>() + begin);
   }
 
   template <typename T>
   void round(T* to, int64_t count, int64_t element) {
     constexpr int64_t kGroup = StochasticRounding::kGroup;
-    T rounded[kStateBlock];
+    T last[kStateBlock];
+    T* rounded = count < kStateBlock ? last : to;
     for (int64_t i = 0; i < kStateBlock; i += kGroup) {
       round_group(rounding_, (element + i) / kGroup, block_ + i, rounded + i);
     }
-    std::copy_n(rounded, count, to);
+    if (count < kStateBlock) std::copy_n(last, count, to);
   }
 
   TensorView view_;
