@@ -183,11 +183,16 @@ void define_state(Engines& engine) {
           },
           "parameter"_a = py::none(),
           "What this rank holds (of one parameter): with the other ranks', every element once.")
-      .def_property_readonly("state_names",
-                             [](const EngineHandle& self) {
-                               const auto names = self.engine().state_names();
-                               return std::vector<std::string>(names.begin(), names.end());
-                             })
+      .def(
+          "state_names",
+          [](const EngineHandle& self, ParameterId parameter) {
+            std::vector<std::string> names;
+            for (const StateSpec& spec : self.engine().state_specs(parameter)) {
+              names.push_back(spec.name);
+            }
+            return names;
+          },
+          "parameter"_a, "Names of StateInterval.states of this parameter.")
       .def(
           "publish_masters", [](const EngineHandle& self) { self.engine().publish_masters(); },
           unlocked, "Recasts the parameters from the masters and shares them. Collective.")

@@ -108,8 +108,8 @@ class StateAccess:
                 yield interval, tensor_of(held)
             elif name == "grad":
                 yield interval, tensor_of(interval.grad)
-            elif name in core.state_names:
-                yield interval, tensor_of(interval.states[core.state_names.index(name)])
+            elif name in (names := core.state_names(interval.parameter)):
+                yield interval, tensor_of(interval.states[names.index(name)])
             elif optimizer is not None and optimizer.rule.external:
                 state = optimizer.shard_state(interval.parameter, interval.begin)
                 if isinstance(state.get(name), torch.Tensor):
