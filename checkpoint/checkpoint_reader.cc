@@ -32,12 +32,12 @@ struct CheckpointReader::Names {
     for (const Manifest::Parameter& parameter : manifest.parameters) {
       parameters.emplace(parameter.name, static_cast<int>(parameters.size()));
     }
-    for (const std::string& name : manifest.state_names) {
-      kinds.emplace(name, static_cast<int>(kinds.size()));
+    for (const StateSpec& state : manifest.states) {
+      kinds.emplace(state.name, static_cast<int>(kinds.size()));
     }
   }
   std::unordered_map<std::string, int> parameters;
-  std::unordered_map<std::string, int> kinds = {{kParamKind, kParam}, {kMasterKind, kMaster}};
+  std::unordered_map<std::string, int> kinds = {{kParamKind, kParam}};
 };
 
 CheckpointReader::CheckpointReader(fs::path folder) : folder_(std::move(folder)) {
@@ -131,9 +131,9 @@ void CheckpointReader::check_coverage() const {
       next = expect(next, index, kParam, parameter.dtype, parameter.numel());
       continue;
     }
-    const int kinds = kMaster + 1 + static_cast<int>(manifest_.state_names.size());
-    for (int kind = kMaster; kind < kinds; ++kind) {
-      next = expect(next, index, kind, DType::fp32, parameter.numel());
+    for (const int state : parameter.states) {
+      const StateSpec& spec = manifest_.states[static_cast<size_t>(state)];
+      next = expect(next, index, 1 + state, spec.dtype, spec.numel(parameter.numel()));
     }
   }
   if (next != records_.end()) {
@@ -184,8 +184,7 @@ void CheckpointReader::read(const File& file, const Record& record, uint64_t off
 
 std::string CheckpointReader::kind_name(int kind) const {
   if (kind == kParam) return kParamKind;
-  if (kind == kMaster) return kMasterKind;
-  return manifest_.state_names[static_cast<size_t>(kind - kMaster - 1)];
+  return manifest_.states[static_cast<size_t>(kind - 1)].name;
 }
 
 std::string CheckpointReader::describe(const Record& record) const {

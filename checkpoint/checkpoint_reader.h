@@ -17,7 +17,7 @@ class CheckpointReader {
  public:
   struct Record {
     int parameter = 0;  // index into manifest().parameters
-    int kind = 0;       // 0 param, 1 master, 2 + i for manifest().state_names[i]
+    int kind = 0;       // 0 param, 1 + i for manifest().states[i]
     int shard = 0;      // index into manifest().shards
     DType dtype = DType::fp32;
     int64_t begin = 0;
@@ -29,7 +29,6 @@ class CheckpointReader {
     uint64_t nbytes() const { return static_cast<uint64_t>(numel) * size_of(dtype); }
   };
   static constexpr int kParam = 0;
-  static constexpr int kMaster = 1;
 
   // Reads the manifest and the headers of all files. Throws CheckpointError unless they are
   // undamaged and hold every element exactly once.

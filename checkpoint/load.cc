@@ -73,9 +73,16 @@ void Load::plan() {
       add(parameter, CheckpointReader::kParam, interval.begin, interval.param);
       continue;
     }
-    int kind = CheckpointReader::kMaster;
-    add(parameter, kind, interval.begin, interval.master);
-    for (const TensorView& state : interval.states) add(parameter, ++kind, interval.begin, state);
+    // The models match: what is saved is what the engine has, in the same order.
+    const std::vector<int>& states = saved.parameters[static_cast<size_t>(parameter)].states;
+    ZR_CHECK(interval.states.size() + 1 == states.size(), "{} has {} states", spec.name,
+             interval.states.size());
+    add(parameter, 1 + states[0], interval.begin, interval.master);
+    for (size_t i = 0; i < interval.states.size(); ++i) {
+      const int state = states[i + 1];
+      const int64_t block = saved.states[static_cast<size_t>(state)].block;
+      add(parameter, 1 + state, interval.begin / block, interval.states[i]);
+    }
   }
   std::sort(transfers_.begin(), transfers_.end(),
             [](const Transfer& a, const Transfer& b) { return place_of(a) < place_of(b); });
@@ -126,8 +133,9 @@ void Load::apply() {
   engine_.set_progress(saved.progress);
   const auto groups = engine_.groups();
   for (size_t i = 0; i < groups.size(); ++i) {
-    groups[i].lr = saved.groups[i].lr;
-    groups[i].weight_decay = saved.groups[i].weight_decay;
+    const std::string name = groups[i].name;
+    groups[i] = saved.groups[i];
+    groups[i].name = name;
   }
 }
 

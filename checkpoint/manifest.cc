@@ -25,6 +25,7 @@ constexpr std::string_view kHashPrefix = ",\n  \"xxh3\": \"";
 constexpr std::string_view kHashSuffix = "\"\n}\n";
 constexpr size_t kHashNbytes = kHashPrefix.size() + kHexDigits + kHashSuffix.size();
 constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxBlock = 1 << 20;
 constexpr int64_t kMaxFileNbytes = std::numeric_limits<int64_t>::max() / 2;
 
 nlohmann::ordered_json encode_parameter(const Manifest::Parameter& parameter) {
@@ -35,17 +36,27 @@ nlohmann::ordered_json encode_parameter(const Manifest::Parameter& parameter) {
           {"shape", parameter.shape},
           {"dtype", name_of(parameter.dtype)},
           {"trainable", parameter.trainable},
-          {"group", parameter.group}};
+          {"group", parameter.group},
+          {"states", parameter.states}};
+}
+
+nlohmann::ordered_json encode_state(const StateSpec& state) {
+  return {{"name", state.name}, {"dtype", name_of(state.dtype)}, {"block", state.block}};
 }
 
 nlohmann::ordered_json encode_group(const ParameterGroup& group) {
-  if (!std::isfinite(group.lr) || !std::isfinite(group.weight_decay)) {
+  const double others = group.beta1.value_or(0) + group.beta2.value_or(0) + group.eps.value_or(0);
+  if (!std::isfinite(group.lr) || !std::isfinite(group.weight_decay) || !std::isfinite(others)) {
     fail<ConfigError>("parameter group '{}' has lr {} and weight_decay {}; expected finite values",
                       group.name, group.lr, group.weight_decay);
   }
   // As double: the shortest text of a double gives every float back exactly.
-  return {
+  nlohmann::ordered_json json = {
       {"name", group.name}, {"lr", double{group.lr}}, {"weight_decay", double{group.weight_decay}}};
+  if (group.beta1) json["beta1"] = *group.beta1;
+  if (group.beta2) json["beta2"] = *group.beta2;
+  if (group.eps) json["eps"] = double{*group.eps};
+  return json;
 }
 
 nlohmann::ordered_json encode_shard(const Manifest::ShardFile& shard) {
@@ -92,7 +103,7 @@ std::string_view checked_body(std::string_view text, const std::string& file) {
   return body;
 }
 
-Manifest::Parameter decode_parameter(const JsonReader& json) {
+Manifest::Parameter decode_parameter(const JsonReader& json, int64_t states) {
   Manifest::Parameter parameter;
   parameter.name = json.text("name");
   if (json.has("alias_of")) {
@@ -105,16 +116,28 @@ Manifest::Parameter decode_parameter(const JsonReader& json) {
   parameter.shape = json.shape("shape", std::max(size_of(parameter.dtype), size_of(DType::fp32)));
   parameter.trainable = json.boolean("trainable");
   parameter.group = static_cast<int>(json.integer("group", 0, std::numeric_limits<int>::max()));
+  for (const nlohmann::json& index : json.array("states")) {
+    const int64_t low = parameter.states.empty() ? 0 : parameter.states.back() + 1;
+    if (!index.is_number_unsigned() || index.get<int64_t>() < low ||
+        index.get<int64_t>() >= states) {
+      json.fail(fmt::format("'states' is not ascending or not below {}", states));
+    }
+    parameter.states.push_back(index.get<int>());
+  }
+  if (parameter.trainable == parameter.states.empty()) {
+    json.fail("only trainable parameters have states, and all of them have");
+  }
   return parameter;
 }
 
-std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const std::string& file) {
+std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const std::string& file,
+                                                   size_t states) {
   std::vector<Manifest::Parameter> parameters;
   std::unordered_map<std::string, bool> is_alias;
   int64_t index = 0;
   for (const nlohmann::json& entry : top.array("parameters")) {
     const JsonReader json(entry, file, "parameters", index++);
-    parameters.push_back(decode_parameter(json));
+    parameters.push_back(decode_parameter(json, static_cast<int64_t>(states)));
     const Manifest::Parameter& parameter = parameters.back();
     if (!is_alias.emplace(parameter.name, !parameter.alias_of.empty()).second) {
       json.fail(fmt::format("'{}' is listed twice", parameter.name));
@@ -136,9 +159,13 @@ std::vector<ParameterGroup> decode_groups(const JsonReader& top, const std::stri
   int64_t index = 0;
   for (const nlohmann::json& entry : top.array("groups")) {
     const JsonReader json(entry, file, "groups", index++);
-    groups.push_back({.name = json.text("name"),
-                      .lr = json.number("lr"),
-                      .weight_decay = json.number("weight_decay")});
+    ParameterGroup group{.name = json.text("name"),
+                         .lr = json.number("lr"),
+                         .weight_decay = json.number("weight_decay")};
+    if (json.has("beta1")) group.beta1 = json.real("beta1");
+    if (json.has("beta2")) group.beta2 = json.real("beta2");
+    if (json.has("eps")) group.eps = json.number("eps");
+    groups.push_back(std::move(group));
   }
   return groups;
 }
@@ -171,14 +198,37 @@ void check_version(const JsonReader& top) {
   }
 }
 
-std::vector<std::string> decode_state_names(const JsonReader& top) {
-  std::vector<std::string> names = top.texts("state_names");
-  const std::set<std::string> unique(names.begin(), names.end());
-  if (unique.size() != names.size() || unique.contains(kParamKind) ||
-      unique.contains(kMasterKind)) {
-    top.fail("'state_names' repeats a name");
+std::vector<StateSpec> decode_states(const JsonReader& top, const std::string& file) {
+  std::vector<StateSpec> states;
+  std::set<std::string> names = {kParamKind};
+  int64_t index = 0;
+  for (const nlohmann::json& entry : top.array("states")) {
+    const JsonReader json(entry, file, "states", index++);
+    states.push_back({.name = json.text("name"),
+                      .dtype = json.dtype("dtype"),
+                      .block = json.integer("block", 1, kMaxBlock)});
+    if (size_of(states.back().dtype) > size_of(DType::fp32))
+      json.fail("'dtype' is not one of states");
+    if (!names.insert(states.back().name).second) {
+      json.fail(fmt::format("'{}' is listed twice", states.back().name));
+    }
   }
-  return names;
+  return states;
+}
+
+// The indices of what the engine keeps for the parameter, adding what is not listed yet. As the
+// optimizer's rules list their states in one order each, and no state belongs to two of them, the
+// indices ascend.
+std::vector<int> add_states(Engine& engine, ParameterId id, std::vector<StateSpec>& states) {
+  std::vector<StateSpec> own = {{kMasterKind, engine.master_dtype()}};
+  for (const StateSpec& spec : engine.state_specs(id)) own.push_back(spec);
+  std::vector<int> indices;
+  for (const StateSpec& spec : own) {
+    const auto found = std::find(states.begin(), states.end(), spec);
+    indices.push_back(static_cast<int>(found - states.begin()));
+    if (found == states.end()) states.push_back(spec);
+  }
+  return indices;
 }
 
 }  // namespace
@@ -189,9 +239,9 @@ Manifest describe_engine(Engine& engine) {
   Manifest manifest;
   manifest.zerorun_version = ZERORUN_VERSION;
   manifest.progress = engine.progress();
-  manifest.state_names.assign(engine.state_names().begin(), engine.state_names().end());
   manifest.groups.assign(engine.groups().begin(), engine.groups().end());
   for (const ParameterSpec& spec : engine.parameters()) {
+    const auto id = static_cast<ParameterId>(manifest.parameters.size());
     Manifest::Parameter parameter;
     parameter.name = spec.name;
     if (spec.alias_of.empty()) {
@@ -199,6 +249,7 @@ Manifest describe_engine(Engine& engine) {
       parameter.dtype = engine.param_dtype();
       parameter.trainable = spec.trainable;
       parameter.group = spec.group;
+      if (spec.trainable) parameter.states = add_states(engine, id, manifest.states);
     } else {
       parameter.alias_of = spec.alias_of;
     }
@@ -213,8 +264,7 @@ std::string encode_manifest(const Manifest& manifest) {
                                  {"zerorun", manifest.zerorun_version},
                                  {"step", manifest.progress.step_count},
                                  {"skipped_steps", manifest.progress.skipped_steps},
-                                 {"world_size", manifest.shards.size()},
-                                 {"state_names", manifest.state_names}};
+                                 {"world_size", manifest.shards.size()}};
   if (manifest.progress.loss_scaler) {
     json["loss_scaler"] = encode_loss_scaler(*manifest.progress.loss_scaler);
   }
@@ -222,6 +272,7 @@ std::string encode_manifest(const Manifest& manifest) {
     json[key] = nlohmann::ordered_json::array();
     for (const auto& value : values) json[key].push_back(encode(value));
   };
+  add_array("states", manifest.states, encode_state);
   add_array("groups", manifest.groups, encode_group);
   add_array("parameters", manifest.parameters, encode_parameter);
   json["client_state"] = manifest.client_state;
@@ -251,12 +302,13 @@ Manifest decode_manifest(std::string_view text, const std::string& file) {
   Manifest manifest{
       .zerorun_version = top.text("zerorun"),
       .progress = decode_progress(top, json, file),
-      .state_names = decode_state_names(top),
+      .states = decode_states(top, file),
       .groups = decode_groups(top, file),
-      .parameters = decode_parameters(top, file),
+      .parameters = {},
       .client_state = top.text("client_state"),
       .shards = decode_shards(top, file),
   };
+  manifest.parameters = decode_parameters(top, file, manifest.states.size());
   const int64_t world_size = top.integer("world_size", 1, kMaxRanks);
   if (static_cast<size_t>(world_size) != manifest.shards.size()) {
     top.fail(fmt::format("world size {}, but {} files", world_size, manifest.shards.size()));

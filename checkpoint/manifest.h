@@ -19,7 +19,8 @@ struct Manifest {
     DType dtype = DType::fp32;
     bool trainable = true;
     int group = 0;
-    std::string alias_of;  // not empty: only the name is set besides
+    std::vector<int> states;  // ascending indices into the manifest's states; none when frozen
+    std::string alias_of{};   // not empty: only the name is set besides
 
     int64_t numel() const;
   };
@@ -32,14 +33,14 @@ struct Manifest {
 
   std::string zerorun_version;
   EngineProgress progress;
-  std::vector<std::string> state_names;
+  std::vector<StateSpec> states;  // masters and what the optimizer keeps: the kinds of records
   std::vector<ParameterGroup> groups;
   std::vector<Parameter> parameters;
   std::string client_state;
   std::vector<ShardFile> shards;  // one per rank of the job that saved
 };
 
-inline constexpr int kFormatVersion = 1;
+inline constexpr int kFormatVersion = 2;
 inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 

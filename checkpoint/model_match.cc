@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "core/check.h"
 
@@ -20,6 +21,17 @@ std::string_view trained(const Parameter& parameter) {
 
 std::string tied(const Parameter& parameter) {
   return parameter.alias_of.empty() ? "untied" : "tied to " + parameter.alias_of;
+}
+
+// "master fp32, exp_avg uint8"
+std::string states_of(const Manifest& manifest, const Parameter& parameter) {
+  std::vector<std::string> states;
+  for (const int index : parameter.states) {
+    const StateSpec& spec = manifest.states[static_cast<size_t>(index)];
+    states.push_back(fmt::format("{} {}", spec.name, name_of(spec.dtype)));
+    if (spec.block > 1) states.back() += fmt::format("/{}", spec.block);
+  }
+  return fmt::format("{}", fmt::join(states, ", "));
 }
 
 void check_same_parameter(const Parameter& saved, const Parameter& ours, std::string_view where) {
@@ -56,6 +68,11 @@ void check_same_model(const Manifest& saved, const Manifest& engine, std::string
           where, ours.name, engine.parameters.size(), saved.parameters.size());
     }
     check_same_parameter(*found->second, ours, where);
+    const std::string theirs = states_of(saved, *found->second);
+    if (theirs != states_of(engine, ours)) {
+      fail<CheckpointError>("{} has optimizer states [{}] of {}, this optimizer [{}]", where,
+                            theirs, ours.name, states_of(engine, ours));
+    }
     unmatched.erase(found);
   }
   for (const Parameter& parameter : saved.parameters) {
@@ -64,10 +81,6 @@ void check_same_model(const Manifest& saved, const Manifest& engine, std::string
         "{} has the parameter {}, which this model lacks ({} parameters; the "
         "checkpoint has {})",
         where, parameter.name, engine.parameters.size(), saved.parameters.size());
-  }
-  if (saved.state_names != engine.state_names) {
-    fail<CheckpointError>("{} has optimizer states [{}], this optimizer [{}]", where,
-                          fmt::join(saved.state_names, ", "), fmt::join(engine.state_names, ", "));
   }
   if (saved.groups.size() != engine.groups.size()) {
     fail<CheckpointError>("{} has {} parameter groups, this run {}", where, saved.groups.size(),

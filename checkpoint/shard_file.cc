@@ -123,18 +123,19 @@ std::vector<ShardRecord> decode_shard_header(std::string_view bytes, uint64_t fi
 ShardPlan::ShardPlan(Engine& engine, std::span<const StateInterval> intervals,
                      int64_t max_record_numel) {
   const auto specs = engine.parameters();
-  const auto state_names = engine.state_names();
   for (const StateInterval& interval : intervals) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
     if (!spec.trainable) {
       add(spec.name, kParamKind, interval.begin, interval.param, max_record_numel);
       continue;
     }
-    ZR_CHECK(interval.states.size() == state_names.size(), "{} has {} states", spec.name,
+    const auto states = engine.state_specs(interval.parameter);
+    ZR_CHECK(interval.states.size() == states.size(), "{} has {} states", spec.name,
              interval.states.size());
     add(spec.name, kMasterKind, interval.begin, interval.master, max_record_numel);
-    for (size_t i = 0; i < state_names.size(); ++i) {
-      add(spec.name, state_names[i], interval.begin, interval.states[i], max_record_numel);
+    for (size_t i = 0; i < states.size(); ++i) {
+      add(spec.name, states[i].name, interval.begin / states[i].block, interval.states[i],
+          max_record_numel);
     }
   }
   // The hashes, unknown yet, do not change the length of the table.

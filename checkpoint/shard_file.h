@@ -16,12 +16,13 @@
 
 namespace zerorun {
 
-// What a record holds of its parameter: the values of a frozen one, or the fp32 master of a
-// trainable one; besides these, one of the optimizer's states by its name.
+// What a record holds of its parameter: the values of a frozen one, or the master of a trainable
+// one; besides these, one of the optimizer's states by its name.
 inline constexpr const char* kParamKind = "param";
 inline constexpr const char* kMasterKind = "master";
 
-// Elements [begin, begin + numel) of one kind of one parameter, stored as one run of bytes.
+// Elements [begin, begin + numel) of one kind of one parameter, stored as one run of bytes. A state
+// with one element for each block of the parameter's counts its own.
 struct ShardRecord {
   std::string parameter;
   std::string kind;

@@ -1,7 +1,5 @@
 #include "config/key_table.h"
 
-#include <algorithm>
-
 #include "core/check.h"
 
 namespace zerorun {
@@ -17,8 +15,12 @@ std::vector<std::string_view> split_choices(std::string_view choices) {
 }
 
 bool KeySpec::is_used_by(std::string_view type_name) const {
-  const auto types = split_choices(used_by);
-  return types.empty() || std::find(types.begin(), types.end(), type_name) != types.end();
+  if (used_by.empty()) return true;
+  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+    end = used_by.find('|', begin);
+    if (used_by.substr(begin, end - begin) == type_name) return true;
+  }
+  return false;
 }
 
 std::string_view KeySpec::fallback_for(std::string_view type_name) const {

@@ -11,6 +11,8 @@ constexpr std::string_view kCompile = "/compile/deepcompile";
 constexpr auto kKeys = std::to_array<KeySpec>({
     block("/compile", "torch.compile."),
     not_yet(kCompile, KeyType::boolean, "false", "Compiles the model together with ZeRO."),
+    gated(kCompile, "/compile/autoep_non_moe", KeyType::boolean, "false",
+          "Compiles what surrounds expert layers."),
     gated(kCompile, "/compile/free_activation", KeyType::boolean, "false",
           "Frees activations early."),
     gated(kCompile, "/compile/free_activation_threshold", KeyType::integer, "10485760",

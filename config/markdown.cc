@@ -20,7 +20,9 @@ the table that the parser uses: `zerorun config docs > docs/config.md`.
   wrong types, keys given twice, values that contradict each other or are not supported yet.
 - `null` is the same as leaving a key out, where the default is "not given".
 - `"auto"` is the same as leaving a key out, for the keys marked *auto* and for all keys that do not
-  have the status "works".
+  have the status "works". Beyond that, bucket sizes follow the width of the model where the program
+  says it, as with Hugging Face's Trainer, and a schedule's number of steps follows the run.
+- Instead of a path, the URL-safe base64 text of a file may be given.
 - `zerorun config check FILE` checks a file, `zerorun config show FILE` prints what is in effect,
   `zerorun config schema` prints a JSON Schema for editors.
 
@@ -67,6 +69,7 @@ std::string meaning(const KeySpec& spec) {
   switch (spec.status) {
     case KeyStatus::works:
     case KeyStatus::always_on:
+      if (!spec.gate.empty()) text += fmt::format(" Used with `{}` only.", spec.gate);
       break;
     case KeyStatus::no_effect:
       text += fmt::format(" No effect: {}.", spec.note);
@@ -79,6 +82,14 @@ std::string meaning(const KeySpec& spec) {
       if (!spec.note.empty()) text += fmt::format(" Instead: {}.", spec.note);
       if (!spec.gate.empty()) text += fmt::format(" Used with `{}` only.", spec.gate);
       break;
+  }
+  if (!spec.used_by.empty()) {
+    text += fmt::format(" {} {}.", spec.is_required ? "Required by" : "Of",
+                        fmt::join(split_choices(spec.used_by), ", "));
+  }
+  for (const std::string_view entry : split_choices(spec.type_fallbacks)) {
+    const size_t equals = entry.find('=');
+    text += fmt::format(" {}: default `{}`.", entry.substr(0, equals), entry.substr(equals + 1));
   }
   if (!spec.later.empty()) {
     text += fmt::format(" Not yet: {}.", fmt::join(split_choices(spec.later), ", "));

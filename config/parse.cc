@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -62,6 +64,18 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
   return values;
 }
 
+// As DeepSpeed's OneCycle, which warns about optimizers without betas.
+void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
+  const SchedulerConfig& scheduler = parsed.config.scheduler;
+  const std::string& optimizer = parsed.config.optimizer.type;
+  if (scheduler.type == "OneCycle" && scheduler.one_cycle.cycle_momentum &&
+      !table.find("/optimizer/params/betas")->is_used_by(optimizer)) {
+    parsed.warnings.push_back(fmt::format(
+        "/scheduler/params/cycle_momentum: no momentum cycles with {}, which has no betas",
+        optimizer));
+  }
+}
+
 }  // namespace
 
 ParsedConfig parse_config(std::string_view json, std::string source) {
@@ -83,6 +97,7 @@ ParsedConfig parse_config(std::string_view json, std::string source) {
   parsed.config.source = std::move(source);
   parsed.values = list_values(table, keys, parsed.config);
   mark_unresolved(parsed);
+  warn_of_momentum(table, parsed);
   return parsed;
 }
 

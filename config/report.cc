@@ -15,6 +15,7 @@ namespace zerorun {
 
 namespace {
 
+constexpr std::string_view kAuto = R"("auto")";
 constexpr size_t kMaxListedRanks = 12;
 constexpr int64_t kMaxRanks = 1 << 20;  // more are not tried
 
@@ -112,7 +113,7 @@ std::vector<std::string_view> blocks_of(std::string_view pointer) {
 }
 
 std::string comment_of(const ConfigValue& value) {
-  if (value.is_auto && value.value == R"("auto")") return "the program has to give it";
+  if (value.is_auto && value.value == kAuto) return "the program has to give it";
   if (value.is_auto) return "auto";
   if (value.is_default) return value.value == value.fallback ? "" : "inferred";
   return value.fallback == "null" ? "given" : fmt::format("default {}", value.fallback);
@@ -123,8 +124,10 @@ std::string comment_of(const ConfigValue& value) {
 std::string check_report(const std::string& path) {
   const ParsedConfig parsed = load_config(path);
   std::vector<std::string_view> changed;
+  std::vector<std::string_view> left_over;
   std::string without_effect;
   for (const ConfigValue& value : parsed.values) {
+    if (value.is_auto && value.value == kAuto) left_over.push_back(value.pointer);
     if (value.is_default) continue;
     changed.push_back(value.pointer);
     const std::string_view reason = reason_without_effect(value);
@@ -136,6 +139,9 @@ std::string check_report(const std::string& path) {
   if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
   if (is_batch_given(parsed.config.batch)) {
     text += fmt::format("\n  batch sizes: suit {} ranks", suitable_ranks(parsed.config.batch));
+  }
+  if (!left_over.empty()) {
+    text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
   }
   text += without_effect;
   for (const std::string& warning : parsed.warnings) {

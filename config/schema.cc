@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -111,6 +114,9 @@ Json key_schema(const KeySpec& spec) {
   std::string text(spec.doc);
   if (may_not_ask(spec)) text += " Not supported by this version of zerorun.";
   if (spec.status == KeyStatus::no_effect) text += " No effect in zerorun.";
+  if (!spec.used_by.empty()) {
+    text += fmt::format(" Of {}.", fmt::join(split_choices(spec.used_by), ", "));
+  }
   schema["description"] = text;
   if (spec.status == KeyStatus::deprecated) schema["deprecated"] = true;
   return schema;

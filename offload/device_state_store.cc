@@ -13,10 +13,10 @@ class DeviceStateStore final : public StateStore {
 
   int add(const StateLayout& layout) override {
     Shard shard;
-    for (size_t i = 0; i < layout.names.size(); ++i) {
-      Buffer buffer = device_.allocate(static_cast<size_t>(layout.numel) * size_of(DType::fp32),
-                                       MemoryCategory::optimizer);
-      TensorView view = view_of(buffer, DType::fp32, layout.numel);
+    for (const StateSpec& spec : layout.tensors) {
+      TensorView view{nullptr, spec.numel(layout.numel), spec.dtype};
+      Buffer buffer = device_.allocate(view.nbytes(), MemoryCategory::optimizer);
+      view.data = buffer.data();
       device_.fill(device_.inline_stream(), view, 0.0F);
       shard.buffers.push_back(std::move(buffer));
       shard.views.push_back(view);

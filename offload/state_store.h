@@ -3,18 +3,18 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "zerorun/device.h"
+#include "zerorun/engine.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun {
 
-// One fp32 tensor per element of a shard: the master copy or an optimizer moment.
+// The tensors kept for a shard: the master copy and the optimizer's states.
 struct StateLayout {
-  int64_t numel = 0;               // of the shard
-  std::vector<std::string> names;  // "master", "exp_avg", ...
+  int64_t numel = 0;  // of the shard
+  std::vector<StateSpec> tensors;
 };
 
 // Where the shards' states rest between steps. The engine acquires a shard before it reads or
@@ -25,7 +25,7 @@ class StateStore {
   virtual ~StateStore() = default;
   // Zero-filled states of one more shard; returns its index.
   virtual int add(const StateLayout& layout) = 0;
-  // The views, in the order of the layout's names, valid until release.
+  // The views, in the order of the layout's tensors, valid until release.
   virtual std::vector<TensorView> acquire(int shard, Stream& stream) = 0;
   virtual void release(int shard, Stream& stream) = 0;
 };

@@ -1,26 +1,164 @@
 #include "optim/optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cmath>
+#include <string>
+#include <string_view>
 
 #include "core/check.h"
-#include "optim/adam.h"
-#include "optim/external.h"
 
 namespace zerorun {
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
-  if (config.type == kExternalOptimizer) return std::make_unique<ExternalOptimizer>();
-  std::string type = config.type;
-  std::transform(type.begin(), type.end(), type.begin(),
+namespace {
+
+// Where the random bits of stochastic rounding start: results must not depend on anything else.
+constexpr uint64_t kRoundingSeed = 0x7a65726f72756eULL;
+
+struct Type {
+  std::string_view name;  // lower case
+  UpdateRule rule;
+  std::array<std::string_view, 2> states;  // torch.optim's names
+  bool in_8_bits = false;
+};
+constexpr std::array kTypes = {
+    Type{"adam", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}},
+    Type{"adamw", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}},
+    Type{"adam8bit", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}, true},
+    Type{"adamw8bit", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}, true},
+    Type{"sgd", UpdateRule::sgd, {"momentum_buffer", ""}},
+    Type{"adagrad", UpdateRule::adagrad, {"sum", ""}},
+    Type{"lion", UpdateRule::lion, {"exp_avg", ""}},
+    Type{"lamb", UpdateRule::lamb_direction, {"exp_avg", "exp_avg_sq"}},
+    Type{"muon", UpdateRule::muon_direction, {"momentum_buffer", ""}},
+};
+
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  // As DeepSpeed (runtime/engine.py, _configure_basic_optimizer): "AdamW" is always decoupled,
-  // "Adam" unless adam_w_mode is false.
-  if (type == "adamw" || (type == "adam" && config.adam_w_mode)) {
-    return std::make_unique<Adam>(config, Adam::Decay::decoupled);
+  return text;
+}
+
+const Type& find_type(const std::string& name) {
+  const std::string wanted = lower_case(name);
+  for (const Type& type : kTypes) {
+    if (type.name == wanted) return type;
   }
-  if (type == "adam") return std::make_unique<Adam>(config, Adam::Decay::l2);
-  fail<ConfigError>("optimizer.type: got '{}', expected 'Adam' or 'AdamW'", config.type);
+  fail<ConfigError>(
+      "optimizer.type: got '{}', expected Adam, AdamW, Adam8bit, AdamW8bit, SGD, Adagrad, Lion, "
+      "Lamb or Muon",
+      name);
+}
+
+// As DeepSpeed (runtime/engine.py, _configure_basic_optimizer): "AdamW" is always decoupled, "Adam"
+// unless adam_w_mode is false.
+bool is_decoupled(const Type& type, const OptimizerConfig& config) {
+  return type.rule == UpdateRule::adam && (type.name.starts_with("adamw") || config.adam_w_mode);
+}
+
+// 1 - beta^step in double: in fp32 the difference would lose all digits at the first steps.
+float bias_correction(bool enabled, double beta, int64_t step) {
+  return enabled ? static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step))) : 1.0F;
+}
+
+bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
+
+}  // namespace
+
+Optimizer::Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision)
+    : config_(config), external_(config.type == kExternalOptimizer) {
+  if (external_) return;
+  const Type& type = find_type(config.type);
+  rule_ = type.rule;
+  decoupled_ = is_decoupled(type, config);
+  stochastic_ = is_half(precision.state_dtype) ||
+                (precision.master_is_param && is_half(precision.param_dtype));
+  if (type.in_8_bits && precision.state_dtype != DType::fp32) {
+    fail<ConfigError>(
+        "optimizer.type {} keeps its states in 8 bits, expected no other dtype, got {}",
+        config.type, name_of(precision.state_dtype));
+  }
+  if (precision.state_dtype != DType::fp32 && !is_half(precision.state_dtype)) {
+    fail<ConfigError>("dtype of the optimizer states: got {}, expected fp32, bf16 or fp16",
+                      name_of(precision.state_dtype));
+  }
+  if (type.in_8_bits) block_ = kStateBlock;
+  if (rule_ == UpdateRule::sgd && config.momentum == 0.0) return;
+  for (const std::string_view state : type.states) {
+    if (state.empty()) continue;
+    const std::string name(state);
+    states_.push_back({name, type.in_8_bits ? DType::uint8 : precision.state_dtype});
+    if (type.in_8_bits) states_.push_back({name + "_scale", DType::fp32, kStateBlock});
+  }
+}
+
+Optimizer::Passes Optimizer::passes() const {
+  if (rule_ == UpdateRule::lamb_direction) return Passes::lamb;
+  if (rule_ == UpdateRule::muon_direction) return Passes::muon;
+  return Passes::one;
+}
+
+UpdateScalars Optimizer::scalars(int64_t step, float grad_scale,
+                                 const ParameterGroup& group) const {
+  ZR_CHECK(!external_, "Engine::step() without an update, but the optimizer is the caller's");
+  ZR_CHECK(step >= 1, "got step {}, expected 1 or more", step);
+  const bool has_momentum = rule_ == UpdateRule::sgd || rule_ == UpdateRule::muon_direction;
+  UpdateScalars s = {
+      .rule = rule_,
+      .lr = group.lr,
+      .beta1 = group.beta1.value_or(has_momentum ? config_.momentum : config_.beta1),
+      .beta2 = group.beta2.value_or(config_.beta2),
+      .eps = group.eps.value_or(config_.eps),
+      .weight_decay = group.weight_decay,
+      .decoupled = decoupled_,
+      .grad_scale = grad_scale,
+      .dampening = config_.dampening,
+      .nesterov = config_.nesterov,
+      .eps_inside_sqrt = config_.eps_inside_sqrt,
+      .seed = kRoundingSeed,
+      .step = step,
+  };
+  s.bias_correction1 = bias_correction(config_.bias_correction, s.beta1, step);
+  s.bias_correction2 = bias_correction(config_.bias_correction, s.beta2, step);
+  if (rule_ == UpdateRule::adagrad) {
+    s.lr = static_cast<float>(group.lr / (1.0 + static_cast<double>(step - 1) * config_.lr_decay));
+  }
+  return s;
+}
+
+UpdateScalars Optimizer::lamb_scalars(int64_t step, const ParameterGroup& group,
+                                      double parameter_norm, double direction_norm) const {
+  double ratio = 1.0;
+  if (parameter_norm != 0.0 && direction_norm != 0.0) {
+    ratio =
+        std::clamp<double>(parameter_norm / direction_norm, config_.min_coeff, config_.max_coeff);
+  }
+  UpdateScalars s = scalars(step, 1.0F, group);
+  s.rule = UpdateRule::lamb;
+  s.lr = static_cast<float>(ratio * group.lr * std::sqrt(static_cast<double>(s.bias_correction2)) /
+                            s.bias_correction1);
+  return s;
+}
+
+UpdateScalars Optimizer::muon_scalars(int64_t step, const ParameterGroup& group, int64_t rows,
+                                      int64_t cols) const {
+  UpdateScalars s = scalars(step, 1.0F, group);
+  s.rule = UpdateRule::sgd;
+  s.decoupled = true;
+  // Jordan's scale, which keeps the update's size per output; DeepSpeed and torch.optim.Muon
+  // ("original") have the same.
+  s.grad_scale = static_cast<float>(
+      std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(cols))));
+  return s;
+}
+
+std::vector<Optimizer> make_optimizers(const OptimizerConfig& config,
+                                       const PrecisionConfig& precision) {
+  if (lower_case(config.type) != "muon") return {Optimizer(config, precision)};
+  OptimizerConfig rest = config;
+  rest.type = "Adam";  // decoupled unless adam_w_mode is false
+  return {Optimizer(rest, precision), Optimizer(config, precision)};
 }
 
 }  // namespace zerorun

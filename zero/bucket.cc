@@ -12,7 +12,8 @@ std::vector<Bucket> make_buckets(const EngineContext& context, std::span<const i
   for (BucketPlan& plan : plan_buckets(context.specs, numels, modules, context.zero)) {
     Bucket bucket;
     bucket.index = static_cast<int>(buckets.size());
-    bucket.layout = lay_out(plan.parameters, context.comm.world_size());
+    bucket.layout =
+        lay_out(plan.parameters, context.comm.world_size(), context.parameter_alignment);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
       return context.specs[static_cast<size_t>(parameter.parameter)].name;
     };

@@ -48,6 +48,7 @@ struct EngineContext {
   double pre_scale = 1.0;           // what each rank multiplies its gradient with before the sum
   int64_t accumulation_steps = 1;
   bool share_parameters = true;
+  int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
 };
 
 // Whether the reduced gradient replaces the gradient that it was made from: below stage 2, with one

@@ -60,14 +60,21 @@ double pre_scale(const PrecisionConfig& precision, int world_size) {
   return 1.0 / (precision.prescale_gradients ? world_size : precision.gradient_predivide_factor);
 }
 
+// Without Muon, matrices are parameters like all others.
+std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon) {
+  for (ParameterSpec& spec : specs) spec.use_muon = spec.use_muon && has_muon;
+  return specs;
+}
+
 EngineContext make_context(const Config& config, Device& device, Communicator& comm,
-                           const ModelSpec& model) {
+                           const ModelSpec& model, const Optimizer& rule) {
   EngineContext context{device, comm, model.specs(), stage_policy(config.zero.stage), config.zero};
   context.param_dtype = config.precision.param_dtype;
   context.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
   context.pre_scale = pre_scale(config.precision, comm.world_size());
   choose_gradient_dtypes(config, context);
   context.share_parameters = config.share_parameters;
+  context.parameter_alignment = rule.alignment();
   // Without a stream of its own, gathering ahead only moves the wait.
   if (!config.zero.overlap_comm) context.zero.prefetch_bucket_size = 0;
   return context;
@@ -76,14 +83,15 @@ EngineContext make_context(const Config& config, Device& device, Communicator& c
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, Device& device, Communicator& comm,
-             std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups)
-      : model_(std::move(specs), groups.size()),
+             std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups,
+             std::vector<Optimizer> rules)
+      : model_(with_rules(std::move(specs), rules.size() > 1), groups.size()),
         groups_(std::move(groups)),
-        context_(make_context(config, device, comm, model_)),
+        context_(make_context(config, device, comm, model_, rules.front())),
         comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         memory_(context_, buckets_),
-        optimizer_(context_, buckets_, make_optimizer(config.optimizer),
+        optimizer_(context_, buckets_, std::move(rules), config.precision,
                    make_device_state_store(device)),
         control_(context_, config),
         reducer_(context_, buckets_, control_.inspector(), control_.norm(), comm_stream()),
@@ -112,6 +120,10 @@ class EngineImpl final : public Engine {
   ModuleId module_id(std::string_view name) const override { return model_.module_id(name); }
   int64_t numel(ParameterId id) const override {
     return model_.numels()[static_cast<size_t>(model_.owner(id))];
+  }
+  bool is_sharded(ParameterId id) const override {
+    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
+    return buckets_[static_cast<size_t>(home.bucket)].plan.shard_params;
   }
   DType param_dtype() const override { return context_.param_dtype; }
   Device& device() override { return context_.device; }
@@ -151,6 +163,7 @@ class EngineImpl final : public Engine {
   double loss_scale() const override { return control_.loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
+  double gradient_average() const override { return control_.average(); }
 
   EngineProgress progress() const override {
     return {step_count_, skipped_steps_, control_.scaler_state()};
@@ -161,7 +174,11 @@ class EngineImpl final : public Engine {
     control_.load_scaler_state(progress.loss_scaler);
   }
   std::span<ParameterGroup> groups() override { return groups_; }
-  std::span<const std::string> state_names() const override { return optimizer_.state_names(); }
+  DType master_dtype() const override { return optimizer_.master_dtype(); }
+  std::span<const StateSpec> state_specs(ParameterId id) const override {
+    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
+    return optimizer_.state_specs(buckets_[static_cast<size_t>(home.bucket)]);
+  }
   std::vector<StateInterval> state_intervals() override;
   void publish_masters() override;
   uint64_t parameter_hash() override { return hash_parameters(context_, buckets_); }
@@ -291,12 +308,10 @@ StepResult EngineImpl::step() {
   const StepControl::Decision decision = decide();
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  for (const Bucket& bucket : buckets_) {
-    if (!bucket.plan.trainable) continue;
-    optimizer_.step(bucket, step_count_, decision.grad_scale, groups_,
-                    context_.device.inline_stream());
-    if (context_.policy.shard_state) publish(bucket);
-  }
+  optimizer_.step(step_count_, decision.grad_scale, groups_, comm_stream(),
+                  [&](const Bucket& bucket) {
+                    if (context_.policy.shard_state) publish(bucket);
+                  });
   finish_publishing();
   return decision.result;
 }
@@ -318,6 +333,7 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
 }
 
 std::vector<StateInterval> EngineImpl::state_intervals() {
+  reducer_.wait();
   std::vector<StateInterval> result;
   Stream& stream = context_.device.inline_stream();
   const int rank = context_.comm.rank();
@@ -331,7 +347,7 @@ std::vector<StateInterval> EngineImpl::state_intervals() {
       const int64_t in_held = part.offset - optimizer_.held_from(bucket);
       if (bucket.plan.trainable) interval.grad = bucket.reduced.slice(in_held, part.numel);
       for (size_t i = 0; i < states.size(); ++i) {
-        const TensorView view = states[i].slice(in_held, part.numel);
+        const TensorView view = optimizer_.part_of(bucket, states[i], i, in_held, part.numel);
         if (i == 0) {
           interval.master = view;
         } else {
@@ -355,11 +371,10 @@ void EngineImpl::publish_masters() {
     if (bucket.plan.trainable) {
       const std::vector<TensorView> states = optimizer_.acquire(bucket, stream);
       const int64_t own = context_.comm.rank() * bucket.layout.shard_numel;
-      for (const TensorView& state : states) {
-        if (context_.policy.shard_state) break;
-        context_.comm
-            .all_gather(state.slice(own, bucket.layout.shard_numel), state, Sync::collective,
-                        stream, bucket.label)
+      for (size_t i = 0; i < states.size() && !context_.policy.shard_state; ++i) {
+        const TensorView part =
+            optimizer_.part_of(bucket, states[i], i, own, bucket.layout.shard_numel);
+        context_.comm.all_gather(part, states[i], Sync::collective, stream, bucket.label)
             .synchronize();
       }
       const int64_t in_held = own - optimizer_.held_from(bucket);
@@ -379,7 +394,8 @@ void EngineImpl::publish_masters() {
 std::unique_ptr<Engine> Engine::create(const Config& config, Device& device, Communicator& comm,
                                        std::vector<ParameterSpec> specs,
                                        std::vector<ParameterGroup> groups) {
-  return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups));
+  return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups),
+                                      make_optimizers(config.optimizer, config.precision));
 }
 
 }  // namespace zerorun

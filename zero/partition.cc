@@ -21,12 +21,12 @@ int64_t align_up(int64_t value, int64_t alignment) {
 }
 
 // Places the parameters in order; returns the end, which may exceed the shards' total.
-int64_t place(std::span<const SizedParameter> parameters, int64_t shard_numel,
+int64_t place(std::span<const SizedParameter> parameters, int64_t shard_numel, int64_t alignment,
               std::vector<Placement>& placements) {
   placements.clear();
   int64_t cursor = 0;
   for (const SizedParameter& parameter : parameters) {
-    cursor = align_up(cursor, kParameterAlignment);
+    cursor = align_up(cursor, alignment);
     const int64_t next_cut = align_up(cursor + 1, shard_numel);
     if (cursor + parameter.numel > next_cut) cursor = align_up(cursor, kNormChunk);
     placements.push_back({parameter.parameter, cursor, parameter.numel});
@@ -43,13 +43,13 @@ bool stays_gathered(int64_t numel, const ZeroConfig& zero, int64_t& persistent_t
 }
 
 // Fills buckets from the last parameter to the first.
-void fill_replicated(std::span<const SizedParameter> parameters, bool trainable, int64_t cap,
-                     std::vector<BucketPlan>& plans) {
+void fill_replicated(std::span<const SizedParameter> parameters, const BucketPlan& kind,
+                     int64_t cap, std::vector<BucketPlan>& plans) {
   int64_t size = 0;
   bool open = false;
   for (size_t i = parameters.size(); i-- > 0;) {
     if (!open || size + parameters[i].numel > cap) {
-      plans.push_back({.parameters = {}, .trainable = trainable});
+      plans.push_back(kind);
       size = 0;
       open = true;
     }
@@ -79,17 +79,19 @@ std::vector<Interval> BucketLayout::intervals(int64_t begin, int64_t end) const 
   return result;
 }
 
-BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size) {
+BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size,
+                     int64_t alignment) {
+  alignment = std::max(alignment, kParameterAlignment);
   BucketLayout layout;
   layout.world_size = world_size;
   int64_t total = 0;
   for (const SizedParameter& parameter : parameters) {
-    total += align_up(parameter.numel, kParameterAlignment);
+    total += align_up(parameter.numel, alignment);
   }
   int64_t shard_numel =
       std::max(kNormChunk, align_up((total + world_size - 1) / world_size, kNormChunk));
   // Each of the cuts costs less than one chunk of padding, so this ends within a few rounds.
-  while (place(parameters, shard_numel, layout.placements) > shard_numel * world_size) {
+  while (place(parameters, shard_numel, alignment, layout.placements) > shard_numel * world_size) {
     shard_numel += kNormChunk;
   }
   layout.shard_numel = shard_numel;
@@ -99,23 +101,26 @@ BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size)
 std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
                                      std::span<const int64_t> numels,
                                      std::span<const ModuleId> modules, const ZeroConfig& zero) {
-  std::map<std::pair<ModuleId, bool>, BucketPlan> sharded;
-  std::vector<SizedParameter> replicated[2];  // by trainable
+  using Kind = std::pair<bool, bool>;  // trainable, use_muon
+  std::map<std::pair<ModuleId, Kind>, BucketPlan> sharded;
+  std::map<Kind, std::vector<SizedParameter>> replicated;
   int64_t persistent_total = 0;
   int64_t largest = 0;
   int64_t total = 0;
   for (size_t i = 0; i < specs.size(); ++i) {
     if (!specs[i].alias_of.empty()) continue;
     const SizedParameter parameter{static_cast<ParameterId>(i), numels[i]};
+    const Kind kind = {specs[i].trainable, specs[i].trainable && specs[i].use_muon};
     if (stage_policy(zero.stage).shard_params &&
         !stays_gathered(parameter.numel, zero, persistent_total)) {
-      BucketPlan& plan = sharded[{modules[i], specs[i].trainable}];
-      plan.trainable = specs[i].trainable;
+      BucketPlan& plan = sharded[{modules[i], kind}];
+      plan.trainable = kind.first;
+      plan.use_muon = kind.second;
       plan.shard_params = true;
       plan.module = modules[i];
       plan.parameters.push_back(parameter);
     } else {
-      replicated[specs[i].trainable ? 1 : 0].push_back(parameter);
+      replicated[kind].push_back(parameter);
       largest = std::max(largest, parameter.numel);
       total += parameter.numel;
     }
@@ -123,8 +128,10 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   const int64_t cap = std::min(zero.reduce_bucket_size, std::max(largest, total / kLeastBuckets));
   std::vector<BucketPlan> plans;
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
-  fill_replicated(replicated[1], true, cap, plans);
-  fill_replicated(replicated[0], false, cap, plans);
+  for (const auto& [kind, parameters] : replicated) {
+    const auto [trainable, use_muon] = kind;
+    fill_replicated(parameters, {.trainable = trainable, .use_muon = use_muon}, cap, plans);
+  }
   // Backward completes a bucket with its first parameter.
   std::stable_sort(plans.begin(), plans.end(), [](const BucketPlan& a, const BucketPlan& b) {
     return a.parameters.front().parameter > b.parameters.front().parameter;

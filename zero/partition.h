@@ -51,12 +51,15 @@ struct SizedParameter {
   int64_t numel = 0;
 };
 
-BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size);
+// Every parameter starts at a multiple of `alignment`, which divides kNormChunk or is 1.
+BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size,
+                     int64_t alignment = 1);
 
 // Parameters that communicate together.
 struct BucketPlan {
   std::vector<SizedParameter> parameters;  // ascending ids
   bool trainable = true;
+  bool use_muon = false;
   bool shard_params = false;  // full only between gather and release
   ModuleId module = -1;       // of a bucket with shard_params
 };

@@ -1,5 +1,6 @@
 // How close the optimizer's kernels come to the memory's bandwidth: each beside a kernel that moves
-// the same bytes and computes nothing, in the same run, interleaved; best of all repetitions.
+// the same bytes and computes nothing, in the same run, interleaved; best of all repetitions. And
+// how many parameters states of fewer bytes update in the time of one of AdamW's.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -34,6 +35,7 @@ struct Row {
   double bytes = 0;                           // moved by one call of each
   std::function<void()> kernel;               // what is measured
   std::vector<std::function<void()>> bounds;  // the fastest is what it is compared with
+  bool is_small = false;  // compared with AdamW's parameters per second, not with a copy
 };
 
 // One training state per dtype; the fp32 states are shared.
@@ -43,7 +45,15 @@ class Data {
     for (Buffer* buffer : {&master_, &exp_avg_, &exp_avg_sq_, &grad32_}) {
       *buffer = allocate(DType::fp32);
     }
-    for (Buffer* buffer : {&grad16_, &param16_}) *buffer = allocate(DType::bf16);
+    for (Buffer* buffer : {&grad16_, &param16_, &exp_avg16_, &exp_avg_sq16_}) {
+      *buffer = allocate(DType::bf16);
+    }
+    for (Buffer* buffer : {&exp_avg8_, &exp_avg_sq8_}) *buffer = allocate(DType::uint8);
+    for (Buffer* buffer : {&scale_, &scale_sq_}) {
+      *buffer = device_->allocate(kNumel / kStateBlock * sizeof(float), MemoryCategory::other);
+      device_->fill(device_->inline_stream(), view_of(*buffer, DType::fp32, kNumel / kStateBlock),
+                    1e-3F);
+    }
     const auto set = [&](const Buffer& buffer, DType dtype, float value) {
       device_->fill(device_->inline_stream(), view_of(buffer, dtype, kNumel), value);
     };
@@ -52,37 +62,72 @@ class Data {
     set(exp_avg_sq_, DType::fp32, 1e-6F);
     set(grad32_, DType::fp32, 1e-3F);
     set(grad16_, DType::bf16, 1e-3F);
+    set(exp_avg16_, DType::bf16, 1e-3F);
+    set(exp_avg_sq16_, DType::bf16, 1e-6F);
+    set(exp_avg8_, DType::uint8, 127.0F);
+    set(exp_avg_sq8_, DType::uint8, 255.0F);
     set(param16_, DType::bf16, 1.0F);
   }
 
   std::vector<Row> rows() {
     return {adam_row("adamw bf16 grad, bf16 param", tensors16(), 28),
             adam_row("adamw fp32 grad, fp32 param", tensors32(), 28),
-            norm_row("norm bf16", tensors16().grad), norm_row("norm fp32", tensors32().grad)};
+            norm_row("norm bf16", tensors16().grad),
+            norm_row("norm fp32", tensors32().grad),
+            small_row("8-bit states", in_8_bits(tensors16())),
+            small_row("8-bit states, bf16 master", in_8_bits(with_16_bit_master())),
+            small_row("bf16 states and master", in_16_bits(with_16_bit_master()))};
   }
 
  private:
   Buffer allocate(DType dtype) {
     return device_->allocate(kNumel * size_of(dtype), MemoryCategory::other);
   }
-  AdamTensors tensors16() const {
+  UpdateTensors tensors16() const {
     return with_grad_and_param(view_of(grad16_, DType::bf16, kNumel),
                                view_of(param16_, DType::bf16, kNumel));
   }
-  AdamTensors tensors32() const {
+  UpdateTensors tensors32() const {
     return with_grad_and_param(view_of(grad32_, DType::fp32, kNumel),
                                view_of(master_, DType::fp32, kNumel));
   }
-  AdamTensors with_grad_and_param(TensorView grad, TensorView param) const {
-    return {view_of(master_, DType::fp32, kNumel), view_of(exp_avg_, DType::fp32, kNumel),
-            view_of(exp_avg_sq_, DType::fp32, kNumel), grad, param};
+  UpdateTensors with_grad_and_param(TensorView grad, TensorView param) const {
+    return {.master = view_of(master_, DType::fp32, kNumel),
+            .grad = grad,
+            .param = param,
+            .states = {view_of(exp_avg_, DType::fp32, kNumel),
+                       view_of(exp_avg_sq_, DType::fp32, kNumel)}};
   }
 
-  Row adam_row(std::string label, const AdamTensors& tensors, double bytes) {
+  UpdateTensors with_16_bit_master() const {
+    UpdateTensors tensors = tensors16();
+    tensors.master = tensors.param;
+    return tensors;
+  }
+  UpdateTensors in_16_bits(UpdateTensors tensors) const {
+    tensors.states = {view_of(exp_avg16_, DType::bf16, kNumel),
+                      view_of(exp_avg_sq16_, DType::bf16, kNumel)};
+    return tensors;
+  }
+  UpdateTensors in_8_bits(UpdateTensors tensors) const {
+    tensors.states = {view_of(exp_avg8_, DType::uint8, kNumel),
+                      view_of(exp_avg_sq8_, DType::uint8, kNumel)};
+    tensors.scales = {view_of(scale_, DType::fp32, kNumel / kStateBlock),
+                      view_of(scale_sq_, DType::fp32, kNumel / kStateBlock)};
+    return tensors;
+  }
+  Row small_row(std::string label, const UpdateTensors& tensors) {
+    Row row = adam_row(std::move(label), tensors, 0);
+    row.bounds.clear();
+    row.is_small = true;
+    return row;
+  }
+
+  Row adam_row(std::string label, const UpdateTensors& tensors, double bytes) {
     const auto step = [this, tensors] {
-      AdamScalars scalars;
+      UpdateScalars scalars;
       scalars.weight_decay = 0.01F;
-      device_->adam(device_->inline_stream(), scalars, tensors);
+      device_->update(device_->inline_stream(), scalars, tensors);
     };
     return {std::move(label),
             bytes * kNumel,
@@ -104,6 +149,7 @@ class Data {
 
   std::shared_ptr<Device> device_ = make_cpu_device();
   Buffer master_, exp_avg_, exp_avg_sq_, grad32_, grad16_, param16_;
+  Buffer exp_avg16_, exp_avg_sq16_, exp_avg8_, exp_avg_sq8_, scale_, scale_sq_;
 };
 
 // Keeps the best time of each benchmark.
@@ -150,6 +196,7 @@ void print_table(const std::vector<Row>& rows, const std::vector<int>& threads,
              "ratio");
   for (const int count : threads) {
     for (const Row& row : rows) {
+      if (row.is_small) continue;
       const double kernel = times.seconds(name_of_run(row, count, -1));
       double bound = times.seconds(name_of_run(row, count, 0));
       for (int i = 1; i < static_cast<int>(row.bounds.size()); ++i) {
@@ -158,6 +205,22 @@ void print_table(const std::vector<Row>& rows, const std::vector<int>& threads,
       if (!std::isfinite(kernel + bound)) continue;
       fmt::print("{:30} {:>7} {:>10.1f} {:>11.1f} {:>6.2f}\n", row.label, count,
                  row.bytes / kernel * 1e-9, row.bytes / bound * 1e-9, bound / kernel);
+    }
+  }
+}
+
+// Parameters per second beside those of the first row, AdamW in fp32.
+void print_small(const std::vector<Row>& rows, const std::vector<int>& threads,
+                 const BestTimes& times) {
+  fmt::print("{:30} {:>7} {:>10} {:>11} {:>6}\n", "bf16 grad and param", "threads", "M/s",
+             "AdamW M/s", "ratio");
+  for (const int count : threads) {
+    const double adamw = times.seconds(name_of_run(rows.front(), count, -1));
+    for (const Row& row : rows) {
+      const double kernel = times.seconds(name_of_run(row, count, -1));
+      if (!row.is_small || !std::isfinite(kernel + adamw)) continue;
+      fmt::print("{:30} {:>7} {:>10.0f} {:>11.0f} {:>6.2f}\n", row.label, count,
+                 kNumel / kernel * 1e-6, kNumel / adamw * 1e-6, adamw / kernel);
     }
   }
 }
@@ -186,6 +249,7 @@ int run(int argc, char** argv) {
   BestTimes times;
   benchmark::RunSpecifiedBenchmarks(&times);
   print_table(rows, threads, times);
+  print_small(rows, threads, times);
   return 0;
 }
 

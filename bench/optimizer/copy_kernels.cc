@@ -44,7 +44,7 @@ HWY_INLINE void copy(const uint8_t* HWY_RESTRICT from, uint8_t* HWY_RESTRICT to)
 // `lines` of the 16-bit or fp32 gradient, each with the `ratio` lines of every fp32 state that
 // belong to the same elements.
 template <bool past_caches>
-void copy_lines(const AdamTensors& t, int64_t lines, int64_t ratio, uint8_t zero) {
+void copy_lines(const UpdateTensors& t, int64_t lines, int64_t ratio, uint8_t zero) {
   const bool in_place = t.param.data == t.master.data;
   uint8_t sink[64];
   for (int64_t i = 0; i < lines; ++i) {
@@ -56,14 +56,14 @@ void copy_lines(const AdamTensors& t, int64_t lines, int64_t ratio, uint8_t zero
     }
     for (int64_t k = i * ratio; k < (i + 1) * ratio; ++k) {
       rewrite(t.master.as<uint8_t>() + k * 64, zero);
-      rewrite(t.exp_avg.as<uint8_t>() + k * 64, zero);
-      rewrite(t.exp_avg_sq.as<uint8_t>() + k * 64, zero);
+      rewrite(t.states[0].as<uint8_t>() + k * 64, zero);
+      rewrite(t.states[1].as<uint8_t>() + k * 64, zero);
     }
   }
   hwy::FlushStream();
 }
 
-void copy_range(const AdamTensors& t, bool past_caches, uint8_t zero) {
+void copy_range(const UpdateTensors& t, bool past_caches, uint8_t zero) {
   const auto lines = static_cast<int64_t>(t.grad.nbytes() / 64);
   const auto ratio = static_cast<int64_t>(sizeof(float) / size_of(t.grad.dtype));
   if (past_caches) {
@@ -97,13 +97,15 @@ namespace zerorun::bench {
 HWY_EXPORT(copy_range);
 HWY_EXPORT(read_range);
 
-void copy_like_adam(const AdamTensors& tensors, bool past_caches) {
+void copy_like_adam(const UpdateTensors& tensors, bool past_caches) {
   uint8_t zero = 0;
   asm volatile("" : "+r"(zero));
   parallel_for(tensors.grad.numel, kernels::kGrain, [&](int64_t begin, int64_t end) {
     const auto part = [&](TensorView view) { return view.slice(begin, end - begin); };
-    const AdamTensors range = {part(tensors.master), part(tensors.exp_avg),
-                               part(tensors.exp_avg_sq), part(tensors.grad), part(tensors.param)};
+    const UpdateTensors range = {.master = part(tensors.master),
+                                 .grad = part(tensors.grad),
+                                 .param = part(tensors.param),
+                                 .states = {part(tensors.states[0]), part(tensors.states[1])}};
     HWY_DYNAMIC_DISPATCH(copy_range)(range, past_caches, zero);
   });
 }

@@ -11,7 +11,7 @@ namespace zerorun::bench {
 
 // Reads and writes the three states in place and copies the gradient to the parameter, unless that
 // is the master copy. `past_caches`: the parameter is written with streaming stores.
-void copy_like_adam(const AdamTensors& tensors, bool past_caches);
+void copy_like_adam(const UpdateTensors& tensors, bool past_caches);
 
 // Reads `src`; returns a value that depends on all of it.
 uint64_t read_like_norm(TensorView src);

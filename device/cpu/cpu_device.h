@@ -31,7 +31,9 @@ class CpuDevice final : public Device {
   void add(Stream& stream, TensorView src, TensorView dst) override;
   void scale(Stream& stream, TensorView dst, float factor) override;
   void sum_of_squares(Stream& stream, TensorView src, TensorView sum) override;
-  void adam(Stream& stream, const AdamScalars& scalars, const AdamTensors& tensors) override;
+  void update(Stream& stream, const UpdateScalars& scalars, const UpdateTensors& tensors) override;
+  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
+                     TensorView work) override;
 
  private:
   const CpuDeviceOptions options_;

@@ -16,6 +16,7 @@ void cast(TensorView src, TensorView dst);
 void add(TensorView src, TensorView dst);
 void scale(TensorView dst, float factor);
 void sum_of_squares(TensorView src, TensorView sum);
-void adam(const AdamScalars& scalars, const AdamTensors& tensors);
+void update(const UpdateScalars& scalars, const UpdateTensors& tensors);
+void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work);
 
 }  // namespace zerorun::kernels

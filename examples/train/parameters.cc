@@ -31,6 +31,7 @@ class ModuleSpecs {
   }
   void add_linear(std::string_view name, int64_t in, int64_t out) {
     add(fmt::format("{}.weight", name), {in, out});
+    specs_.back().use_muon = true;  // hidden matrices only: not the embeddings
     add(fmt::format("{}.bias", name), {out});
   }
   void add_norm(std::string_view name, int64_t width) {

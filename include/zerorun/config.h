@@ -64,14 +64,13 @@ struct OptimizerConfig {
   bool adam_w_mode = true;       // also for type "Adam", as in DeepSpeed
   double momentum = 0.0;         // SGD, Muon
   double dampening = 0.0;        // SGD
-  bool nesterov = false;         // SGD, Muon
+  bool nesterov = false;         // SGD; Muon always has it
   double lr_decay = 0.0;         // Adagrad
   bool eps_inside_sqrt = false;  // Lamb
   float min_coeff = 0.01F;       // Lamb: limits of the trust ratio
   float max_coeff = 10.0F;
   int ns_steps = 5;  // Muon: Newton-Schulz iterations
-  // Muon: learning rates of the matrices and of the rest. A group's lr stands for the former; the
-  // rest follows it in the ratio of these two.
+  // Muon: what parameter groups of matrices and of the rest start from, in the place of lr.
   float muon_lr = 0.02F;
   float adam_lr = 3e-4F;
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -62,28 +63,53 @@ class ZR_API Stream {
   virtual void synchronize() = 0;
 };
 
-// Scalars of one fused Adam/AdamW step. Formula and source: device/adam_math.h.
-struct AdamScalars {
+// What one pass over the elements does. Formulas and sources: device/update_rules.h.
+enum class UpdateRule : uint8_t {
+  adam,     // Adam and AdamW; states: exp_avg, exp_avg_sq
+  sgd,      // states: momentum_buffer, or none without momentum
+  adagrad,  // states: sum
+  lion,     // states: exp_avg
+  // Rules that have to see whole parameters between two passes. A direction pass updates the states
+  // and writes the direction to `param`, in fp32; it leaves the master alone.
+  lamb_direction,  // states: exp_avg, exp_avg_sq
+  lamb,  // lr includes trust ratio and bias corrections; reads the states, not the gradient
+  muon_direction,  // states: momentum_buffer; then sgd steps along the orthogonalized direction
+};
+
+// Scalars of one fused optimizer step; each rule reads its own.
+struct UpdateScalars {
+  UpdateRule rule = UpdateRule::adam;
   float lr = 1e-3F;
   // double: 1 - beta2 is rounded to fp32 once, as in PyTorch; from an fp32 0.999 it would be off by
   // 1.3e-5.
-  double beta1 = 0.9;
+  double beta1 = 0.9;  // momentum of sgd and muon
   double beta2 = 0.999;
   float eps = 1e-8F;
   float weight_decay = 0.0F;
-  bool decoupled = true;          // true: AdamW; false: L2 added to the gradient
+  bool decoupled = true;          // true: decay shrinks the weights; false: it is an L2 gradient
   float bias_correction1 = 1.0F;  // 1 - beta1^step, or 1 when off
   float bias_correction2 = 1.0F;  // 1 - beta2^step, or 1 when off
   float grad_scale = 1.0F;        // averaging, unscaling and clipping, folded into one factor
+  double dampening = 0.0;         // of sgd
+  bool nesterov = false;          // of sgd
+  bool eps_inside_sqrt = false;   // of lamb
+  uint64_t seed = 0;              // of stochastic rounding
+  int64_t step = 1;               // likewise: each step draws anew
 };
 
-// Elements updated together: all views have the same numel.
-struct AdamTensors {
-  TensorView master;      // fp32, read and written
-  TensorView exp_avg;     // fp32, read and written
-  TensorView exp_avg_sq;  // fp32, read and written
-  TensorView grad;        // fp32, bf16 or fp16, read
-  TensorView param;       // written in its dtype; same data as master when the model is fp32
+// Elements updated together: all views have the same numel. What is kept in 16 bits between steps
+// and has no fp32 copy (master or states) is rounded stochastically, with random bits that depend
+// on seed, step, parameter and element only.
+struct UpdateTensors {
+  TensorView master;  // fp32, or the parameter itself; read and written
+  TensorView grad;    // fp32, bf16 or fp16, read
+  TensorView param;   // written in its dtype; same data as master when that is the parameter
+  // fp32, bf16 or fp16, read and written; uint8 (adam only): 8-bit floats, relative to one scale
+  // for each kStateBlock of them (device/block8.h).
+  std::array<TensorView, 2> states{};
+  std::array<TensorView, 2> scales{};  // fp32; for states in uint8
+  int64_t parameter = 0;               // which elements these are; matters to stochastic rounding
+  int64_t element = 0;                 // a multiple of kStateBlock
 };
 
 // The one place where CPU and GPU differ. Calls are enqueued on the stream and return at once
@@ -123,12 +149,27 @@ class ZR_API Device {
   // does not depend on how a tensor is cut, as long as cuts lie at multiples of kNormChunk elements
   // from its start.
   virtual void sum_of_squares(Stream& stream, TensorView src, TensorView sum) = 0;
-  // One pass: scale, moments, update, cast.
-  virtual void adam(Stream& stream, const AdamScalars& scalars, const AdamTensors& tensors) = 0;
+  // One pass: scale, states, update, cast.
+  virtual void update(Stream& stream, const UpdateScalars& scalars,
+                      const UpdateTensors& tensors) = 0;
+  // Brings a row-major fp32 matrix [rows, cols] close to the nearest orthogonal one, by `steps` of
+  // Newton and Schulz's iteration (device/cpu/newton_schulz.cc). `work` holds
+  // orthogonalize_work(rows, cols) fp32 elements.
+  virtual void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
+                             int steps, TensorView work) = 0;
 };
 
 // Elements whose squares are added in one fixed order (see Device::sum_of_squares).
 inline constexpr int64_t kNormChunk = 256;
+// Elements of a state in 8 bits that share a scale.
+inline constexpr int64_t kStateBlock = 256;
+
+// Elements of scratch memory that orthogonalize needs: a copy of the matrix, and two squares of
+// its shorter side.
+constexpr int64_t orthogonalize_work(int64_t rows, int64_t cols) {
+  const int64_t side = rows < cols ? rows : cols;
+  return rows * cols + 2 * side * side;
+}
 
 struct CpuDeviceOptions {
   // Work of make_stream() streams runs inline too: deterministic timing, no extra threads.

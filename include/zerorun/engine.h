@@ -29,6 +29,7 @@ struct ParameterSpec {
   int group = 0;               // index into the parameter groups
   bool trainable = true;       // frozen parameters have no gradient and no optimizer bytes
   std::string alias_of{};      // tied: another name for that parameter; shares everything with it
+  bool use_muon = false;       // a matrix that optimizer Muon orthogonalizes; the rest gets AdamW
 };
 
 // Hyperparameters that may differ between parameters and change between steps.
@@ -36,6 +37,21 @@ struct ParameterGroup {
   std::string name = "default";
   float lr = 1e-3F;
   float weight_decay = 0.0F;
+  // Instead of the configuration's. beta1 is the momentum of SGD and of Muon's matrices.
+  std::optional<double> beta1{};
+  std::optional<double> beta2{};
+  std::optional<float> eps{};
+};
+
+// One of the tensors that an optimizer keeps for a parameter.
+struct StateSpec {
+  std::string name;  // "exp_avg"
+  DType dtype = DType::fp32;
+  int64_t block = 1;  // elements of the parameter for each one of the state
+  bool operator==(const StateSpec&) const = default;
+
+  // Of a state for `elements` elements that begin at a multiple of `block`.
+  int64_t numel(int64_t elements) const { return (elements + block - 1) / block; }
 };
 
 // Where to write a parameter's gradient in this micro-step.
@@ -63,12 +79,13 @@ struct StateInterval {
   ParameterId parameter = 0;
   int64_t begin = 0;  // first element within the flattened parameter
   int64_t numel = 0;
-  TensorView param;   // in the parameter's dtype
-  TensorView master;  // fp32; the same memory as `param` when the model is fp32
+  TensorView param;  // in the parameter's dtype
+  // fp32; the same memory as `param` when the model is fp32 or PrecisionConfig::master_is_param
+  TensorView master;
   // The reduced gradient: a sum over ranks and micro-steps, still multiplied by the loss scale.
   // Complete from the last end_micro_step to the next gradient(); without data when frozen.
   TensorView grad;
-  std::vector<TensorView> states;  // in the order of Engine::state_names(); empty when frozen
+  std::vector<TensorView> states;  // in the order of Engine::state_specs; empty when frozen
 };
 
 // Seconds spent since the last call of Engine::take_timings.
@@ -100,6 +117,8 @@ class ZR_API Engine {
   virtual ModuleId module_id(std::string_view name) const = 0;        // throws ConfigError
   virtual int64_t numel(ParameterId id) const = 0;
   virtual DType param_dtype() const = 0;
+  // Whether the parameter is full between gather and release only (stage 3; not small ones).
+  virtual bool is_sharded(ParameterId id) const = 0;
   virtual Device& device() = 0;
 
   // Fills parameters: `fill(id, begin, out)` writes elements [begin, begin + out.size()) in fp32.
@@ -138,13 +157,17 @@ class ZR_API Engine {
   // trainable intervals, whose `grad` is now averaged, unscaled and clipped, and changes `master`.
   using ShardUpdate = std::function<void(std::span<const StateInterval>)>;
   virtual StepResult step(const ShardUpdate& update) = 0;
+  // What StateInterval::grad is multiplied with to be the average of unscaled gradients.
+  virtual double gradient_average() const = 0;
 
   virtual EngineProgress progress() const = 0;
   virtual void set_progress(const EngineProgress& progress) = 0;
   virtual std::span<ParameterGroup> groups() = 0;
 
-  // Names of the optimizer's per-element states ("exp_avg", "exp_avg_sq").
-  virtual std::span<const std::string> state_names() const = 0;
+  // dtype of the masters: fp32, or the parameters' when those are their own masters.
+  virtual DType master_dtype() const = 0;
+  // What the optimizer keeps for this parameter besides its master; nothing when frozen.
+  virtual std::span<const StateSpec> state_specs(ParameterId id) const = 0;
   // What this rank holds, in parameter order: with the other ranks', every element once. Frozen
   // parameters too. Parameters replicated on every rank appear on one only.
   virtual std::vector<StateInterval> state_intervals() = 0;

@@ -47,16 +47,46 @@ void register_batch(py::module_& m) {
       .def_readonly("accumulation_steps", &BatchConfig::accumulation_steps);
 }
 
+std::optional<std::string> name_or_none(const std::optional<DType>& dtype) {
+  if (!dtype) return std::nullopt;
+  return std::string(name_of(*dtype));
+}
+
+void register_loss_scaler(py::module_& m) {
+  read_only_struct<LossScalerOptions>(m, "LossScalerOptions", "Loss scaling of fp16 training.")
+      .def_readonly("static_scale", &LossScalerOptions::static_scale)
+      .def_readonly("initial_scale_power", &LossScalerOptions::initial_scale_power)
+      .def_readonly("window", &LossScalerOptions::window)
+      .def_readonly("hysteresis", &LossScalerOptions::hysteresis)
+      .def_readonly("consecutive_hysteresis", &LossScalerOptions::consecutive_hysteresis)
+      .def_readonly("min_scale", &LossScalerOptions::min_scale);
+}
+
 void register_precision(py::module_& m) {
   read_only_struct<PrecisionConfig>(m, "PrecisionConfig", "Types of parameters and gradients.")
       .def_property_readonly(
           "param_dtype",
           [](const PrecisionConfig& self) { return std::string(name_of(self.param_dtype)); })
-      .def_property_readonly("grad_accum_dtype",
-                             [](const PrecisionConfig& self) -> std::optional<std::string> {
-                               if (!self.grad_accum_dtype) return std::nullopt;
-                               return std::string(name_of(*self.grad_accum_dtype));
-                             });
+      .def_property_readonly(
+          "grad_accum_dtype",
+          [](const PrecisionConfig& self) { return name_or_none(self.grad_accum_dtype); })
+      .def_property_readonly(
+          "state_dtype",
+          [](const PrecisionConfig& self) { return std::string(name_of(self.state_dtype)); })
+      .def_readonly("master_is_param", &PrecisionConfig::master_is_param)
+      .def_property_readonly(
+          "communication_dtype",
+          [](const PrecisionConfig& self) { return name_or_none(self.communication_dtype); })
+      .def_property_readonly("gradient_reduction",
+                             [](const PrecisionConfig& self) {
+                               return self.gradient_reduction == GradientReduction::sum ? "sum"
+                                                                                        : "mean";
+                             })
+      .def_readonly("prescale_gradients", &PrecisionConfig::prescale_gradients)
+      .def_readonly("gradient_predivide_factor", &PrecisionConfig::gradient_predivide_factor)
+      .def_readonly("check_grad_overflow", &PrecisionConfig::check_grad_overflow)
+      .def_readonly("auto_cast_inputs", &PrecisionConfig::auto_cast_inputs)
+      .def_readonly("loss_scaler", &PrecisionConfig::loss_scaler);
 }
 
 void register_optimizer(py::module_& m) {
@@ -68,7 +98,26 @@ void register_optimizer(py::module_& m) {
       .def_readonly("eps", &OptimizerConfig::eps)
       .def_readonly("weight_decay", &OptimizerConfig::weight_decay)
       .def_readonly("bias_correction", &OptimizerConfig::bias_correction)
-      .def_readonly("adam_w_mode", &OptimizerConfig::adam_w_mode);
+      .def_readonly("adam_w_mode", &OptimizerConfig::adam_w_mode)
+      .def_readonly("momentum", &OptimizerConfig::momentum)
+      .def_readonly("dampening", &OptimizerConfig::dampening)
+      .def_readonly("nesterov", &OptimizerConfig::nesterov)
+      .def_readonly("lr_decay", &OptimizerConfig::lr_decay)
+      .def_readonly("eps_inside_sqrt", &OptimizerConfig::eps_inside_sqrt)
+      .def_readonly("min_coeff", &OptimizerConfig::min_coeff)
+      .def_readonly("max_coeff", &OptimizerConfig::max_coeff)
+      .def_readonly("ns_steps", &OptimizerConfig::ns_steps)
+      .def_readonly("muon_lr", &OptimizerConfig::muon_lr)
+      .def_readonly("adam_lr", &OptimizerConfig::adam_lr);
+}
+
+// Its parameters are in ParsedConfig.values; make_lr_schedule reads them.
+void register_scheduler(py::module_& m) {
+  read_only_struct<SchedulerConfig>(m, "SchedulerConfig", "The learning rate schedule.")
+      .def_readonly("type", &SchedulerConfig::type)
+      .def_readonly("total_num_steps", &SchedulerConfig::total_num_steps)
+      .def_readonly("warmup_num_steps", &SchedulerConfig::warmup_num_steps)
+      .def_readonly("last_batch_iteration", &SchedulerConfig::last_batch_iteration);
 }
 
 void register_zero(py::module_& m) {
@@ -89,6 +138,7 @@ void register_whole(py::module_& m) {
       .def_readonly("batch", &Config::batch)
       .def_readonly("precision", &Config::precision)
       .def_readonly("optimizer", &Config::optimizer)
+      .def_readonly("scheduler", &Config::scheduler)
       .def_readonly("zero", &Config::zero)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("steps_per_print", &Config::steps_per_print)
@@ -100,7 +150,9 @@ void register_whole(py::module_& m) {
   read_only_struct<ConfigValue>(m, "ConfigValue", "One key of a configuration, and its value.")
       .def_readonly("pointer", &ConfigValue::pointer)
       .def_readonly("value", &ConfigValue::value)
-      .def_readonly("is_default", &ConfigValue::is_default);
+      .def_readonly("is_default", &ConfigValue::is_default)
+      .def_readonly("is_auto", &ConfigValue::is_auto)
+      .def_readonly("fallback", &ConfigValue::fallback);
   read_only_struct<ParsedConfig>(m, "ParsedConfig", "A configuration and where it comes from.")
       .def_readonly("config", &ParsedConfig::config)
       .def_readonly("values", &ParsedConfig::values)
@@ -111,12 +163,23 @@ void register_whole(py::module_& m) {
 
 void register_config(py::module_& m) {
   register_batch(m);
+  register_loss_scaler(m);
   register_precision(m);
   register_optimizer(m);
+  register_scheduler(m);
   register_zero(m);
   register_whole(m);
   m.def("parse_config", &parse_config, "json"_a, "source"_a = "<string>");
   m.def("load_config", &load_config, "path"_a);
+  m.def(
+      "resolve_auto",
+      [](ParsedConfig parsed, int world_size, int64_t hidden_size, int64_t total_steps,
+         std::optional<int64_t> warmup_steps) {
+        resolve_auto(parsed, {world_size, hidden_size, total_steps, warmup_steps});
+        return parsed;
+      },
+      "parsed"_a, py::kw_only(), "world_size"_a = 0, "hidden_size"_a = 0, "total_steps"_a = 0,
+      "warmup_steps"_a = std::nullopt);
   m.def("resolve_batch", &resolve_batch, "given"_a, "world_size"_a);
   m.def("config_schema", &json_schema);
 }

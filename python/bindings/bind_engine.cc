@@ -154,6 +154,9 @@ void define_training(Engines& engine) {
           "boundary"_a, "Whether the coming micro-steps each end a batch; None: as configured.")
       .def_property_readonly("loss_scale",
                              [](const EngineHandle& self) { return self.engine().loss_scale(); })
+      .def_property_readonly(
+          "gradient_average",
+          [](const EngineHandle& self) { return self.engine().gradient_average(); })
       .def(
           "step", [](const EngineHandle& self) { return self.engine().step(); }, unlocked,
           "Updates the parameters. Collective.")
@@ -180,17 +183,35 @@ void define_state(Engines& engine) {
           },
           "parameter"_a = py::none(),
           "What this rank holds (of one parameter): with the other ranks', every element once.")
-      .def_property_readonly("state_names",
-                             [](const EngineHandle& self) {
-                               const auto names = self.engine().state_names();
-                               return std::vector<std::string>(names.begin(), names.end());
-                             })
+      .def(
+          "state_names",
+          [](const EngineHandle& self, ParameterId parameter) {
+            std::vector<std::string> names;
+            for (const StateSpec& spec : self.engine().state_specs(parameter)) {
+              names.push_back(spec.name);
+            }
+            return names;
+          },
+          "parameter"_a, "Names of StateInterval.states of this parameter.")
       .def(
           "publish_masters", [](const EngineHandle& self) { self.engine().publish_masters(); },
           unlocked, "Recasts the parameters from the masters and shares them. Collective.")
       .def(
           "parameter_hash", [](const EngineHandle& self) { return self.engine().parameter_hash(); },
           unlocked, "The same for every world size, stage and bucket size. Collective.")
+      .def(
+          "reset_optimizer",
+          [](const EngineHandle& self) {
+            Device& device = self.engine().device();
+            for (const StateInterval& interval : self.engine().state_intervals()) {
+              for (const TensorView& state : interval.states) {
+                device.fill(device.inline_stream(), state, 0.0F);
+              }
+            }
+            device.inline_stream().synchronize();
+            self.engine().set_progress({});
+          },
+          unlocked, "Optimizer states and step count as before the first step.")
       .def_property_readonly("step_count",
                              [](const EngineHandle& self) {
                                return self.engine().progress().step_count;
@@ -241,6 +262,10 @@ void register_engine(py::module_& m) {
                              [](const EngineHandle& self) {
                                return std::string(name_of(self.engine().param_dtype()));
                              })
+      .def(
+          "is_sharded",
+          [](const EngineHandle& self, ParameterId id) { return self.engine().is_sharded(id); },
+          "id"_a, "Whether the parameter is full between gather and release only.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

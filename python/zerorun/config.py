@@ -14,10 +14,13 @@ from zerorun import _C
 from zerorun._C import (
     BatchConfig,
     Config,
+    ConfigError,
     ConfigValue,
+    LossScalerOptions,
     OptimizerConfig,
     ParsedConfig,
     PrecisionConfig,
+    SchedulerConfig,
     ZeroConfig,
 )
 
@@ -25,12 +28,15 @@ __all__ = [
     "BatchConfig",
     "Config",
     "ConfigValue",
+    "LossScalerOptions",
     "OptimizerConfig",
     "ParsedConfig",
     "PrecisionConfig",
+    "SchedulerConfig",
     "ZeroConfig",
     "load",
     "parse",
+    "resolve_auto",
     "resolve_batch",
     "schema",
 ]
@@ -43,12 +49,48 @@ def parse(config: str | Mapping[str, Any], source: str | None = None) -> ParsedC
     """
     if isinstance(config, str):
         return _C.parse_config(config, source or "<string>")
-    return _C.parse_config(json.dumps(config), source or "<dict>")
+    return _C.parse_config(_to_json(config, source or "<dict>"), source or "<dict>")
+
+
+def _to_json(config: Mapping[str, Any], source: str) -> str:
+    try:
+        return json.dumps(config, default=_to_plain)
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply for a configuration") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}; expected JSON values") from None
+
+
+def _to_plain(value: object) -> object:
+    """What JSON has for an object that it does not know itself."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"got {type(value).__name__} {str(value)[:60]!r}")
 
 
 def load(path: str | os.PathLike[str]) -> ParsedConfig:
-    """Reads and checks a file."""
+    """Reads and checks a file, or the URL-safe base64 text of one where there is no such file."""
     return _C.load_config(os.fspath(path))
+
+
+def resolve_auto(
+    parsed: ParsedConfig,
+    *,
+    world_size: int = 0,
+    hidden_size: int = 0,
+    total_steps: int = 0,
+    warmup_steps: int | None = None,
+) -> ParsedConfig:
+    """Sets what the configuration leaves to ``"auto"`` from what the program knows (0: unknown)."""
+    return _C.resolve_auto(
+        parsed,
+        world_size=world_size,
+        hidden_size=hidden_size,
+        total_steps=total_steps,
+        warmup_steps=warmup_steps,
+    )
 
 
 def resolve_batch(given: BatchConfig, world_size: int) -> BatchConfig:

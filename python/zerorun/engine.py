@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, checkpoint
 from zerorun.config import BatchConfig, Config
+from zerorun.full_state import full_state_dict
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer
-from zerorun.parameter_memory import cast_buffers, full_view, load_parameters
+from zerorun.parameter_memory import cast_buffers, full_view, load_parameters, tensor_of
+from zerorun.state_access import StateAccess
+from zerorun.zero.partition import EnginePartition, PrivatePartition, partition_of
 
 __all__ = ["ZeroEngine"]
 
@@ -45,12 +50,13 @@ class ZeroEngine(nn.Module):
         self.optimizer: ZeroOptimizer | None = None
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
-        self.client_lr_scheduler: Any = None
+        self.states = StateAccess(self)
         self.micro_steps = 0
         self.global_steps = 0
         self.last_step: _C.StepResult | None = None
         self._boundary: bool | None = None
-        self._micro_step_ended = False
+        self._micro_step_ended = False  # its gradients are reduced, or on their way
+        self._in_backward = False  # between the first backward and the end of the micro-step
         self._in_no_sync = False
         self._handles: list[Any] = []
         self._gather_hooks: GatherHooks | None = None
@@ -75,12 +81,25 @@ class ZeroEngine(nn.Module):
             if self.layout.is_trainable(parameter):
                 hook = self.collector.hook(index)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        if self.zero_optimization_stage() == 3:
-            self._gather_hooks = GatherHooks(self.module, self.core, self.layout)
-        else:
-            for parameter in self.layout.names:
-                parameter.data = full_view(self.core, self.layout, parameter)
+        self._place_parameters()
         self._announce_boundary()
+
+    def _place_parameters(self) -> None:
+        """From here on the model's parameters are the engine's memory."""
+        this = weakref.ref(self)
+        for parameter in self.layout.names:
+            parameter._zerorun_engine = this
+        if self.zero_optimization_stage() < 3:
+            for parameter in self.layout.names:
+                partition = partition_of(parameter)
+                if partition is not None:
+                    partition.detach()
+                parameter.data = full_view(self.core, self.layout, parameter)
+            return
+        self._gather_hooks = GatherHooks(self.module, self.core, self.layout)
+        for unit in self._gather_hooks.units:
+            for parameter in unit.parameters:
+                EnginePartition(self, unit, parameter)
 
     # --- the training loop ---
 
@@ -103,9 +122,9 @@ class ZeroEngine(nn.Module):
         self.scale(loss if scale_wrt_gas else loss * steps).backward(
             retain_graph=retain_graph, **kwargs
         )
-        if self._is_eager():
-            self.collector.end_micro_step()
-            self._micro_step_ended = True
+        self._in_backward = True
+        if self.collector.eager:
+            self._end_micro_step()
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -129,7 +148,7 @@ class ZeroEngine(nn.Module):
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         boundary = self.is_gradient_accumulation_boundary()
         if self.collector.open or not self._micro_step_ended:
-            self.collector.end_micro_step()
+            self._end_micro_step()
         if boundary:
             self._collect_late()
             self.last_step = self.optimizer.update()
@@ -141,17 +160,25 @@ class ZeroEngine(nn.Module):
         self._micro_step_ended = False
         self._announce_boundary()
 
+    def _end_micro_step(self) -> None:
+        self.collector.end_micro_step()
+        self._micro_step_ended = True
+        self._in_backward = False
+
+    def finish_reduction(self) -> bool:
+        """Whether reduced gradients are there: between a backward and the step. Collective."""
+        if self._in_backward or self.collector.open:
+            self._end_micro_step()
+        return self._micro_step_ended
+
     def _collect_late(self) -> None:
         """Gradients that came after their bucket had been sent, on any rank, go out now."""
-        if not self._is_eager():
+        if not self.collector.eager:
             return
         late = torch.tensor([int(self.collector.has_late)])
         self.communicator.all_reduce(late, "max", "whether gradients came late")
         if late.item():
             self.collector.collect_late()
-
-    def _is_eager(self) -> bool:
-        return self.collector.eager
 
     # --- accumulation ---
 
@@ -180,11 +207,8 @@ class ZeroEngine(nn.Module):
             self._announce_boundary()
 
     def _announce_boundary(self) -> None:
-        if self.optimizer is None and not self._handles:
-            return
-        if self.collector.open and self._is_eager():
-            self.collector.end_micro_step()
-            self._micro_step_ended = True
+        if self.collector.open and self.collector.eager:
+            self._end_micro_step()
         self.core.set_accumulation_boundary(self.is_gradient_accumulation_boundary())
 
     # --- the rest of a module ---
@@ -197,9 +221,126 @@ class ZeroEngine(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads into the model and its master copies; below stage 3."""
+        if self.zero_optimization_stage() == 3:
+            raise _C.ConfigError(
+                "load_state_dict: parameters are sharded at stage 3; use load_checkpoint, or copy "
+                "within zerorun.zero.GatheredParameters(params, modifier_rank=0)"
+            )
         result = self.module.load_state_dict(*args, **kwargs)
-        self.refresh_masters()
+        with torch.no_grad():
+            for interval in self.core.state_intervals():
+                if interval.master is not None:
+                    tensor_of(interval.master).copy_(tensor_of(interval.param))
+        self.core.publish_masters()
         return result
+
+    def write_parameter(self, parameter: nn.Parameter, flat: torch.Tensor) -> None:
+        """New full values, the same on every rank, for the parameter and its master. Collective."""
+        index = self.layout.ids[parameter]
+        with torch.no_grad():
+            if not self.core.is_sharded(index):
+                tensor_of(self.core.parameter(index)).copy_(flat)
+            for interval in self.core.state_intervals(index):
+                part = flat[interval.begin : interval.begin + interval.numel]
+                tensor_of(interval.param).copy_(part)
+                if interval.master is not None:
+                    tensor_of(interval.master).copy_(part)
+        self.communicator.barrier(f"new values of {self.layout.names[parameter]}")
+
+    # --- checkpoints ---
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool | None = False,
+    ) -> bool:
+        """Saves everything that training needs under `save_dir`/`tag`. Collective.
+
+        `tag`: default ``global_step<N>``. `client_state`: anything picklable, given back by
+        :meth:`load_checkpoint`. `save_latest`: the tag is what a load without tag takes. Frozen
+        parameters are saved in any case. Raises CheckpointError or IoError on every rank.
+        """
+        checkpoint.save(self, save_dir, tag, client_state, save_latest)
+        return True
+
+    def load_checkpoint(  # noqa: PLR0913 - DeepSpeed's signature
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continues from a checkpoint of any world size and stage. Collective.
+
+        Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. The model
+        must be the saved one; a difference is a CheckpointError that names it, and changes nothing.
+        """
+        if custom_load_fn is not None:
+            raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
+        return checkpoint.load(
+            self,
+            load_dir,
+            tag,
+            optimizer_states=load_optimizer_states and not load_module_only,
+            lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
+        )
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """The whole model's state dict in one file, written by rank 0. Collective."""
+        state = full_state_dict(self, exclude_frozen_parameters)
+        if state is not None:
+            os.makedirs(save_dir, exist_ok=True)
+            torch.save(state, os.path.join(save_dir, save_filename))
+        self.communicator.barrier("model saved")
+        return True
+
+    # --- the end ---
+
+    def destroy(self) -> None:
+        """Gives the memory back and takes all hooks off the model, which stays usable.
+
+        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init.
+        A second call does nothing. Not collective, but not while another rank is within a step.
+        """
+        if "core" not in self.__dict__ or self.core.closed:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._gather_hooks is not None:
+            self._gather_hooks.remove()
+        self._gather_hooks = None
+        with torch.no_grad():
+            for parameter in self.layout.names:
+                self._give_back(parameter)
+        if self.optimizer is not None:
+            self.optimizer.detach()
+        self.collector = None
+        self.core.close()
+
+    def _give_back(self, parameter: nn.Parameter) -> None:
+        full = full_view(self.core, self.layout, parameter)
+        partition = partition_of(parameter)
+        parameter.grad = None
+        del parameter._zerorun_engine
+        if partition is None:
+            parameter.data = full.clone()
+            return
+        partition.detach()
+        parameter.data = full
+        PrivatePartition(parameter, self.communicator)
 
     def __getattr__(self, name: str) -> Any:
         try:

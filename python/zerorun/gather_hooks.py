@@ -19,6 +19,8 @@ from zerorun import _C
 from zerorun.model_layout import ModelLayout
 from zerorun.parameter_memory import full_view
 from zerorun.units import Unit
+from zerorun.zero.external import external_parameters
+from zerorun.zero.partition import ZeroParamStatus
 
 __all__ = ["GatherHooks", "SharedUnit"]
 
@@ -44,13 +46,16 @@ class SharedUnit:
         self.name = unit.name
         self.parameters = unit.parameters
         self.forwards = 0  # calls of forward that hold it
-        self._switch = _C.ParameterSwitch(core, unit.name)
+        status = ZeroParamStatus
+        self._switch = _C.ParameterSwitch(core, unit.name, status.AVAILABLE, status.NOT_AVAILABLE)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
         for parameter in unit.parameters:
             full = full_view(core, layout, parameter)
-            empty = torch.empty(0, dtype=full.dtype)
-            self._switch.add(parameter, full, empty)
+            if core.is_sharded(layout.ids[parameter]):
+                self._switch.add(parameter, full, torch.empty(0, dtype=full.dtype))
+            else:
+                parameter.data = full  # small: stays gathered
         self.acquire()
         self.release()
 
@@ -101,6 +106,27 @@ class _Call:
         self.hooks.closed(self)
 
 
+def _no_hook(*_args: Any) -> None:
+    """What a copied or pickled module has in the place of its hook."""
+
+
+def _make_no_hook() -> Callable[..., None]:
+    return _no_hook
+
+
+class _Hook:
+    """A module hook that stays behind when the module is copied or pickled."""
+
+    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._function, self._arguments = function, arguments
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*self._arguments, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_no_hook, ()
+
+
 class _WatchedParameters(dict):
     """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
     for that forward, without having been registered as external."""
@@ -134,7 +160,6 @@ class GatherHooks:
         self._stack: list[_Call | None] = []
         self._open: dict[_Call, int] = {}  # held by backward -> graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
-        self._external: dict[nn.Module, list[nn.Parameter]] = {}
         self._handles: list[Any] = []
         self._model = model
         self._attach(model, {unit.module: unit for unit in layout.units if unit.name})
@@ -154,25 +179,24 @@ class GatherHooks:
             self._watch(module, units)
 
     def _watch(self, module: nn.Module, units: list[SharedUnit]) -> None:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._before_forward(module, units, args, kwargs)
-
+        before, after = _Hook(self._before_forward, units), _Hook(self._after_forward)
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(self._after_forward, always_call=True),
+            module.register_forward_hook(after, always_call=True),
         ]
         module._parameters = _WatchedParameters(module._parameters, self._fetch)
 
     # --- forward ---
 
     def _before_forward(
-        self, module: nn.Module, units: list[SharedUnit], args: Any, kwargs: Any
+        self, units: list[SharedUnit], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
         if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
-        external = self._external.get(module)
+        external = external_parameters(module)
         if external:
-            units = [*units, *(u for p in external if (u := self.unit_of[p]) not in units)]
+            more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
+            units = [*units, *(unit for unit in more if unit not in units)]
         if self._stack and all(unit.forwards for unit in units):
             self._stack.append(None)  # a call further out holds everything
             return
@@ -224,21 +248,6 @@ class GatherHooks:
         self._queued.clear()
         for call in list(self._open):
             call.end_backward()
-
-    # --- the program's wishes ---
-
-    def register_external(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        """`module`'s forward uses `parameter`, which another module owns."""
-        if parameter not in self.unit_of:
-            raise _C.ConfigError(
-                f"register_external_parameter: a parameter of shape {tuple(parameter.shape)} does "
-                "not belong to this engine's model"
-            )
-        self._external.setdefault(module, []).append(parameter)
-
-    def unregister_external(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        kept = [p for p in self._external.get(module, []) if p is not parameter]
-        self._external[module] = kept
 
     def remove(self) -> None:
         """Takes all hooks off the model."""

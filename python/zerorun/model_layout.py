@@ -35,6 +35,7 @@ class ModelLayout:
     """A model's parameters in the engine's order (`ids`), with their first names and units."""
 
     names: dict[nn.Parameter, str] = field(default_factory=dict)
+    shapes: dict[nn.Parameter, torch.Size] = field(default_factory=dict)
     aliases: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     group_of: dict[nn.Parameter, int] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
@@ -52,6 +53,7 @@ class ModelLayout:
                 continue
             _check(name, parameter)
             layout.names[parameter] = name
+            layout.shapes[parameter] = getattr(parameter, "ds_shape", parameter.shape)
         layout._assign_groups(groups)
         layout.units = find_units(model)
         return layout
@@ -70,9 +72,6 @@ class ModelLayout:
                     raise _C.ConfigError(f"{where}, {self.names[parameter]}, is in two groups")
                 self.group_of[parameter] = index
 
-    def shape(self, parameter: nn.Parameter) -> torch.Size:
-        return getattr(parameter, "ds_shape", parameter.shape)
-
     def is_trainable(self, parameter: nn.Parameter) -> bool:
         return parameter.requires_grad and parameter in self.group_of
 
@@ -85,7 +84,7 @@ class ModelLayout:
             specs.append(
                 _C.ParameterSpec(
                     name,
-                    list(self.shape(parameter)),
+                    list(self.shapes[parameter]),
                     unit_of[parameter],
                     self.group_of.get(parameter, 0),
                     self.is_trainable(parameter),

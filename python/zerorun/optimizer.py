@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UpdateRule", "ZeroOptimizer", "rule_of"]
 
-_BETAS = {"beta1": 0, "beta2": 1}
-
 
 class UpdateRule:
     """How an engine updates its shards: a fused rule of the core, or torch's on the shards."""
@@ -68,7 +66,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.rule = rule
         self.overflow = False
         self._engine = engine
-        self._shards: list[torch.nn.Parameter] = []
+        self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
+        self._given = [list(group["params"]) for group in basic.param_groups]
         if rule.external:
             self._shard_groups(engine)
 
@@ -87,10 +86,25 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 continue
             shard = torch.nn.Parameter(tensor_of(interval.master))
             shard.grad = tensor_of(interval.grad)
-            self._shards.append(shard)
+            self._shards[interval.parameter, interval.begin] = shard
             members[group_of[interval.parameter]].append(shard)
         for group, shards in zip(self.param_groups, members, strict=True):
             group["params"] = shards
+
+    def shard_state(self, parameter: int, begin: int) -> dict[str, Any]:
+        """What torch's optimizer keeps of one of this rank's shards."""
+        return self.optimizer.state.get(self._shards[parameter, begin], {})
+
+    def load_shard_state(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
+        self.optimizer.state[self._shards[parameter, begin]] = state
+
+    def detach(self) -> None:
+        """The groups have the model's parameters again; states are gone with the engine."""
+        for group, params in zip(self.param_groups, self._given, strict=True):
+            group["params"] = params
+        if self.rule.external:
+            self.optimizer.state.clear()
+            self._shards.clear()
 
     def update(self) -> _C.StepResult:
         """One step of the engine; :meth:`ZeroEngine.step` calls it."""

@@ -21,7 +21,7 @@ def tensor_of(capsule: object) -> torch.Tensor:
 def full_view(engine: _C.Engine, layout: ModelLayout, parameter: nn.Parameter) -> torch.Tensor:
     """The full parameter in the engine's memory, in its shape."""
     flat = tensor_of(engine.parameter(layout.ids[parameter]))
-    return flat.view(layout.shape(parameter))
+    return flat.view(layout.shapes[parameter])
 
 
 def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:

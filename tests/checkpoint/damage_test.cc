@@ -38,7 +38,7 @@ class Damage : public ::testing::Test {
     model_.specs = {{"weight", {3, 5}, "m", 0, true, ""},
                     {"frozen", {3}, "m", 0, false, ""},
                     {"tied", {3, 5}, "m", 0, true, "weight"}};
-    model_.state_names = {"exp_avg"};
+    model_.states = {{"exp_avg"}};
     model_.groups.resize(1);
     const testing::Cuts cuts = {{{0, 0, 6}, {1, 0, 3}}, {{0, 6, 9}}};
     testing::run_ranks(2, [&](Communicator& comm) {
@@ -189,7 +189,7 @@ TEST_F(Damage, FileNamesThatLeaveTheFolderAreRefused) {
 
 TEST_F(Damage, NewerFormatIsNamed) {
   std::string text = read_file(manifest_);
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 7");
+  text.replace(text.find("\"version\": 2"), 12, "\"version\": 7");
   const size_t end = text.find(",\n  \"xxh3\"");
   text.replace(end + 12, 16, "");  // any hash: replaced below
   const std::string body = text.substr(0, end);

@@ -21,7 +21,8 @@ namespace zerorun::testing {
 struct FakeModel {
   std::vector<ParameterSpec> specs;
   DType dtype = DType::bf16;
-  std::vector<std::string> state_names = {"exp_avg", "exp_avg_sq"};
+  DType master_dtype = DType::fp32;
+  std::vector<StateSpec> states = {{"exp_avg"}, {"exp_avg_sq"}};
   std::vector<ParameterGroup> groups = {{"decay", 1e-3F, 0.1F}, {"no_decay", 2e-3F, 0.0F}};
 
   int64_t numel(size_t parameter) const {
@@ -122,7 +123,11 @@ class FakeEngine : public Engine {
   EngineProgress progress() const override { return progress_; }
   void set_progress(const EngineProgress& progress) override { progress_ = progress; }
   std::span<ParameterGroup> groups() override { return model_.groups; }
-  std::span<const std::string> state_names() const override { return model_.state_names; }
+  DType master_dtype() const override { return model_.master_dtype; }
+  std::span<const StateSpec> state_specs(ParameterId id) const override {
+    if (!model_.specs[static_cast<size_t>(id)].trainable) return {};
+    return model_.states;
+  }
   std::vector<StateInterval> state_intervals() override {
     std::vector<StateInterval> intervals;
     for (const Held& held : held_) intervals.push_back(held.interval);
@@ -143,6 +148,8 @@ class FakeEngine : public Engine {
   void grad_ready(ParameterId) override {}
   bool end_micro_step() override { return false; }
   void extend_batch() override {}
+  double gradient_average() const override { return 1; }
+  bool is_sharded(ParameterId) const override { return false; }
   void set_accumulation_boundary(std::optional<bool>) override {}
   double loss_scale() const override { return 1; }
   StepResult step() override { return {}; }
@@ -160,23 +167,25 @@ class FakeEngine : public Engine {
   void hold(const Cut& cut) {
     Held& held = held_.emplace_back();
     held.interval = {.parameter = cut.parameter, .begin = cut.begin, .numel = cut.numel};
-    const auto make = [&](DType dtype) {
-      held.buffers.push_back(device_->allocate(static_cast<size_t>(cut.numel) * size_of(dtype),
-                                               MemoryCategory::other));
-      return view_of(held.buffers.back(), dtype, cut.numel);
+    const auto make = [&](DType dtype, int64_t numel) {
+      held.buffers.push_back(
+          device_->allocate(static_cast<size_t>(numel) * size_of(dtype), MemoryCategory::other));
+      return view_of(held.buffers.back(), dtype, numel);
     };
-    held.interval.param = make(model_.dtype);
+    held.interval.param = make(model_.dtype, cut.numel);
     if (!model_.specs[static_cast<size_t>(cut.parameter)].trainable) return;
-    held.interval.master = model_.dtype == DType::fp32 ? held.interval.param : make(DType::fp32);
-    for (size_t i = 0; i < model_.state_names.size(); ++i) {
-      held.interval.states.push_back(make(DType::fp32));
+    held.interval.master = model_.dtype == model_.master_dtype
+                               ? held.interval.param
+                               : make(model_.master_dtype, cut.numel);
+    for (const StateSpec& spec : model_.states) {
+      held.interval.states.push_back(make(spec.dtype, spec.numel(cut.numel)));
     }
   }
 
   void fill(const StateInterval& interval, uint64_t seed) {
-    const auto set = [&](const TensorView& view, uint64_t kind) {
+    const auto set = [&](const TensorView& view, uint64_t kind, int64_t block = 1) {
       for (int64_t i = 0; i < view.numel; ++i) {
-        const auto element = static_cast<uint64_t>(interval.begin + i);
+        const auto element = static_cast<uint64_t>(interval.begin / block + i);
         const uint64_t bits = scramble(seed ^ (kind << 60) ^
                                        (static_cast<uint64_t>(interval.parameter) << 40) ^ element);
         std::memcpy(view.data + static_cast<size_t>(i) * size_of(view.dtype), &bits,
@@ -185,7 +194,9 @@ class FakeEngine : public Engine {
     };
     set(interval.param, 1);
     set(interval.master, 2);
-    for (size_t i = 0; i < interval.states.size(); ++i) set(interval.states[i], 3 + i);
+    for (size_t i = 0; i < interval.states.size(); ++i) {
+      set(interval.states[i], 3 + i, model_.states[i].block);
+    }
     cast_master(interval);
   }
 

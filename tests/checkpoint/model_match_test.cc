@@ -76,9 +76,16 @@ TEST(ModelMatch, TieIsNamed) {
 }
 
 TEST(ModelMatch, OptimizerIsNamed) {
-  EXPECT_THAT(error_of([](FakeModel& model) { model.state_names = {"momentum_buffer"}; }),
-              HasSubstr("has optimizer states [exp_avg, exp_avg_sq], this optimizer "
-                        "[momentum_buffer]"));
+  EXPECT_THAT(error_of([](FakeModel& model) { model.states = {{"momentum_buffer"}}; }),
+              HasSubstr("has optimizer states [master fp32, exp_avg fp32, exp_avg_sq fp32] of "
+                        "wte.weight, this optimizer [master fp32, momentum_buffer fp32]"));
+  EXPECT_THAT(error_of([](FakeModel& model) {
+                model.states = {{"exp_avg", DType::uint8},
+                                {"exp_avg_scale", DType::fp32, 256},
+                                {"exp_avg_sq", DType::bf16}};
+              }),
+              HasSubstr("this optimizer [master fp32, exp_avg uint8, exp_avg_scale fp32/256, "
+                        "exp_avg_sq bf16]"));
 }
 
 TEST(ModelMatch, GroupCountIsNamed) {

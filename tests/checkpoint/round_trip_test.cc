@@ -100,7 +100,7 @@ TEST(RoundTrip, LoadsFromTheFolderOfOneTag) {
 TEST(RoundTrip, ParametersLongerThanARecord) {
   FakeModel model;
   model.specs = {{"large", {3, 1'500'001}, "m", 0, true, ""}};
-  model.state_names.clear();
+  model.states.clear();
   const TemporaryDirectory directory;
   save(model, random_cuts(model, 2, 1), {.directory = directory.string()});
   expect_loads(model, random_cuts(model, 3, 2), directory.string());

@@ -187,7 +187,7 @@ TEST(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
   FakeModel model;
   const auto numel = static_cast<int64_t>(available_bytes(directory.path()) / 4) + (1 << 26);
   model.specs = {{"large", {numel}, "m", 0, true, ""}};
-  model.state_names.clear();
+  model.states.clear();
   OversizedEngine engine(model, numel);
   EXPECT_THAT([&] { save_checkpoint(engine, *comm, {.directory = directory.string()}); },
               ::testing::ThrowsMessage<IoError>(

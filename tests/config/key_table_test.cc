@@ -11,6 +11,8 @@ namespace zerorun {
 namespace {
 
 using ::testing::AnyOf;
+using testing::default_of;
+using testing::document;
 using ::testing::HasSubstr;
 using testing::leaf_keys;
 using testing::nested;
@@ -57,8 +59,8 @@ TEST(EveryKey, HasADefaultThatMatchesConfig) {
 TEST(EveryKey, AcceptsItsDefaultWithoutAWarning) {
   for (const KeySpec* spec : leaf_keys()) {
     SCOPED_TRACE(spec->pointer);
-    if (is_in_unsupported_block(*spec)) continue;
-    const ParsedConfig parsed = parse_config(nested(spec->pointer, spec->fallback));
+    if (is_in_unsupported_block(*spec) || spec->is_required) continue;
+    const ParsedConfig parsed = parse_config(document(spec->pointer, default_of(*spec)));
     const ConfigValue* value = testing::find_value(parsed, spec->pointer);
     ASSERT_NE(value, nullptr);
     EXPECT_TRUE(value->is_default);
@@ -70,7 +72,7 @@ TEST(EveryKey, TreatsAnotherValueByItsStatus) {
   for (const KeySpec* spec : leaf_keys()) {
     SCOPED_TRACE(spec->pointer);
     const std::string other = other_value(*spec);
-    const std::string text = nested(spec->pointer, other);
+    const std::string text = document(spec->pointer, other);
     if (is_unsupported(*spec)) {
       EXPECT_THAT(problems_of(text), AnyOf(HasSubstr("not supported yet by zerorun"),
                                            HasSubstr("supported neither here nor by DeepSpeed")));
@@ -119,7 +121,7 @@ TEST(EveryKey, TakesAutoAsNotGivenOrRejectsIt) {
   for (const KeySpec* spec : leaf_keys()) {
     SCOPED_TRACE(spec->pointer);
     if (is_in_unsupported_block(*spec)) continue;
-    const std::string text = nested(spec->pointer, R"("auto")");
+    const std::string text = document(spec->pointer, R"("auto")");
     const bool allowed = spec->takes_auto || spec->status != KeyStatus::works;
     const bool is_plain_string = (spec->type & KeyType::string) != 0 && spec->choices.empty();
     if (!allowed && !is_plain_string) {
@@ -130,13 +132,59 @@ TEST(EveryKey, TakesAutoAsNotGivenOrRejectsIt) {
   }
 }
 
+TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {
+  for (const KeySpec* spec : leaf_keys()) {
+    if (spec->used_by.empty() && spec->type_fallbacks.empty()) continue;
+    const std::string_view block = spec->parent().substr(0, spec->parent().rfind('/'));
+    const KeySpec* type_key = key_table().find(fmt::format("{}/type", block));
+    ASSERT_NE(type_key, nullptr) << spec->pointer;
+    const auto types = split_choices(type_key->choices);
+    for (const std::string_view type : split_choices(spec->used_by)) {
+      EXPECT_THAT(types, ::testing::Contains(type)) << spec->pointer;
+    }
+    for (const std::string_view type : types) {
+      ConfigProblems problems("default");
+      std::optional<JsonNode> node = read_json(spec->fallback_for(type), problems);
+      ASSERT_TRUE(node) << spec->pointer << ' ' << type;
+      EXPECT_EQ(to_text(*node), spec->fallback_for(type)) << spec->pointer;
+      EXPECT_EQ(check_value(*spec, *node), std::nullopt) << spec->pointer;
+    }
+    for (const std::string_view entry : split_choices(spec->type_fallbacks)) {
+      const std::string_view type = entry.substr(0, entry.find('='));
+      EXPECT_THAT(types, ::testing::Contains(type)) << spec->pointer;
+      EXPECT_TRUE(spec->is_used_by(type)) << spec->pointer << ' ' << type;
+    }
+  }
+}
+
+TEST(KeyTable, ParametersOfAnotherTypeAreRefused) {
+  for (const KeySpec* spec : leaf_keys()) {
+    if (spec->used_by.empty()) continue;
+    const std::string_view block = spec->parent().substr(0, spec->parent().rfind('/'));
+    const std::string type_pointer = fmt::format("{}/type", block);
+    for (const std::string_view type : split_choices(key_table().find(type_pointer)->choices)) {
+      auto json = nlohmann::json::parse(document(spec->pointer, other_value(*spec)));
+      json[nlohmann::json::json_pointer(type_pointer)] = type;
+      const std::string message = problems_of(json.dump());
+      const std::string refusal = fmt::format("{} does not take it", type);
+      if (spec->is_used_by(type)) {
+        EXPECT_THAT(message, ::testing::Not(HasSubstr(refusal))) << spec->pointer;
+      } else {
+        EXPECT_THAT(message, HasSubstr(fmt::format("{} (", spec->pointer)));
+        EXPECT_THAT(message, HasSubstr(refusal)) << spec->pointer;
+      }
+    }
+  }
+}
+
 TEST(KeyTable, GatesAndReplacementsAreKeys) {
   for (const KeySpec* spec : key_table().keys()) {
     if (!spec->gate.empty()) {
       const KeySpec* gate = key_table().find(spec->gate);
       ASSERT_NE(gate, nullptr) << spec->pointer;
       EXPECT_TRUE(gate->gate.empty()) << spec->pointer;
-      EXPECT_NE(gate->status, KeyStatus::works) << spec->pointer << ": would be dropped silently";
+      EXPECT_TRUE(gate->status != KeyStatus::works || spec->status == KeyStatus::works)
+          << spec->pointer << ": would be dropped silently";
     }
     if (spec->status == KeyStatus::deprecated) {
       EXPECT_NE(key_table().find(spec->note), nullptr) << spec->pointer;

@@ -11,6 +11,7 @@
 namespace zerorun {
 namespace {
 
+using testing::document;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -41,8 +42,43 @@ std::vector<Effect> batch_and_precision_effects() {
        [](const Config& c) { return c.precision.grad_accum_dtype == DType::bf16; }},
       {"/data_types/grad_accum_dtype", R"("torch.FLOAT32")",
        [](const Config& c) { return c.precision.grad_accum_dtype == DType::fp32; }},
+      {"/fp16/enabled", "true",
+       [](const Config& c) { return c.precision.param_dtype == DType::fp16; }},
+      {"/fp16/auto_cast", "true", [](const Config& c) { return c.precision.auto_cast_inputs; }},
+      {"/bf16/check_grad_overflow", "false",
+       [](const Config& c) { return !c.precision.check_grad_overflow; }},
+      {"/communication_data_type", R"("fp16")",
+       [](const Config& c) { return c.precision.communication_dtype == DType::fp16; }},
+      {"/prescale_gradients", "true",
+       [](const Config& c) { return c.precision.prescale_gradients; }},
+      {"/gradient_predivide_factor", "2",
+       [](const Config& c) { return c.precision.gradient_predivide_factor == 2; }},
+      {"/gradient_allreduce_op", R"("SUM")",
+       [](const Config& c) { return c.precision.gradient_reduction == GradientReduction::sum; }},
       {"/zerorun/comm_timeout", "1.5", [](const Config& c) { return c.comm_timeout_s == 1.5; }},
       {"/zerorun/share_parameters", "false", [](const Config& c) { return !c.share_parameters; }},
+  };
+}
+
+Effect scaler_effect(const char* pointer, const char* value,
+                     bool (*is_seen)(const LossScalerOptions&)) {
+  return {pointer, value, [is_seen](const Config& c) { return is_seen(c.precision.loss_scaler); }};
+}
+
+std::vector<Effect> scaler_effects() {
+  using Options = LossScalerOptions;
+  return {
+      scaler_effect("/fp16/loss_scale", "128",
+                    [](const Options& o) { return o.static_scale == 128; }),
+      scaler_effect("/fp16/initial_scale_power", "8",
+                    [](const Options& o) { return o.initial_scale_power == 8; }),
+      scaler_effect("/fp16/loss_scale_window", "50",
+                    [](const Options& o) { return o.window == 50; }),
+      scaler_effect("/fp16/hysteresis", "3", [](const Options& o) { return o.hysteresis == 3; }),
+      scaler_effect("/fp16/consecutive_hysteresis", "true",
+                    [](const Options& o) { return o.consecutive_hysteresis; }),
+      scaler_effect("/fp16/min_loss_scale", "0.5",
+                    [](const Options& o) { return o.min_scale == 0.5; }),
   };
 }
 
@@ -59,6 +95,103 @@ std::vector<Effect> optimizer_effects() {
        [](const Config& c) { return !c.optimizer.bias_correction; }},
       {"/optimizer/params/adam_w_mode", "false",
        [](const Config& c) { return !c.optimizer.adam_w_mode; }},
+      {"/optimizer/params/momentum", "0.5",
+       [](const Config& c) { return c.optimizer.momentum == 0.5; }},
+      {"/optimizer/params/dampening", "0.25",
+       [](const Config& c) { return c.optimizer.dampening == 0.25; }},
+      {"/optimizer/params/nesterov", "true", [](const Config& c) { return c.optimizer.nesterov; }},
+      {"/optimizer/params/lr_decay", "0.5",
+       [](const Config& c) { return c.optimizer.lr_decay == 0.5; }},
+      {"/optimizer/params/eps_inside_sqrt", "true",
+       [](const Config& c) { return c.optimizer.eps_inside_sqrt; }},
+      {"/optimizer/params/max_coeff", "4",
+       [](const Config& c) { return c.optimizer.max_coeff == 4.0F; }},
+      {"/optimizer/params/min_coeff", "0.5",
+       [](const Config& c) { return c.optimizer.min_coeff == 0.5F; }},
+      {"/optimizer/params/muon_lr", "0.5",
+       [](const Config& c) { return c.optimizer.muon_lr == 0.5F && c.optimizer.lr == 0.5F; }},
+      {"/optimizer/params/adam_lr", "0.5",
+       [](const Config& c) { return c.optimizer.adam_lr == 0.5F; }},
+      {"/optimizer/params/ns_steps", "7",
+       [](const Config& c) { return c.optimizer.ns_steps == 7; }},
+  };
+}
+
+Effect schedule_effect(const char* name, const char* value,
+                       bool (*is_seen)(const SchedulerConfig&)) {
+  static std::set<std::string> pointers;  // keeps their memory
+  const std::string& pointer = *pointers.insert(fmt::format("/scheduler/{}", name)).first;
+  return {pointer.c_str(), value, [is_seen](const Config& c) { return is_seen(c.scheduler); }};
+}
+
+std::vector<Effect> warmup_effects() {
+  using S = SchedulerConfig;
+  return {
+      schedule_effect("type", R"("warmuplr")", [](const S& s) { return s.type == "WarmupLR"; }),
+      schedule_effect("params/warmup_min_lr", "[1, 2]",
+                      [](const S& s) {
+                        return s.warmup_min_lr == std::vector{1.0, 2.0};
+                      }),
+      schedule_effect("params/warmup_max_lr", "0.5",
+                      [](const S& s) { return s.warmup_max_lr == std::vector{0.5}; }),
+      schedule_effect("params/warmup_num_steps", "1e2",
+                      [](const S& s) { return s.warmup_num_steps == 100; }),
+      schedule_effect("params/warmup_type", R"("linear")",
+                      [](const S& s) { return s.warmup_type == WarmupShape::linear; }),
+      schedule_effect("params/total_num_steps", "5000",
+                      [](const S& s) { return s.total_num_steps == 5000; }),
+      schedule_effect("params/warmup_min_ratio", "0.5",
+                      [](const S& s) { return s.warmup_min_ratio == 0.5; }),
+      schedule_effect("params/cos_min_ratio", "0.5",
+                      [](const S& s) { return s.cos_min_ratio == 0.5; }),
+      schedule_effect("params/min_lr_ratio", "0.5",
+                      [](const S& s) { return s.min_lr_ratio == 0.5; }),
+      schedule_effect("params/decay_num_steps", "7",
+                      [](const S& s) { return s.decay_num_steps == 7; }),
+      schedule_effect("params/decay_type", R"("1-sqrt")",
+                      [](const S& s) { return s.decay_type == DecayShape::one_minus_sqrt; }),
+      schedule_effect("params/last_batch_iteration", "9",
+                      [](const S& s) { return s.last_batch_iteration == 9; }),
+  };
+}
+
+std::vector<Effect> cycle_effects() {
+  using S = SchedulerConfig;
+  return {
+      schedule_effect("params/lr_range_test_min_lr", "0.5",
+                      [](const S& s) { return s.range_test.min_lr == std::vector{0.5}; }),
+      schedule_effect("params/lr_range_test_step_size", "7",
+                      [](const S& s) { return s.range_test.step_size == 7; }),
+      schedule_effect("params/lr_range_test_step_rate", "0.5",
+                      [](const S& s) { return s.range_test.step_rate == 0.5; }),
+      schedule_effect("params/lr_range_test_staircase", "true",
+                      [](const S& s) { return s.range_test.staircase; }),
+      schedule_effect("params/cycle_min_lr", "[0.5, 1]",
+                      [](const S& s) {
+                        return s.one_cycle.min_lr == std::vector{0.5, 1.0};
+                      }),
+      schedule_effect("params/cycle_max_lr", "0.5",
+                      [](const S& s) { return s.one_cycle.max_lr == std::vector{0.5}; }),
+      schedule_effect("params/decay_lr_rate", "0.5",
+                      [](const S& s) { return s.one_cycle.decay_lr_rate == 0.5; }),
+      schedule_effect("params/cycle_first_step_size", "7",
+                      [](const S& s) { return s.one_cycle.first_step_size == 7; }),
+      schedule_effect("params/cycle_second_step_size", "7",
+                      [](const S& s) { return s.one_cycle.second_step_size == 7; }),
+      schedule_effect("params/cycle_first_stair_count", "7",
+                      [](const S& s) { return s.one_cycle.first_stair_count == 7; }),
+      schedule_effect("params/cycle_second_stair_count", "7",
+                      [](const S& s) { return s.one_cycle.second_stair_count == 7; }),
+      schedule_effect("params/decay_step_size", "7",
+                      [](const S& s) { return s.one_cycle.decay_step_size == 7; }),
+      schedule_effect("params/cycle_momentum", "false",
+                      [](const S& s) { return !s.one_cycle.cycle_momentum; }),
+      schedule_effect("params/cycle_min_mom", "0.5",
+                      [](const S& s) { return s.one_cycle.min_momentum == std::vector{0.5}; }),
+      schedule_effect("params/cycle_max_mom", "0.5",
+                      [](const S& s) { return s.one_cycle.max_momentum == std::vector{0.5}; }),
+      schedule_effect("params/decay_mom_rate", "0.5",
+                      [](const S& s) { return s.one_cycle.decay_momentum_rate == 0.5; }),
   };
 }
 
@@ -91,10 +224,11 @@ std::vector<Effect> zero_effects() {
 TEST(ParseConfig, PutsEveryWorkingKeyIntoItsMember) {
   const Config defaults;
   std::set<std::string_view> seen;
-  for (const auto& effects : {batch_and_precision_effects(), optimizer_effects(), zero_effects()}) {
+  for (const auto& effects : {batch_and_precision_effects(), scaler_effects(), optimizer_effects(),
+                              warmup_effects(), cycle_effects(), zero_effects()}) {
     for (const Effect& effect : effects) {
       EXPECT_FALSE(effect.is_seen(defaults)) << effect.pointer << " could not be told apart";
-      EXPECT_TRUE(effect.is_seen(parse_config(nested(effect.pointer, effect.value)).config))
+      EXPECT_TRUE(effect.is_seen(parse_config(document(effect.pointer, effect.value)).config))
           << effect.pointer;
       seen.insert(effect.pointer);
     }

@@ -81,19 +81,24 @@ TEST(Problems, ValuesSayWhatWasExpected) {
 }
 
 TEST(Problems, OptimizersThatDeepSpeedKnowsAreToldApartFromTypingErrors) {
-  EXPECT_THAT(problems_of(R"({"optimizer": {"type": "Lion"}})"),
-              HasSubstr(R"(got "Lion", not supported yet by zerorun )"));
+  EXPECT_THAT(problems_of(R"({"optimizer": {"type": "OneBitAdam"}})"),
+              HasSubstr(R"(got "OneBitAdam", not supported yet by zerorun )"));
+  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "StepLR"}})"),
+              HasSubstr(R"(got "StepLR", not supported yet by zerorun )"));
   EXPECT_THAT(problems_of(R"({"optimizer": {"type": "AdamWW"}})"),
-              HasSubstr(R"(expected "Adam" or "AdamW" (did you mean "AdamW"?))"));
+              HasSubstr(R"(expected "Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon", )"
+                        R"("Adam8bit" or "AdamW8bit" (did you mean "AdamW"?))"));
   EXPECT_THAT(problems_of(R"({"optimizer": {"params": {"max_grad_norm": 1}}})"),
               HasSubstr("use /gradient_clipping"));
 }
 
-TEST(Problems, Fp16IsNotSupportedYet) {
-  const std::string message = problems_of(R"({"fp16": {"enabled": true, "loss_scale": 128}})");
+TEST(Problems, OffloadIsNotSupportedYet) {
+  const std::string message = problems_of(
+      R"({"zero_optimization": {"offload_param": {"device": "cpu", "pin_memory": true}}})");
   EXPECT_THAT(message, HasSubstr("test.json: 1 problem\n"));
-  EXPECT_THAT(message, HasSubstr("/fp16/enabled (1:22): got true, not supported yet by zerorun "));
-  EXPECT_THAT(message, HasSubstr("; expected false; use bf16"));
+  EXPECT_THAT(message, HasSubstr("/zero_optimization/offload_param/device (1:52): got \"cpu\", not "
+                                 "supported yet by zerorun "));
+  EXPECT_THAT(message, HasSubstr("; expected \"none\""));
 }
 
 TEST(Problems, ContradictionsNameBothSides) {
@@ -110,8 +115,11 @@ TEST(Problems, ContradictionsNameBothSides) {
               HasSubstr("by which parameters are fp32"));
   EXPECT_EQ(problems_of(R"({"data_types": {"param_dtype": "bf16"}, "bf16": {"enabled": true}})"),
             "");
-  EXPECT_THAT(problems_of(R"({"communication_data_type": "fp32", "bf16": {"enabled": true}})"),
-              HasSubstr("got \"fp32\" with bf16 parameters, not supported yet"));
+  EXPECT_THAT(
+      problems_of(R"({"fp16": {"enabled": true}, "zerorun": {"train": {"dtype": "bf16"}}})"),
+      HasSubstr("/zerorun/train/dtype (1:60): \"bf16\" contradicts /fp16/enabled true at 1:22"));
+  EXPECT_THAT(problems_of(R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})"),
+              HasSubstr("(1:53): true needs /bf16/bf16_master_weights_and_grads to be true too"));
 }
 
 TEST(Problems, OneSettingUnderTwoNames) {

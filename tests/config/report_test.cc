@@ -72,7 +72,7 @@ TEST(Report, ShowIsAConfigurationThatMeansTheSame) {
         R"({"bfloat16": {"enabled": true}, "train_batch_size": 8, "optimizer": {"params":
             {"lr": 3e-4}}, "zerorun": {"train": {"data": ["a\"b"], "steps": 20}}})"}) {
     const ParsedConfig parsed = parse_config(text);
-    const std::string shown = show_config(parsed, 2);
+    const std::string shown = show_config(parsed, {.world_size = 2});
     const ParsedConfig again = parse_config(shown);
     EXPECT_EQ(again.config.train_options, parsed.config.train_options);
     EXPECT_EQ(again.config.optimizer.lr, parsed.config.optimizer.lr);
@@ -90,14 +90,15 @@ TEST(Report, ShowMarksWhatIsInferredAndWhatDiffers) {
       show_config(parse_config(R"({"train_batch_size": 8, "zero_optimization": {"stage": 3},
                                    "gradient_clipping": 1.0})",
                                "x.json"),
-                  2);
+                  {.world_size = 2});
   EXPECT_THAT(shown, HasSubstr("// x.json, 2 ranks\n{\n"));
   EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 8,  // given\n"));
   EXPECT_THAT(shown, HasSubstr("\"train_micro_batch_size_per_gpu\": 4,  // inferred\n"));
   EXPECT_THAT(shown, HasSubstr("    \"stage\": 3,  // default 0\n"));
   EXPECT_THAT(shown, HasSubstr("\"overlap_comm\": true,  // inferred\n"));
   EXPECT_THAT(shown, HasSubstr("  \"gradient_clipping\": 1,\n"));
-  EXPECT_THROW(show_config(parse_config(R"({"train_batch_size": 9})"), 2), ConfigError);
+  EXPECT_THROW(show_config(parse_config(R"({"train_batch_size": 9})"), {.world_size = 2}),
+               ConfigError);
 }
 
 TEST(Report, CheckSaysWhatAFileAsksFor) {
@@ -154,8 +155,9 @@ TEST(Report, SchemaDescribesEveryKey) {
   EXPECT_EQ(stage.at("minimum"), 0);
   EXPECT_EQ(stage.at("maximum"), 3);
   EXPECT_EQ(stage.at("type"), "integer");
-  EXPECT_EQ(properties_of(schema, "/fp16/enabled").at("enabled").at("anyOf").at(0).at("const"),
-            false);
+  EXPECT_EQ(
+      properties_of(schema, "/elasticity/enabled").at("enabled").at("anyOf").at(0).at("const"),
+      false);
 }
 
 TEST(Report, DocumentationIsUpToDate) {

@@ -42,7 +42,8 @@ inline const ConfigValue* find_value(const ParsedConfig& parsed, std::string_vie
 inline std::string other_value(const KeySpec& spec) {
   const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
   if (has(KeyType::boolean)) return spec.fallback == "true" ? "false" : "true";
-  if (has(KeyType::integer)) return spec.range.high == 3 ? "2" : "17";
+  if (has(KeyType::integer))
+    return spec.range.high < 2017 ? spec.range.high == 3 ? "2" : "17" : "2017";
   if (has(KeyType::number)) return "0.25";
   if (has(KeyType::string)) {
     for (const std::string_view choice : split_choices(spec.choices)) {
@@ -55,6 +56,37 @@ inline std::string other_value(const KeySpec& spec) {
   if (has(KeyType::integers)) return "[8,16]";
   if (has(KeyType::betas)) return "[0.5,0.75]";
   return R"({"anything":[1,{"deep":null}]})";
+}
+
+// A configuration with one key, and beside it what the key cannot do without: the type that takes
+// it, that type's other required parameters, and settings that it depends on.
+inline std::string document(std::string_view pointer, std::string_view value) {
+  using Pointer = nlohmann::json::json_pointer;
+  nlohmann::json json;
+  const KeySpec* key = key_table().find(pointer);
+  if (key != nullptr && !key->used_by.empty()) {
+    const std::string_view type = split_choices(key->used_by).front();
+    const std::string_view block = key->parent().substr(0, key->parent().rfind('/'));
+    json[Pointer(std::string(block) + "/type")] = type;
+    for (const KeySpec* other : key_table().children(key->parent())) {
+      if (other->is_required && other->is_used_by(type)) {
+        json[Pointer(std::string(other->pointer))] = 100'000;
+      }
+    }
+  }
+  if (pointer.ends_with("nesterov")) json[Pointer("/optimizer/params/momentum")] = 0.5;
+  if (pointer.ends_with("optimizer_states")) {
+    json[Pointer("/bf16/bf16_master_weights_and_grads")] = true;
+  }
+  json[Pointer(std::string(pointer))] = nlohmann::json::parse(value);
+  return json.dump(2);
+}
+
+// Its default in that configuration.
+inline std::string_view default_of(const KeySpec& spec) {
+  return spec.fallback_for(split_choices(spec.used_by).empty()
+                               ? std::string_view()
+                               : split_choices(spec.used_by).front());
 }
 
 inline std::vector<const KeySpec*> leaf_keys() {

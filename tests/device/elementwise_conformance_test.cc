@@ -184,7 +184,9 @@ TEST_P(ElementwiseConformance, EmptyViewsNeedNoMemory) {
   device_->cast(*stream_, none, none16);
   device_->add(*stream_, none, none16);
   device_->scale(*stream_, none, 2.0F);
-  device_->adam(*stream_, {}, {none, none, none, none16, none16});
+  device_->update(*stream_, {},
+                  {.master = none, .grad = none, .param = none16, .states = {none, none}});
+  device_->orthogonalize(*stream_, none, 0, 4, 5, none);
   stream_->synchronize();
 }
 

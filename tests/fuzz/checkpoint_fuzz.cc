@@ -77,14 +77,19 @@ void check_every_element_is_found(const CheckpointReader& checkpoint) {
   const auto& parameters = checkpoint.manifest().parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].alias_of.empty()) continue;
+    const auto check = [&](int kind, int64_t numel) {
+      int64_t found = 0;
+      for (const auto& record : checkpoint.records_of(static_cast<int>(i), kind, 0, numel)) {
+        ZR_CHECK(record.begin == found, "{}", checkpoint.describe(record));
+        found = record.end();
+      }
+      ZR_CHECK(found == numel, "{} of {}", found, numel);
+    };
     const int64_t numel = parameters[i].numel();
-    const int kind = parameters[i].trainable ? CheckpointReader::kMaster : CheckpointReader::kParam;
-    int64_t found = 0;
-    for (const auto& record : checkpoint.records_of(static_cast<int>(i), kind, 0, numel)) {
-      ZR_CHECK(record.begin == found, "{}", checkpoint.describe(record));
-      found = record.end();
+    if (!parameters[i].trainable) check(CheckpointReader::kParam, numel);
+    for (const int state : parameters[i].states) {
+      check(1 + state, checkpoint.manifest().states[static_cast<size_t>(state)].numel(numel));
     }
-    ZR_CHECK(found == numel, "{} of {}", found, numel);
   }
 }
 
@@ -126,12 +131,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 std::vector<std::string> zerorun::testing::fuzz_seeds() {
   Manifest manifest;
   manifest.progress = {7, 2, LossScalerState{}};
-  manifest.state_names = {"exp_avg"};
+  manifest.states = {{"master"}, {"exp_avg"}, {"scale", DType::fp32, 4}};
   manifest.groups = {{"default", 0.1F, 0.0F}};
-  manifest.parameters = {{"w", {3, 5}, DType::bf16, true, 0, ""},
-                         {"frozen", {4}, DType::bf16, false, 0, ""},
-                         {"empty", {0}, DType::bf16, true, 0, ""},
-                         {"tied", {}, DType::fp32, true, 0, "w"}};
+  manifest.parameters = {{"w", {3, 5}, DType::bf16, true, 0, {0, 1, 2}},
+                         {"frozen", {4}, DType::bf16, false, 0, {}},
+                         {"empty", {0}, DType::bf16, true, 0, {0, 1}},
+                         {"tied", {}, DType::fp32, true, 0, {}, "w"}};
   manifest.client_state = "{\"epoch\": 1}";
   manifest.shards = {{shard_name(0, 1), 1024, 512, 3}};
   std::string text = encode_manifest(manifest);
@@ -139,7 +144,8 @@ std::vector<std::string> zerorun::testing::fuzz_seeds() {
   const std::vector<ShardRecord> records = {{"w", "master", DType::fp32, 0, 10, 0, 1},
                                             {"w", "exp_avg", DType::fp32, 0, 15, 64, 2},
                                             {"frozen", "param", DType::bf16, 0, 4, 128, 3},
-                                            {"w", "master", DType::fp32, 10, 5, 192, 4}};
+                                            {"w", "master", DType::fp32, 10, 5, 192, 4},
+                                            {"w", "scale", DType::fp32, 0, 4, 256, 5}};
   const std::string header = encode_shard_header(records);
   uint32_t length = 0;
   std::memcpy(&length, header.data() + 12, sizeof length);

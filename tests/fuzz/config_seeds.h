@@ -24,6 +24,15 @@ inline std::vector<std::string> config_seeds() {
       R"({"zero_optimization": true, "scheduler": {}, "tensorboard": {"enabled": false},
 "elasticity": {"micro_batch_sizes": [2, 4]}, "activation_checkpointing": {"profile": true},
 "a": {"b": [[[{"c": null}]]]}, "d": -1.5e-300, "e": 18446744073709551615})",
+      R"({"fp16": {"enabled": true, "initial_scale_power": 12, "consecutive_hysteresis": true},
+"optimizer": {"type": "Muon", "params": {"muon_lr": 0.05, "momentum": 0.9, "betas": [0.8, 0.9]}},
+"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_num_steps": 9,
+"warmup_max_lr": "auto", "warmup_min_lr": [0, 1e-5], "warmup_type": "linear"}},
+"communication_data_type": "fp16", "gradient_allreduce_op": "sum", "train_batch_size": 8})",
+      R"({"bfloat16": {"enabled": true, "bf16_master_weights_and_grads": true,
+"bf16_optimizer_states": true}, "optimizer": {"type": "SGD", "params": {"momentum": 0.9,
+"nesterov": true}}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4,
+"cycle_max_lr": [1e-2, 1e-3], "cycle_second_step_size": null, "decay_step_size": 10}}})",
   };
 }
 

@@ -1,8 +1,8 @@
-"""Writes data/schedule_golden.json: what DeepSpeed's and Hugging Face's schedules set, step by step.
+"""Writes data/schedule_golden.json: what the schedules of DeepSpeed and Hugging Face set.
 
 Usage: DS_ACCELERATOR=cpu python tests/optim/make_schedule_golden.py
 Needs deepspeed and transformers. "lr" holds, for each of "steps", one value per parameter group:
-what the optimizer uses after that many applied steps. "betas" likewise where the schedule sets them.
+what the optimizer uses after that many applied steps. "betas" likewise where they are set.
 """
 
 import json

@@ -1,5 +1,6 @@
 """zerorun.config: the typed form of a ds_config.json, and errors that say what is wrong."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -69,6 +70,65 @@ def test_every_problem_is_named_with_its_pointer_and_the_nearest_key() -> None:
 def test_text_that_is_no_configuration_is_an_error(text: str) -> None:
     with pytest.raises(zerorun.ConfigError):
         config.parse(text)
+
+
+def test_base64_is_read_as_a_file() -> None:
+    text = base64.urlsafe_b64encode(json.dumps(DS_CONFIG).encode()).decode()
+    assert config.load(text).config.zero.stage == 3
+
+
+def test_precision_and_schedule_become_typed() -> None:
+    parsed = config.parse(
+        {
+            "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12},
+            "communication_data_type": "fp32",
+            "gradient_allreduce_op": "sum",
+            "optimizer": {"type": "SGD", "params": {"momentum": 0.9, "nesterov": True}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
+        }
+    ).config
+    assert parsed.precision.param_dtype == "fp16"
+    assert parsed.precision.loss_scaler.initial_scale_power == 12
+    assert parsed.precision.communication_dtype == "fp32"
+    assert parsed.precision.gradient_reduction == "sum"
+    assert parsed.optimizer.momentum == 0.9
+    assert parsed.optimizer.nesterov is True
+    assert (parsed.scheduler.type, parsed.scheduler.warmup_num_steps) == ("WarmupLR", 7)
+
+
+def test_auto_is_resolved_or_named() -> None:
+    auto = {
+        "zero_optimization": {"reduce_bucket_size": "auto"},
+        "scheduler": {"type": "linear", "params": {"total_num_steps": "auto"}},
+    }
+    parsed = config.parse(auto)
+    resolved = config.resolve_auto(parsed, hidden_size=64, total_steps=50)
+    assert resolved.config.zero.reduce_bucket_size == 4096
+    assert resolved.config.scheduler.total_num_steps == 50
+    assert parsed.config.scheduler.total_num_steps == 0  # the argument stays as it was
+    with pytest.raises(zerorun.ConfigError, match="/scheduler/params/total_num_steps"):
+        config.resolve_auto(parsed)
+
+
+def nested(depth: int) -> dict:
+    value: dict = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": object()}, nested(100), nested(10**6)])
+def test_dictionaries_that_are_no_json_are_errors(value: dict) -> None:
+    with pytest.raises(zerorun.ConfigError):
+        config.parse(value)
+
+
+def test_infinity_and_paths_are_read() -> None:
+    parsed = config.parse(
+        {"steps_per_print": float("inf"), "zerorun": {"train": {"save": Path("out")}}}
+    ).config
+    assert parsed.steps_per_print == 2**63 - 1
+    assert json.loads(parsed.train_options) == {"save": "out"}
 
 
 def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ FullStates read_states(Engine& engine, Communicator& comm) {
   FullStates full(engine.parameters().size());
   for (size_t id = 0; id < full.size(); ++id) {
     const auto numel = static_cast<size_t>(engine.numel(static_cast<ParameterId>(id)));
-    full[id].assign(2 + engine.state_names().size(), std::vector<float>(numel));
+    full[id].assign(2 + engine.state_specs(0).size(), std::vector<float>(numel));
   }
   for (const StateInterval& part : engine.state_intervals()) {
     auto& tensors = full[static_cast<size_t>(part.parameter)];

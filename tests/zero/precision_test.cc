@@ -326,7 +326,7 @@ TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
             .synchronize();
         EXPECT_NEAR(std::sqrt(total), 0.5, 1e-4);  // clipped
       }
-      EXPECT_TRUE(engine->state_names().empty());
+      EXPECT_TRUE(engine->state_specs(0).empty());
       const uint64_t hash = engine->parameter_hash();
       const std::lock_guard lock(mutex);
       if (comm.rank() == 0) hashes.push_back(hash);

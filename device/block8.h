@@ -1,0 +1,61 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+namespace zerorun {
+
+// Optimizer states in 8 bits: each kStateBlock elements share an fp32 scale, their largest
+// magnitude, and an element is an 8-bit float relative to it (Dettmers et al. 2022, "8-bit
+// optimizers via block-wise quantization", with floats in the place of its table: they convert by
+// shifts, and their relative error of at most 1/16 is that of the table's larger half).
+//
+// A signed code has 1 sign, 4 exponent and 3 mantissa bits; one of values that are never negative,
+// 5 and 3. The largest code is the scale itself, code 0 is zero. What is too small becomes zero
+// when signed; otherwise the smallest code, since a mean square that is zero would make a step
+// infinite. Code and scale of what was decoded are what they were.
+struct Block8 {
+  bool is_signed = true;
+
+  // The bits of a decoded float, shifted, less its code.
+  constexpr uint32_t offset() const { return is_signed ? 1016 - 127 : 1016 - 255; }
+  constexpr uint32_t largest() const { return is_signed ? 127 : 255; }
+  static constexpr int kShift = 20;
+  // With a smaller scale, small codes would decode to less than fp32's normal numbers; such a block
+  // becomes zero.
+  static constexpr float kLeastScale = 0x1p-94F;
+
+  float decode(uint8_t code, float scale) const {
+    const uint32_t magnitude = is_signed ? code & 0x7fU : code;
+    const float relative =
+        magnitude == 0 ? 0.0F : std::bit_cast<float>((magnitude + offset()) << kShift);
+    return (is_signed && (code & 0x80U) != 0 ? -relative : relative) * scale;
+  }
+
+  // The largest magnitude, as the scale of a block. Larger than all: infinity, then nan.
+  static float scale_of(std::span<const float> values) {
+    uint32_t largest = 0;
+    for (const float value : values) {
+      largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffU);
+    }
+    const float scale = std::bit_cast<float>(largest);
+    return scale < kLeastScale ? 0.0F : scale;
+  }
+
+  uint8_t encode(float value, float scale) const {
+    const auto sign = static_cast<uint8_t>(is_signed && std::signbit(value) ? 0x80U : 0U);
+    if (!std::isfinite(scale)) return static_cast<uint8_t>(largest());  // decodes to it
+    if (scale == 0.0F || value == 0.0F) return 0;
+    const uint32_t bits = std::bit_cast<uint32_t>(std::abs(value) * (1.0F / scale));
+    // To nearest; a tie away from zero.
+    const uint32_t rounded = (bits + (1U << (kShift - 1))) >> kShift;
+    const uint32_t least = is_signed ? 0 : 1;
+    const uint32_t code = rounded < offset() + least ? least : rounded - offset();
+    return code == 0 ? uint8_t{0} : static_cast<uint8_t>(sign | code);
+  }
+};
+
+}  // namespace zerorun

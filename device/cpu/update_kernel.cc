@@ -1,0 +1,333 @@
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/parallel.h"
+#include "device/cpu/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/cpu/update_kernel.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h, which decides what these contain.
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include "device/cpu/block8-inl.h"
+#include "device/cpu/convert-inl.h"
+#include "device/cpu/round-inl.h"
+#include "device/update_rules.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zerorun {
+namespace HWY_NAMESPACE {
+
+struct VectorMath {
+  using V = hn::Vec<F32>;
+  F32 d;
+  HWY_INLINE V set(float value) const { return hn::Set(d, value); }
+  HWY_INLINE V add(V a, V b) const { return hn::Add(a, b); }
+  HWY_INLINE V sub(V a, V b) const { return hn::Sub(a, b); }
+  HWY_INLINE V mul(V a, V b) const { return hn::Mul(a, b); }
+  HWY_INLINE V div(V a, V b) const { return hn::Div(a, b); }
+  HWY_INLINE V sqrt(V a) const { return hn::Sqrt(a); }
+  HWY_INLINE V sign(V a) const {
+    return hn::IfThenElse(hn::Gt(hn::Abs(a), hn::Zero(d)), hn::CopySign(hn::Set(d, 1.0F), a), a);
+  }
+};
+
+// The parameter is the master copy itself: nothing more to write.
+struct InPlace {};
+
+template <typename Grad, typename Param>
+struct Pointers {
+  const Grad* HWY_RESTRICT grad;
+  float* HWY_RESTRICT master;
+  float* HWY_RESTRICT state0;
+  float* HWY_RESTRICT state1;
+  Param* HWY_RESTRICT param;
+};
+
+// One cache line of 16-bit parameters, two of fp32.
+inline constexpr int64_t kTile = 32;
+inline constexpr uintptr_t kLine = 64;
+
+// Far enough ahead to cover a memory access, near enough to stay in the first-level cache.
+template <class Rule, typename Grad, typename Param>
+HWY_INLINE void prefetch(const Pointers<Grad, Param>& p, int64_t i) {
+  constexpr int64_t kAhead = 4 * kTile;
+  constexpr int64_t kFloatsOfLine = kLine / sizeof(float);
+  const auto both_lines = [i](const float* stream) HWY_ATTR {
+    hwy::Prefetch(stream + i + kAhead);
+    hwy::Prefetch(stream + i + kAhead + kFloatsOfLine);
+  };
+  if constexpr (Rule::kReadsGrad) {
+    hwy::Prefetch(p.grad + i + kAhead);
+    if constexpr (sizeof(Grad) == sizeof(float)) hwy::Prefetch(p.grad + i + kAhead + kFloatsOfLine);
+  }
+  both_lines(p.master);
+  if constexpr (Rule::kStates > 0) both_lines(p.state0);
+  if constexpr (Rule::kStates > 1) both_lines(p.state1);
+}
+
+template <bool kThere, typename T>
+HWY_INLINE hn::Vec<F32> load_if(const T* from) {
+  if constexpr (kThere) {
+    return load(F32(), from);
+  } else {
+    return hn::Zero(F32());
+  }
+}
+
+template <class Rule, typename Grad, typename Param>
+HWY_INLINE void update_tile(const Rule& rule, const Pointers<Grad, Param>& p, int64_t i) {
+  const VectorMath math;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(math.d));
+  for (const int64_t end = i + kTile; i < end; i += lanes) {
+    auto master = hn::LoadU(math.d, p.master + i);
+    auto state0 = load_if<(Rule::kStates > 0)>(p.state0 + i);
+    auto state1 = load_if<(Rule::kStates > 1)>(p.state1 + i);
+    const auto grad = load_if<Rule::kReadsGrad>(p.grad + i);
+    const auto result = rule(math, grad, master, state0, state1);
+    if constexpr (Rule::kWritesStates) {
+      if constexpr (Rule::kStates > 0) hn::StoreU(state0, math.d, p.state0 + i);
+      if constexpr (Rule::kStates > 1) hn::StoreU(state1, math.d, p.state1 + i);
+    }
+    if constexpr (Rule::kSteps) {
+      hn::StoreU(master, math.d, p.master + i);
+    } else {
+      store(math.d, result, p.param + i);
+    }
+  }
+}
+
+template <typename Grad, typename Param>
+HWY_INLINE void publish_tile(const Pointers<Grad, Param>& p, int64_t i) {
+  if constexpr (!std::is_same_v<Param, InPlace>) {
+    const F32 d;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    for (const int64_t end = i + kTile; i < end; i += lanes) {
+      store(d, hn::LoadU(d, p.master + i), p.param + i);
+    }
+  }
+}
+
+template <class Rule, typename Grad, typename Param>
+HWY_INLINE void update_element(const Rule& rule, const Pointers<Grad, Param>& p, int64_t i) {
+  float none = 0.0F;
+  float& state0 = Rule::kStates > 0 ? p.state0[i] : none;
+  float& state1 = Rule::kStates > 1 ? p.state1[i] : none;
+  const float grad = Rule::kReadsGrad ? widen(p.grad[i]) : 0.0F;
+  float master = p.master[i];
+  const float result = rule(ScalarMath{}, grad, master, state0, state1);
+  if constexpr (Rule::kSteps) p.master[i] = master;
+  if constexpr (!std::is_same_v<Param, InPlace>) narrow(result, p.param + i);
+}
+
+template <class Rule, typename Grad, typename Param>
+void update_elements(const Rule& the_rule, const Pointers<Grad, Param>& pointers, int64_t count) {
+  // Copies that nothing else can refer to stay in registers across the stores.
+  const Rule rule = the_rule;
+  const Pointers<Grad, Param> p = pointers;
+  int64_t i = 0;
+  for (; i + kTile <= count; i += kTile) {
+    prefetch<Rule>(p, i);
+    update_tile(rule, p, i);
+    // One tile late: conversions that wait for this tile's divisions would fill the scheduler of an
+    // out-of-order core and keep the next tile's loads out of it.
+    if (Rule::kSteps && i > 0) publish_tile(p, i - kTile);
+  }
+  if (Rule::kSteps && i > 0) publish_tile(p, i - kTile);
+  for (; i < count; ++i) update_element(rule, p, i);
+}
+
+template <typename T>
+void widen_elements(const T* HWY_RESTRICT from, float* HWY_RESTRICT to, int64_t count) {
+  const F32 d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(load(d, from + i), d, to + i);
+  for (; i < count; ++i) to[i] = widen(from[i]);
+}
+
+template <typename T>
+void narrow_elements(const float* HWY_RESTRICT from, T* HWY_RESTRICT to, int64_t count) {
+  const F32 d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store(d, hn::LoadU(d, from + i), to + i);
+  for (; i < count; ++i) narrow(from[i], to + i);
+}
+
+// One tensor of the update, kStateBlock elements at a time: fp32 where it lies, everything else
+// through a block in the first-level cache.
+class Stage {
+ public:
+  Stage() = default;
+  Stage(TensorView view, TensorView scales, bool is_signed, const StochasticRounding& rounding)
+      : view_(view), scales_(scales), is_signed_(is_signed), rounding_(rounding) {}
+
+  float* load(int64_t begin, int64_t count) {
+    if (view_.dtype == DType::fp32)
+      return view_.data == nullptr ? nullptr : view_.as<float>() + begin;
+    if (count < kStateBlock) std::fill_n(block_, kStateBlock, 0.0F);
+    if (view_.dtype == DType::uint8) {
+      decode(begin, count);
+    } else {
+      with_floating(view_.dtype, [&](auto* type) {
+        widen_elements(view_.as<std::remove_pointer_t<decltype(type)>>() + begin, block_, count);
+      });
+    }
+    return block_;
+  }
+
+  // `element`: of the parameter, at `begin`.
+  void store(int64_t begin, int64_t count, int64_t element) {
+    if (view_.dtype == DType::uint8) {
+      encode(begin, count);
+    } else if (view_.dtype == DType::bf16) {
+      round(view_.as<Bf16>() + begin, count, element);
+    } else if (view_.dtype == DType::fp16) {
+      round(view_.as<Fp16>() + begin, count, element);
+    }
+  }
+
+ private:
+  void decode(int64_t begin, int64_t count) {
+    const uint8_t* codes = view_.as<uint8_t>() + begin;
+    uint8_t last[kStateBlock] = {};
+    if (count < kStateBlock) codes = std::copy_n(codes, count, last) - count;
+    const float scale = scales_.as<float>()[begin / kStateBlock];
+    is_signed_ ? decode_block<true>(codes, scale, block_)
+               : decode_block<false>(codes, scale, block_);
+  }
+
+  void encode(int64_t begin, int64_t count) {
+    uint8_t last[kStateBlock];
+    uint8_t* codes = count < kStateBlock ? last : view_.as<uint8_t>() + begin;
+    scales_.as<float>()[begin / kStateBlock] =
+        is_signed_ ? encode_block<true>(block_, codes) : encode_block<false>(block_, codes);
+    if (count < kStateBlock) std::copy_n(last, count, view_.as<uint8_t>() + begin);
+  }
+
+  template <typename T>
+  void round(T* to, int64_t count, int64_t element) {
+    constexpr int64_t kGroup = StochasticRounding::kGroup;
+    T last[kStateBlock];
+    T* rounded = count < kStateBlock ? last : to;
+    for (int64_t i = 0; i < kStateBlock; i += kGroup) {
+      round_group(rounding_, (element + i) / kGroup, block_ + i, rounded + i);
+    }
+    if (count < kStateBlock) std::copy_n(last, count, to);
+  }
+
+  TensorView view_;
+  TensorView scales_;
+  bool is_signed_ = true;
+  StochasticRounding rounding_;
+  HWY_ALIGN float block_[kStateBlock] = {};
+};
+
+// The same update for tensors that are not all in fp32.
+template <class Rule, typename Grad, typename Param>
+void update_staged(const Rule& rule, const UpdateScalars& s, const UpdateTensors& t) {
+  StochasticRounding rounding{s.seed, s.step, t.parameter};
+  Stage master(t.master, {}, true, rounding);
+  Stage states[2];
+  for (size_t k = 0; k < Rule::kStates; ++k) {
+    rounding.tensor = static_cast<uint32_t>(k) + 1;
+    states[k] = Stage(t.states[k], t.scales[k], k == 0, rounding);
+  }
+  Stage grad(t.grad, {}, true, rounding);
+  const bool casts = std::is_same_v<Param, InPlace> && t.param.data != t.master.data;
+  for (int64_t begin = 0; begin < t.master.numel; begin += kStateBlock) {
+    const int64_t count = std::min(kStateBlock, t.master.numel - begin);
+    Pointers<Grad, Param> p = {};
+    if constexpr (!std::is_same_v<Param, InPlace>) p.param = t.param.as<Param>() + begin;
+    if constexpr (Rule::kReadsGrad && std::is_same_v<Grad, float>) {
+      p.grad = grad.load(begin, count);
+    } else if constexpr (Rule::kReadsGrad) {
+      p.grad = t.grad.as<Grad>() + begin;
+    }
+    p.master = master.load(begin, count);
+    if constexpr (Rule::kStates > 0) p.state0 = states[0].load(begin, count);
+    if constexpr (Rule::kStates > 1) p.state1 = states[1].load(begin, count);
+    update_elements(rule, p, count);
+    const int64_t element = t.element + begin;
+    if constexpr (Rule::kSteps) master.store(begin, count, element);
+    for (size_t k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
+      states[k].store(begin, count, element);
+    }
+    if (!casts) continue;
+    with_floating(t.param.dtype, [&](auto* type) {
+      narrow_elements(p.master, t.param.as<std::remove_pointer_t<decltype(type)>>() + begin, count);
+    });
+  }
+}
+
+template <class Rule, typename Grad, typename Param>
+void update_typed(const Rule& rule, const UpdateScalars& s, const UpdateTensors& t) {
+  const auto is_fp32 = [](TensorView view) { return view.dtype == DType::fp32; };
+  const bool fused = is_fp32(t.master) && is_fp32(t.states[0]) && is_fp32(t.states[1]) &&
+                     t.grad.dtype == dtype_of<Grad>() &&
+                     (t.param.data == t.master.data || !std::is_same_v<Param, InPlace>);
+  if (!fused) return update_staged<Rule, Grad, Param>(rule, s, t);
+  Param* param = nullptr;
+  if constexpr (!std::is_same_v<Param, InPlace>) param = t.param.as<Param>();
+  const Pointers<Grad, Param> pointers = {t.grad.as<Grad>(), t.master.as<float>(),
+                                          t.states[0].as<float>(), t.states[1].as<float>(), param};
+  update_elements(rule, pointers, t.master.numel);
+}
+
+void update_range(const UpdateScalars& s, const UpdateTensors& t) {
+  with_rule(s, t.states[0].data != nullptr, [&](const auto& rule) {
+    using Rule = std::remove_cvref_t<decltype(rule)>;
+    if constexpr (std::is_same_v<Rule, AdamRule>) {
+      // The one worth an instance for every dtype; the others convert block by block.
+      with_floating(t.grad.dtype, [&](auto* grad) {
+        using Grad = std::remove_pointer_t<decltype(grad)>;
+        if (t.param.data == t.master.data) return update_typed<Rule, Grad, InPlace>(rule, s, t);
+        with_floating(t.param.dtype, [&](auto* param) {
+          update_typed<Rule, Grad, std::remove_pointer_t<decltype(param)>>(rule, s, t);
+        });
+      });
+    } else if constexpr (Rule::kSteps) {
+      update_typed<Rule, float, InPlace>(rule, s, t);
+    } else {
+      update_typed<Rule, float, float>(rule, s, t);
+    }
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace zerorun
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zerorun {
+
+HWY_EXPORT(update_range);
+
+namespace kernels {
+
+void update(const UpdateScalars& scalars, const UpdateTensors& tensors) {
+  parallel_for(tensors.master.numel, kGrain, [&](int64_t begin, int64_t end) {
+    const auto part = [&](TensorView view, int64_t block = 1) {
+      if (view.data == nullptr) return view;
+      return view.slice(begin / block, (end - begin + block - 1) / block);
+    };
+    UpdateTensors range = tensors;
+    range.master = part(tensors.master);
+    range.grad = part(tensors.grad);
+    range.param = part(tensors.param);
+    for (size_t k = 0; k < tensors.states.size(); ++k) {
+      range.states[k] = part(tensors.states[k]);
+      range.scales[k] = part(tensors.scales[k], kStateBlock);
+    }
+    range.element = tensors.element + begin;
+    HWY_DYNAMIC_DISPATCH(update_range)(scalars, range);
+  });
+}
+
+}  // namespace kernels
+}  // namespace zerorun
+#endif  // HWY_ONCE

@@ -1,0 +1,322 @@
+// The update of one element by each rule: the only place that holds the formulas.
+//
+// Code that is compiled once per instruction set (hwy/foreach_target.h) includes this file once per
+// set, into that set's namespace; all other code includes it as usual. Hence the guard, which is
+// that of Highway's own -inl.h files.
+#if defined(ZERORUN_DEVICE_UPDATE_RULES_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERORUN_DEVICE_UPDATE_RULES_H_
+#undef ZERORUN_DEVICE_UPDATE_RULES_H_
+#else
+#define ZERORUN_DEVICE_UPDATE_RULES_H_
+#endif
+
+#include <cmath>
+
+#include "zerorun/device.h"
+
+#ifdef HWY_NAMESPACE
+HWY_BEFORE_NAMESPACE();
+#endif
+namespace zerorun {
+#ifdef HWY_NAMESPACE
+namespace HWY_NAMESPACE {
+#endif
+
+// The operations that formulas need, each correctly rounded to fp32 (IEEE 754). A GPU or a vector
+// unit brings its own; results are the same bits everywhere as long as no operation is approximate
+// and none are contracted into a fused multiply-add. (Not fused: some instruction sets have no
+// such operation, and emulating it would cost more than it saves in a bandwidth-bound kernel.)
+struct ScalarMath {
+  float set(float value) const { return value; }
+  float add(float a, float b) const { return a + b; }
+  float sub(float a, float b) const { return a - b; }
+  float mul(float a, float b) const { return a * b; }
+  float div(float a, float b) const { return a / b; }
+  float sqrt(float a) const { return std::sqrt(a); }
+  // -1, 0 or 1; NaN stays NaN.
+  float sign(float a) const { return std::abs(a) > 0.0F ? std::copysign(1.0F, a) : a; }
+};
+
+// A rule is constructed from the step's scalars, which it rounds to fp32 once, and called per
+// element. It changes master and states and returns what the parameter becomes. A rule that does
+// not step (kSteps) leaves the master alone and returns a direction.
+
+// Order of operations of torch.optim.Adam and AdamW (torch/optim/adam.py, _single_tensor_adam),
+// which implement Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019, algorithm 2.
+struct AdamRule {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = true;
+  static constexpr bool kWritesStates = true;
+  static constexpr bool kSteps = true;
+
+  explicit AdamRule(const UpdateScalars& s)
+      : decoupled(s.decoupled),
+        grad_scale(s.grad_scale),
+        weight_decay(s.decoupled ? s.lr * s.weight_decay : s.weight_decay),
+        beta2(static_cast<float>(s.beta2)),
+        one_minus_beta1(static_cast<float>(1.0 - s.beta1)),
+        one_minus_beta2(static_cast<float>(1.0 - s.beta2)),
+        rsqrt_bias_correction2(1.0F / std::sqrt(s.bias_correction2)),
+        eps(s.eps),
+        step_size(s.lr / s.bias_correction1) {}
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
+                    Number& exp_avg_sq) const {
+    grad = math.mul(grad, math.set(grad_scale));
+    const Number decay = math.mul(master, math.set(weight_decay));
+    if (decoupled) {
+      master = math.sub(master, decay);
+    } else {
+      grad = math.add(grad, decay);
+    }
+    exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta1), math.sub(grad, exp_avg)));
+    exp_avg_sq = math.add(math.mul(exp_avg_sq, math.set(beta2)),
+                          math.mul(math.mul(math.set(one_minus_beta2), grad), grad));
+    const Number root = math.mul(math.sqrt(exp_avg_sq), math.set(rsqrt_bias_correction2));
+    const Number denominator = math.add(root, math.set(eps));
+    master = math.sub(master, math.div(math.mul(math.set(step_size), exp_avg), denominator));
+    return master;
+  }
+
+  bool decoupled;
+  float grad_scale;
+  float weight_decay;
+  float beta2;
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float rsqrt_bias_correction2;
+  float eps;
+  float step_size;
+};
+
+// torch.optim.SGD (torch/optim/sgd.py, _single_tensor_sgd), whose first step takes the gradient for
+// the momentum buffer, undampened. With decoupled decay (which PyTorch's has not), Muon's last
+// pass. kMomentum: false has no state.
+template <bool kMomentum>
+struct SgdRule {
+  static constexpr int kStates = kMomentum ? 1 : 0;
+  static constexpr bool kReadsGrad = true;
+  static constexpr bool kWritesStates = true;
+  static constexpr bool kSteps = true;
+
+  explicit SgdRule(const UpdateScalars& s)
+      : decoupled(s.decoupled),
+        nesterov(s.nesterov),
+        grad_scale(s.grad_scale),
+        weight_decay(s.decoupled ? s.lr * s.weight_decay : s.weight_decay),
+        momentum(static_cast<float>(s.beta1)),
+        undampened(s.step == 1 ? 1.0F : static_cast<float>(1.0 - s.dampening)),
+        lr(s.lr) {}
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number grad, Number& master, Number& momentum_buffer,
+                    Number& /*unused*/) const {
+    grad = math.mul(grad, math.set(grad_scale));
+    const Number decay = math.mul(master, math.set(weight_decay));
+    if (decoupled) {
+      master = math.sub(master, decay);
+    } else {
+      grad = math.add(grad, decay);
+    }
+    if constexpr (kMomentum) {
+      momentum_buffer = math.add(math.mul(momentum_buffer, math.set(momentum)),
+                                 math.mul(grad, math.set(undampened)));
+      grad = nesterov ? math.add(grad, math.mul(math.set(momentum), momentum_buffer))
+                      : momentum_buffer;
+    }
+    master = math.sub(master, math.mul(math.set(lr), grad));
+    return master;
+  }
+
+  bool decoupled;
+  bool nesterov;
+  float grad_scale;
+  float weight_decay;
+  float momentum;
+  float undampened;
+  float lr;
+};
+
+// torch.optim.Adagrad (torch/optim/adagrad.py, _single_tensor_adagrad); Duchi et al. 2011.
+struct AdagradRule {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true;
+  static constexpr bool kWritesStates = true;
+  static constexpr bool kSteps = true;
+
+  explicit AdagradRule(const UpdateScalars& s)
+      : grad_scale(s.grad_scale), weight_decay(s.weight_decay), eps(s.eps), lr(s.lr) {}
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number grad, Number& master, Number& sum,
+                    Number& /*unused*/) const {
+    grad = math.mul(grad, math.set(grad_scale));
+    grad = math.add(grad, math.mul(master, math.set(weight_decay)));
+    sum = math.add(sum, math.mul(grad, grad));
+    const Number denominator = math.add(math.sqrt(sum), math.set(eps));
+    master = math.sub(master, math.div(math.mul(math.set(lr), grad), denominator));
+    return master;
+  }
+
+  float grad_scale;
+  float weight_decay;
+  float eps;
+  float lr;
+};
+
+// Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2. (DeepSpeed's
+// kernels take sign(0) for 1, so weights drift that get no gradient.)
+struct LionRule {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true;
+  static constexpr bool kWritesStates = true;
+  static constexpr bool kSteps = true;
+
+  explicit LionRule(const UpdateScalars& s)
+      : grad_scale(s.grad_scale),
+        weight_decay(s.lr * s.weight_decay),
+        one_minus_beta1(static_cast<float>(1.0 - s.beta1)),
+        one_minus_beta2(static_cast<float>(1.0 - s.beta2)),
+        lr(s.lr) {}
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
+                    Number& /*unused*/) const {
+    grad = math.mul(grad, math.set(grad_scale));
+    master = math.sub(master, math.mul(master, math.set(weight_decay)));
+    const Number change = math.sub(grad, exp_avg);
+    const Number mean = math.add(exp_avg, math.mul(math.set(one_minus_beta1), change));
+    exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta2), change));
+    master = math.sub(master, math.mul(math.set(lr), math.sign(mean)));
+    return master;
+  }
+
+  float grad_scale;
+  float weight_decay;
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float lr;
+};
+
+// You et al. 2020, "Large batch optimization for deep learning", as DeepSpeed's FusedLamb has it
+// (csrc/lamb/fused_lamb_cuda_kernel.cu): the trust ratio is taken of moments without bias
+// correction, and the corrections scale the step.
+struct LambDirection {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = true;
+  static constexpr bool kWritesStates = true;
+  static constexpr bool kSteps = false;
+
+  explicit LambDirection(const UpdateScalars& s)
+      : eps_inside_sqrt(s.eps_inside_sqrt),
+        grad_scale(s.grad_scale),
+        weight_decay(s.weight_decay),
+        beta2(static_cast<float>(s.beta2)),
+        one_minus_beta1(static_cast<float>(1.0 - s.beta1)),
+        one_minus_beta2(static_cast<float>(1.0 - s.beta2)),
+        eps(s.eps) {}
+
+  template <typename Math, typename Number>
+  Number direction(const Math& math, Number master, Number exp_avg, Number exp_avg_sq) const {
+    const Number denominator = eps_inside_sqrt ? math.sqrt(math.add(exp_avg_sq, math.set(eps)))
+                                               : math.add(math.sqrt(exp_avg_sq), math.set(eps));
+    return math.add(math.div(exp_avg, denominator), math.mul(math.set(weight_decay), master));
+  }
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
+                    Number& exp_avg_sq) const {
+    grad = math.mul(grad, math.set(grad_scale));
+    exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta1), math.sub(grad, exp_avg)));
+    exp_avg_sq = math.add(math.mul(exp_avg_sq, math.set(beta2)),
+                          math.mul(math.mul(math.set(one_minus_beta2), grad), grad));
+    return direction(math, master, exp_avg, exp_avg_sq);
+  }
+
+  bool eps_inside_sqrt;
+  float grad_scale;
+  float weight_decay;
+  float beta2;
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float eps;
+};
+
+struct LambRule {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = false;
+  static constexpr bool kWritesStates = false;
+  static constexpr bool kSteps = true;
+
+  explicit LambRule(const UpdateScalars& s) : parts(s), lr(s.lr) {}
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number /*grad*/, Number& master, Number& exp_avg,
+                    Number& exp_avg_sq) const {
+    const Number direction = parts.direction(math, master, exp_avg, exp_avg_sq);
+    master = math.sub(master, math.mul(math.set(lr), direction));
+    return master;
+  }
+
+  LambDirection parts;
+  float lr;
+};
+
+// Jordan 2024, "Muon", before its orthogonalization: Nesterov momentum of a running mean, as in
+// torch.optim.Muon and DeepSpeed (runtime/zero/muon/original_muon.py, muon_update).
+struct MuonDirection {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true;
+  static constexpr bool kWritesStates = true;
+  static constexpr bool kSteps = false;
+
+  explicit MuonDirection(const UpdateScalars& s)
+      : grad_scale(s.grad_scale),
+        momentum(static_cast<float>(s.beta1)),
+        one_minus_momentum(static_cast<float>(1.0 - s.beta1)) {}
+
+  template <typename Math, typename Number>
+  Number operator()(const Math& math, Number grad, Number& /*master*/, Number& momentum_buffer,
+                    Number& /*unused*/) const {
+    grad = math.mul(grad, math.set(grad_scale));
+    momentum_buffer = math.add(
+        momentum_buffer, math.mul(math.set(one_minus_momentum), math.sub(grad, momentum_buffer)));
+    return math.add(grad, math.mul(math.set(momentum), math.sub(momentum_buffer, grad)));
+  }
+
+  float grad_scale;
+  float momentum;
+  float one_minus_momentum;
+};
+
+// Calls `call` with the rule. `has_state`: sgd has momentum.
+template <typename Call>
+inline void with_rule(const UpdateScalars& scalars, bool has_state, const Call& call) {
+  switch (scalars.rule) {
+    case UpdateRule::adam:
+      return call(AdamRule(scalars));
+    case UpdateRule::sgd:
+      return has_state ? call(SgdRule<true>(scalars)) : call(SgdRule<false>(scalars));
+    case UpdateRule::adagrad:
+      return call(AdagradRule(scalars));
+    case UpdateRule::lion:
+      return call(LionRule(scalars));
+    case UpdateRule::lamb_direction:
+      return call(LambDirection(scalars));
+    case UpdateRule::lamb:
+      return call(LambRule(scalars));
+    case UpdateRule::muon_direction:
+      return call(MuonDirection(scalars));
+  }
+}
+
+#ifdef HWY_NAMESPACE
+}  // namespace HWY_NAMESPACE
+#endif
+}  // namespace zerorun
+#ifdef HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif
+
+#endif  // per-target include guard

@@ -1,0 +1,50 @@
+"""The whole model on one rank, for saving in other formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from zerorun.zero.partition import partition_of
+
+if TYPE_CHECKING:
+    from zerorun.engine import ZeroEngine
+
+__all__ = ["full_state_dict"]
+
+
+def full_state_dict(
+    engine: ZeroEngine, exclude_frozen: bool = False
+) -> dict[str, torch.Tensor] | None:
+    """The model's state dict in its own dtype, copied on rank 0; None on the others. Collective.
+
+    Parameters are gathered one unit at a time. Tied parameters share their copy.
+    """
+    keep = engine.communicator.rank == 0
+    state: dict[str, torch.Tensor] = {}
+    copies: dict[nn.Parameter, torch.Tensor] = {}
+    for name, value in engine.module.state_dict(keep_vars=True).items():
+        if isinstance(value, nn.Parameter):
+            if exclude_frozen and not value.requires_grad:
+                continue
+            if value not in copies:
+                copies[value] = _copy(value, keep)
+            if keep:
+                state[name] = copies[value]
+        elif keep:
+            state[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+    engine.communicator.barrier("full state dict")
+    return state if keep else None
+
+
+def _copy(parameter: nn.Parameter, keep: bool) -> Any:
+    partition = partition_of(parameter)
+    if partition is None:
+        return parameter.detach().clone() if keep else None
+    partition.acquire()
+    try:
+        return parameter.detach().clone() if keep else None
+    finally:
+        partition.release()

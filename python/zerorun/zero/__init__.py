@@ -1,0 +1,46 @@
+"""Working with the parameters of a sharded model.
+
+At stage 3, and under :class:`Init`, a parameter is empty on every rank while nobody uses it
+(``shape == [0]``; ``ds_shape`` and ``ds_numel`` tell its real size). :class:`GatheredParameters`
+makes it full. The functions named ``safe_*`` read and write fp32 values, gradients and optimizer
+states at any stage.
+"""
+
+from zerorun.zero.external import register_external_parameter, unregister_external_parameter
+from zerorun.zero.gathered import GatheredParameters
+from zerorun.zero.init import Init
+from zerorun.zero.partition import ZeroParamStatus
+from zerorun.zero.states import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_grad,
+    safe_get_local_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_grad,
+    safe_set_local_optimizer_state,
+)
+
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "ZeroParamStatus",
+    "register_external_parameter",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_grad",
+    "safe_set_local_optimizer_state",
+    "unregister_external_parameter",
+]

@@ -1,0 +1,149 @@
+"""zero.Init: a model whose parameters are partitioned as soon as each module is made."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import communicator
+from zerorun import config as configuration
+from zerorun.model_layout import DTYPES
+from zerorun.zero.partition import PrivatePartition, partition_of
+
+__all__ = ["Init"]
+
+_active: list[Init] = []
+
+
+class Init:
+    """Modules made within the block keep only this rank's part of their parameters.
+
+    Each module is made as usual, in full, and partitioned when its ``__init__`` is done, so no rank
+    ever holds more than one module and its parts of the rest. Values are rank 0's. Collective: all
+    ranks make the same modules in the same order. `module`: partitions that one, without a block.
+    `dtype`: of the parameters; default: bf16 or fp16 where the configuration enables one.
+    `remote_device` and `pin_memory` are accepted: parts are in host memory anyway.
+    """
+
+    def __init__(  # noqa: PLR0913 - DeepSpeed's signature
+        self,
+        module: nn.Module | None = None,
+        data_parallel_group: Any = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        mpu: Any = None,
+        **_ignored: Any,
+    ) -> None:
+        self._enabled = enabled
+        if not enabled:
+            return
+        self._dtype = dtype or _dtype_of(config_dict_or_path if config is None else config)
+        self._depth: Counter[int] = Counter()
+        self._wrapped: list[tuple[type, Callable[..., None]]] = []
+        self._communicator = communicator.world()
+        for each in module.modules() if module is not None else ():
+            self._partition(each)
+
+    def __enter__(self) -> Init:
+        if self._enabled:
+            _active.append(self)
+            if len(_active) == 1:
+                _patch_subclass_hook()
+                for cls in _all_subclasses(nn.Module):
+                    self._wrap(cls)
+        return self
+
+    def __exit__(
+        self,
+        _error: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if not self._enabled:
+            return
+        _active.remove(self)
+        if not _active:
+            nn.Module.__init_subclass__ = _original_subclass_hook
+        for cls, original in reversed(self._wrapped):
+            cls.__init__ = original
+        self._wrapped.clear()
+
+    def _wrap(self, cls: type) -> None:
+        """Partitions instances of `cls` when the outermost ``__init__`` of theirs is done."""
+        if "__init__" not in cls.__dict__:
+            return
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def initialize(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            key = id(module)
+            self._depth[key] += 1
+            try:
+                original(module, *args, **kwargs)
+            finally:
+                self._depth[key] -= 1
+            if self._depth[key] == 0:
+                del self._depth[key]
+                self._partition(module)
+
+        cls.__init__ = initialize
+        self._wrapped.append((cls, original))
+
+    def _partition(self, module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            usable = parameter.is_floating_point() and not parameter.is_meta
+            if not usable or partition_of(parameter) is not None:
+                continue
+            if self._dtype is not None:
+                parameter.data = parameter.data.to(self._dtype)
+            values = parameter.detach().contiguous().flatten()
+            if self._communicator.world_size > 1:
+                self._communicator.broadcast(values, 0, "initial values under zero.Init")
+            parameter.data = values.view(parameter.shape)
+            PrivatePartition(parameter, self._communicator)
+
+
+def _dtype_of(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> torch.dtype | None:
+    if config is None:
+        return None
+    is_mapping = isinstance(config, Mapping)
+    parsed = configuration.parse(config) if is_mapping else configuration.load(config)
+    dtype = parsed.config.precision.param_dtype
+    return None if dtype == "fp32" else DTYPES[dtype]
+
+
+def _all_subclasses(cls: type) -> list[type]:
+    found: dict[type, None] = {}
+    pending = [cls]
+    while pending:
+        for subclass in pending.pop().__subclasses__():
+            if subclass not in found:
+                found[subclass] = None
+                pending.append(subclass)
+    return list(found)
+
+
+_original_subclass_hook = nn.Module.__init_subclass__
+
+
+def _patch_subclass_hook() -> None:
+    """Classes that are defined within a block are wrapped too."""
+
+    def hook(cls: type, **kwargs: Any) -> None:
+        _original_subclass_hook(**kwargs)
+        if _active:
+            _active[0]._wrap(cls)
+
+    nn.Module.__init_subclass__ = classmethod(hook)

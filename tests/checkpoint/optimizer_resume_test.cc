@@ -1,0 +1,118 @@
+#include <gmock/gmock.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/engine.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using testing::run_ranks;
+using testing::TemporaryDirectory;
+using testing::ToyModel;
+
+struct Rule {
+  std::string type;
+  bool in_16_bits = false;
+
+  std::string name() const { return type + (in_16_bits ? "_16_bit" : ""); }
+};
+
+std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device,
+                                    Communicator& comm) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = DType::bf16;
+  config.precision.master_is_param = rule.in_16_bits;
+  if (rule.in_16_bits && rule.type != "AdamW8bit") config.precision.state_dtype = DType::bf16;
+  config.optimizer.type = rule.type;
+  config.optimizer.momentum = 0.9;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 900;
+  config.zero.param_persistence_threshold = 0;
+  std::vector<ParameterSpec> specs = ToyModel::specs();
+  for (ParameterSpec& spec : specs) spec.use_muon = spec.trainable && spec.shape.size() == 2;
+  auto engine = Engine::create(config, device, comm, specs, ToyModel::groups());
+  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
+    }
+  });
+  return engine;
+}
+
+// The same gradients on every rank, so that ranks may become more or fewer.
+void train(Engine& engine, int steps) {
+  for (int i = 0; i < steps; ++i) {
+    ToyModel::micro_step(engine, 0, 0, engine.step_count());
+    engine.step();
+  }
+}
+
+class OptimizerResume : public ::testing::TestWithParam<Rule> {};
+
+// Two ranks save; one, two and four ranks, at other stages, go on with the same bits.
+TEST_P(OptimizerResume, ContinuesWithTheSameBits) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const TemporaryDirectory directory;
+    uint64_t saved = 0;
+    uint64_t later = 0;
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = make_engine(GetParam(), stage, *device, comm);
+      train(*engine, 3);
+      engine->groups()[1].beta1 = 0.25;
+      save_checkpoint(*engine, comm, {.directory = directory.string()});
+      const uint64_t hash = engine->parameter_hash();
+      train(*engine, 2);
+      const uint64_t last = engine->parameter_hash();
+      if (comm.rank() != 0) return;
+      saved = hash;
+      later = last;
+    });
+    for (const int world_size : {1, 2, 4}) {
+      run_ranks(world_size, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto engine = make_engine(GetParam(), (stage + world_size) % 4, *device, comm);
+        EXPECT_EQ(load_checkpoint(*engine, comm, directory.string()).step, 3);
+        EXPECT_EQ(engine->groups()[1].beta1, 0.25);
+        EXPECT_EQ(engine->groups()[0].beta1, std::nullopt);
+        EXPECT_EQ(engine->parameter_hash(), saved) << world_size;
+        train(*engine, 2);
+        EXPECT_EQ(engine->parameter_hash(), later) << world_size;
+      });
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, OptimizerResume,
+                         ::testing::Values(Rule{"AdamW"}, Rule{"AdamW8bit"}, Rule{"SGD"},
+                                           Rule{"Adagrad"}, Rule{"Lion"}, Rule{"Lamb"},
+                                           Rule{"Muon"}, Rule{"AdamW", true}, Rule{"Lamb", true},
+                                           Rule{"Muon", true}, Rule{"AdamW8bit", true}),
+                         [](const auto& parameter) { return parameter.param.name(); });
+
+TEST(OptimizerMismatch, IsAnErrorThatNamesBoth) {
+  const TemporaryDirectory directory;
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto saving = make_engine({"Muon"}, 2, *device, comm);
+    save_checkpoint(*saving, comm, {.directory = directory.string()});
+    const auto loading = make_engine({"AdamW", true}, 2, *device, comm);
+    EXPECT_THAT([&] { load_checkpoint(*loading, comm, directory.string()); },
+                ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr(
+                    "has optimizer states [master fp32, momentum_buffer fp32] of embed.weight, "
+                    "this optimizer [master bf16, exp_avg bf16, exp_avg_sq bf16]")));
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

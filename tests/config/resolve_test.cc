@@ -1,0 +1,237 @@
+#include "config/resolve.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "config/base64.h"
+#include "config/report.h"
+#include "tests/config/support.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing::problems_of;
+
+// As the documentation of Hugging Face's Trainer has it.
+constexpr const char* kAuto = R"({
+  "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": "auto"}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
+    "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+  "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": "auto"},
+  "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 2
+})";
+
+TEST(ResolveAuto, FollowsTheModelTheRunAndTheWorldSize) {
+  ParsedConfig parsed = parse_config(kAuto);
+  resolve_auto(parsed,
+               {.world_size = 3, .hidden_size = 1000, .total_steps = 500, .warmup_steps = 20});
+  const Config& config = parsed.config;
+  EXPECT_EQ(config.zero.reduce_bucket_size, 1'000'000);
+  EXPECT_EQ(config.zero.prefetch_bucket_size, 900'000);
+  EXPECT_EQ(config.zero.param_persistence_threshold, 10'000);
+  EXPECT_EQ(config.zero.max_live_parameters, 1'000'000'000);
+  EXPECT_EQ(config.scheduler.total_num_steps, 500);
+  EXPECT_EQ(config.scheduler.warmup_num_steps, 20);
+  EXPECT_THAT(config.scheduler.warmup_min_lr, ElementsAre(0.0));
+  EXPECT_THAT(config.scheduler.warmup_max_lr, ElementsAre(3e-4));
+  EXPECT_EQ(config.batch.train_batch_size, 24);
+  const ConfigValue* bucket = testing::find_value(parsed, "/zero_optimization/reduce_bucket_size");
+  EXPECT_EQ(bucket->value, "1000000");
+  EXPECT_TRUE(bucket->is_auto);
+}
+
+TEST(ResolveAuto, KeepsDefaultsWithoutAModelAndWhatIsGiven) {
+  ParsedConfig parsed = parse_config(R"({"zero_optimization": {"reduce_bucket_size": "auto",
+                                         "stage3_prefetch_bucket_size": 7}})");
+  resolve_auto(parsed, {.hidden_size = 0});
+  EXPECT_EQ(parsed.config.zero.reduce_bucket_size, 500'000'000);
+  resolve_auto(parsed, {.hidden_size = 8});
+  EXPECT_EQ(parsed.config.zero.reduce_bucket_size, 64);
+  EXPECT_EQ(parsed.config.zero.prefetch_bucket_size, 7);
+  EXPECT_EQ(parsed.config.zero.param_persistence_threshold, 100'000);
+  EXPECT_THROW(resolve_auto(parsed, {.hidden_size = -1}), ConfigError);
+  EXPECT_THROW(resolve_auto(parsed, {.hidden_size = int64_t{1} << 40}), ConfigError);
+}
+
+std::string resolving(const char* text, const RunFacts& facts) {
+  ParsedConfig parsed = parse_config(text, "test.json");
+  try {
+    resolve_auto(parsed, facts);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+TEST(ResolveAuto, NamesEveryKeyThatCannotBeResolved) {
+  const std::string message = resolving(kAuto, {.hidden_size = 8});
+  EXPECT_THAT(message, AllOf(HasSubstr("test.json: 2 problems"),
+                             HasSubstr("/scheduler/params/total_num_steps: got \"auto\""),
+                             HasSubstr("/scheduler/params/warmup_num_steps: got \"auto\"")));
+  EXPECT_THAT(resolving(kAuto, {.total_steps = 10, .warmup_steps = 20}),
+              HasSubstr("/scheduler/params/warmup_num_steps: got 20 steps of warm-up, expected at "
+                        "most total_num_steps, 10"));
+  EXPECT_THAT(resolving(kAuto, {.total_steps = 10, .warmup_steps = 0}), IsEmpty());
+  // Of a schedule that does not need them.
+  EXPECT_EQ(resolving(R"({"scheduler": {"params": {"total_num_steps": "auto"}}})", {}), "");
+}
+
+TEST(ResolveAuto, TheStepsOfTheTrainProgramCount) {
+  ParsedConfig parsed = parse_config(R"({"scheduler": {"type": "cosine",
+      "params": {"total_num_steps": "auto"}}, "zerorun": {"train": {"steps": 300}}})");
+  ParsedConfig other = parsed;
+  resolve_auto(parsed, {});
+  EXPECT_EQ(parsed.config.scheduler.total_num_steps, 300);
+  resolve_auto(other, {.total_steps = 20});  // the command line wins
+  EXPECT_EQ(other.config.scheduler.total_num_steps, 20);
+}
+
+TEST(ResolveAuto, CheckSaysWhatIsLeftToTheProgram) {
+  const std::string path = ::testing::TempDir() + "/zerorun_resolve_test.json";
+  std::ofstream(path) << kAuto;
+  const std::string report = check_report(path);
+  std::filesystem::remove(path);
+  EXPECT_THAT(report, HasSubstr("the program has to give it: /scheduler/params/warmup_num_steps, "
+                                "/scheduler/params/total_num_steps\n"));
+}
+
+TEST(ResolveAuto, ShowPrintsWhatAutoHasBecome) {
+  const std::string shown =
+      show_config(parse_config(kAuto), {.world_size = 1, .hidden_size = 1000, .total_steps = 5000});
+  EXPECT_THAT(shown, HasSubstr("\"reduce_bucket_size\": 1000000,  // auto\n"));
+  EXPECT_THAT(shown, HasSubstr("\"stage3_max_live_parameters\": 1000000000,  // auto\n"));
+  EXPECT_THAT(shown, HasSubstr("\"warmup_max_lr\": 0.0003,  // auto\n"));
+  EXPECT_THAT(shown, HasSubstr("\"total_num_steps\": 5000,  // auto\n"));
+  EXPECT_THAT(shown, HasSubstr("\"warmup_num_steps\": \"auto\",  // the program has to give it\n"));
+  EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 8,  // auto\n"));
+  EXPECT_EQ(problems_of(shown), "");
+}
+
+TEST(TypeDefaults, FollowTheOptimizer) {
+  const auto optimizer_of = [](const char* text) { return parse_config(text).config.optimizer; };
+  const OptimizerConfig adagrad = optimizer_of(R"({"optimizer": {"type": "adagrad"}})");
+  EXPECT_EQ(adagrad.lr, 1e-2F);
+  EXPECT_EQ(adagrad.eps, 1e-10F);
+  const OptimizerConfig muon = optimizer_of(R"({"optimizer": {"type": "Muon"}})");
+  EXPECT_EQ(muon.lr, 0.02F);
+  EXPECT_EQ(muon.muon_lr, 0.02F);
+  EXPECT_EQ(muon.adam_lr, 3e-4F);
+  EXPECT_EQ(muon.momentum, 0.95);
+  EXPECT_TRUE(muon.nesterov);
+  EXPECT_EQ(muon.beta2, 0.95);
+  EXPECT_EQ(muon.eps, 1e-10F);
+  const OptimizerConfig one_lr =
+      optimizer_of(R"({"optimizer": {"type": "Muon", "params": {"lr": 0.5, "adam_lr": 0.25}}})");
+  EXPECT_EQ(one_lr.muon_lr, 0.5F);
+  EXPECT_EQ(one_lr.lr, 0.5F);
+  EXPECT_EQ(one_lr.adam_lr, 0.25F);
+  EXPECT_EQ(optimizer_of(R"({"optimizer": {"type": "Muon", "params": {"lr": 0.5}}})").adam_lr,
+            0.5F);
+  EXPECT_EQ(optimizer_of(R"({"optimizer": {"type": "SGD"}})").momentum, 0.0);
+  const auto parsed = parse_config(R"({"scheduler": {"type": "WarmupDecayLR",
+      "params": {"total_num_steps": 2000}}})");
+  EXPECT_THAT(parsed.config.scheduler.warmup_max_lr, ElementsAre(1e-3));
+  EXPECT_TRUE(testing::find_value(parsed, "/scheduler/params/warmup_max_lr")->is_default);
+  EXPECT_EQ(testing::find_value(parsed, "/scheduler/params/cycle_min_lr"), nullptr);
+}
+
+TEST(MasterAndStates, ConcernTheirBlocksDtypeOnly) {
+  const auto precision_of = [](const char* text) { return parse_config(text).config.precision; };
+  const PrecisionConfig bf16 = precision_of(R"({"bf16": {"enabled": true,
+      "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})");
+  EXPECT_TRUE(bf16.master_is_param);
+  EXPECT_EQ(bf16.state_dtype, DType::bf16);
+  const PrecisionConfig fp16 =
+      precision_of(R"({"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}})");
+  EXPECT_TRUE(fp16.master_is_param);
+  EXPECT_EQ(fp16.state_dtype, DType::fp32);
+  const PrecisionConfig other = precision_of(R"({"fp16": {"enabled": true}, "bf16":
+      {"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})");
+  EXPECT_FALSE(other.master_is_param);
+  EXPECT_EQ(other.state_dtype, DType::fp32);
+}
+
+TEST(Schedules, ProblemsNameTheKey) {
+  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "OneCycle",
+      "params": {"cycle_max_lr": 1}}})"),
+              HasSubstr("/scheduler/params/cycle_min_lr (1:24): missing; OneCycle needs it"));
+  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {
+      "total_num_steps": 100, "warmup_num_steps": 200}}})"),
+              HasSubstr("/scheduler/params/warmup_num_steps (2:51): got 200 steps of warm-up"));
+  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "WarmupLR", "params": {
+      "warmup_num_steps": 0}}})"),
+              HasSubstr("/scheduler/params/warmup_num_steps (2:27): got 0, expected an integer of "
+                        "at least 1 for WarmupLR"));
+  EXPECT_THAT(problems_of(R"({"scheduler": {"params": {"warmup_num_steps": 7}}})"),
+              HasSubstr("/scheduler/params/warmup_num_steps (1:27): asks for something, but "
+                        "/scheduler/type is missing"));
+  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "WarmpLR", "params": {"cycle_min_lr": 7}}})"),
+              AllOf(HasSubstr("1 problem\n"), HasSubstr("did you mean \"WarmupLR\"")));
+  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "LRRangeTest", "params": {
+      "lr_range_test_min_lr": []}}})"),
+              HasSubstr("got [], expected a number of at least 0 or an array of such numbers"));
+  EXPECT_THAT(problems_of(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})"),
+              HasSubstr("/optimizer/params/nesterov (1:54): true needs momentum above 0"));
+}
+
+TEST(Schedules, WarnWhereNoMomentumCanCycle) {
+  const auto warnings_of = [](const char* optimizer, const char* momentum) {
+    return parse_config(fmt::format(R"({{"optimizer": {{"type": "{}"}}, "scheduler": {{"type":
+        "OneCycle", "params": {{"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
+        "cycle_momentum": {}}}}}}})",
+                                    optimizer, momentum))
+        .warnings;
+  };
+  EXPECT_THAT(warnings_of("SGD", "true"), ElementsAre(HasSubstr("SGD, which has no betas")));
+  EXPECT_THAT(warnings_of("SGD", "false"), IsEmpty());
+  EXPECT_THAT(warnings_of("Lamb", "true"), IsEmpty());
+}
+
+TEST(Base64, DecodesWhatOthersEncode) {  // RFC 4648, section 10
+  for (const auto& [text, bytes] :
+       std::vector<std::pair<const char*, const char*>>{{"", ""},
+                                                        {"Zg==", "f"},
+                                                        {"Zg", "f"},
+                                                        {"Zm8=", "fo"},
+                                                        {"Zm9v", "foo"},
+                                                        {"Zm9vYg==", "foob"},
+                                                        {"Zm9vYmE", "fooba"},
+                                                        {"Zm9vYmFy", "foobar"},
+                                                        {"Pj8-_w==", ">?>\xff"}}) {
+    EXPECT_EQ(decode_base64url(text), bytes) << text;
+  }
+  for (const char* text : {"Z", "Zg=", "Zg===", "Zm9v=", "Zm+v", "Zm9v\n", "Z=9v", "===="}) {
+    EXPECT_EQ(decode_base64url(text), std::nullopt) << text;
+  }
+}
+
+TEST(LoadConfig, ReadsBase64WhereThereIsNoSuchFile) {
+  // {"zero_optimization": {"stage": 2}}
+  const char* encoded = "eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAyfX0=";
+  const ParsedConfig parsed = load_config(encoded);
+  EXPECT_EQ(parsed.config.zero.stage, 2);
+  EXPECT_EQ(parsed.config.source, "<base64>");
+  for (const std::string& text : {std::string("no_such_file"), std::string(100'000, 'A')}) {
+    try {
+      load_config(text);
+      FAIL() << "was read";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("expected a JSON file, or the base64 text of one"));
+      EXPECT_LT(std::string_view(error.what()).size(), 500U);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

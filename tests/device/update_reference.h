@@ -1,0 +1,192 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/block8.h"
+#include "device/stochastic_rounding.h"
+#include "device/update_rules.h"
+#include "tests/device/conformance.h"
+
+namespace zerorun::testing {
+
+inline constexpr int64_t kElement = 512;  // of the parameter: where updates begin
+
+inline UpdateScalars scalars_of(UpdateRule rule, bool variant) {
+  return {.rule = rule,
+          .lr = 0.01F,
+          .beta1 = 0.9,
+          .beta2 = 0.98,
+          .eps = 1e-7F,
+          .weight_decay = 0.1F,
+          .decoupled = variant,
+          .bias_correction1 = 0.271F,
+          .bias_correction2 = 0.058808F,
+          .grad_scale = 0.37F,
+          .dampening = 0.2,
+          .nesterov = variant,
+          .eps_inside_sqrt = variant,
+          .seed = 77,
+          .step = 3};
+}
+
+inline constexpr UpdateRule kRules[] = {
+    UpdateRule::adam,           UpdateRule::sgd,  UpdateRule::adagrad,       UpdateRule::lion,
+    UpdateRule::lamb_direction, UpdateRule::lamb, UpdateRule::muon_direction};
+
+inline int states_of(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::adam:
+    case UpdateRule::lamb_direction:
+    case UpdateRule::lamb:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// The tensors of one update in the dtypes that they are stored in, as values.
+struct Values {
+  std::vector<float> master, grad, param;
+  std::vector<float> states[2];
+};
+
+struct Storage {
+  DType master = DType::fp32;
+  DType grad = DType::fp32;
+  std::optional<DType> param;  // none: the master
+  DType state = DType::fp32;
+};
+
+// What 16 bits make of a value at an element.
+inline float rounded(float value, DType dtype, const StochasticRounding& rounding,
+                     int64_t element) {
+  const uint32_t random = dtype == DType::fp32 ? 0 : rounding.bits(element);
+  if (dtype == DType::bf16) return to_float(round_to_bf16(value, random));
+  if (dtype == DType::fp16) return to_float(round_to_fp16(value, random));
+  return value;
+}
+
+inline float nearest(float value, DType dtype) {
+  if (dtype == DType::bf16) return to_float(to_bf16(value));
+  if (dtype == DType::fp16) return to_float(to_fp16(value));
+  return value;
+}
+
+inline void requantize(std::vector<float>& values, bool is_signed) {
+  const Block8 code{is_signed};
+  for (size_t begin = 0; begin < values.size(); begin += kStateBlock) {
+    const std::span block =
+        std::span(values).subspan(begin, std::min<size_t>(kStateBlock, values.size() - begin));
+    const float scale = Block8::scale_of(block);
+    for (float& value : block) value = code.decode(code.encode(value, scale), scale);
+  }
+}
+
+inline Values random_values(int64_t numel, const Storage& storage) {
+  Values values{random_normal<float>(numel, 1),
+                random_normal<float>(numel, 4),
+                std::vector<float>(static_cast<size_t>(numel)),
+                {random_normal<float>(numel, 2, 0.1F), random_normal<float>(numel, 3, 0.1F)}};
+  for (float& value : values.states[1]) value *= value;
+  for (float& value : values.master) value = nearest(value, storage.master);
+  for (float& value : values.grad) value = nearest(value, storage.grad);
+  for (size_t k = 0; k < 2; ++k) {
+    if (storage.state == DType::uint8) requantize(values.states[k], k == 0);
+    for (float& value : values.states[k]) value = nearest(value, storage.state);
+  }
+  return values;
+}
+
+// By the scalar formulas.
+inline Values updated(Values v, const UpdateScalars& s, const Storage& storage, int states) {
+  with_rule(s, states > 0, [&](const auto& rule) {
+    using Rule = std::remove_cvref_t<decltype(rule)>;
+    for (size_t i = 0; i < v.master.size(); ++i) {
+      const auto element = kElement + static_cast<int64_t>(i);
+      v.param[i] = rule(ScalarMath{}, v.grad[i], v.master[i], v.states[0][i], v.states[1][i]);
+      const auto at = [&](uint32_t tensor) {
+        return StochasticRounding{s.seed, s.step, 9, tensor};
+      };
+      if (Rule::kSteps) v.master[i] = rounded(v.master[i], storage.master, at(0), element);
+      for (uint32_t k = 0; k < 2 && storage.state != DType::uint8; ++k) {
+        v.states[k][i] = rounded(v.states[k][i], storage.state, at(k + 1), element);
+      }
+    }
+  });
+  if (storage.state == DType::uint8) {
+    for (size_t k = 0; k < 2; ++k) requantize(v.states[k], k == 0);
+  }
+  for (float& value : v.param) value = nearest(value, storage.param.value_or(DType::fp32));
+  return v;
+}
+
+// A vector of values on the device in some dtype.
+class Stored {
+ public:
+  Stored(Device& device, const std::vector<float>& values, DType dtype, bool is_signed,
+         int64_t offset)
+      : dtype_(dtype), is_signed_(is_signed) {
+    if (dtype == DType::fp32) fp32_.emplace(device, values, offset);
+    if (dtype == DType::bf16) bf16_.emplace(device, cast<Bf16>(values), offset);
+    if (dtype == DType::fp16) fp16_.emplace(device, cast<Fp16>(values), offset);
+    if (dtype == DType::uint8) encode(device, values, offset);
+  }
+
+  TensorView view() const {
+    if (fp32_) return fp32_->view();
+    if (bf16_) return bf16_->view();
+    if (fp16_) return fp16_->view();
+    return codes_->view();
+  }
+  TensorView scales() const { return scales_ ? scales_->view() : TensorView{}; }
+
+  std::vector<float> values() const {
+    if (fp32_) return fp32_->host();
+    std::vector<float> result;
+    if (bf16_) {
+      for (const Bf16 value : bf16_->host()) result.push_back(to_float(value));
+    } else if (fp16_) {
+      for (const Fp16 value : fp16_->host()) result.push_back(to_float(value));
+    } else {
+      const std::vector<float> scales = scales_->host();
+      for (const uint8_t code : codes_->host()) {
+        result.push_back(Block8{is_signed_}.decode(code, scales[result.size() / kStateBlock]));
+      }
+    }
+    return result;
+  }
+
+ private:
+  template <typename T>
+  static std::vector<T> cast(const std::vector<float>& values) {
+    std::vector<T> result;
+    for (const float value : values) result.push_back(from_fp32<T>(value));
+    return result;
+  }
+  void encode(Device& device, const std::vector<float>& values, int64_t offset) {
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;
+    for (size_t begin = 0; begin < values.size(); begin += kStateBlock) {
+      const std::span block =
+          std::span(values).subspan(begin, std::min<size_t>(kStateBlock, values.size() - begin));
+      scales.push_back(Block8::scale_of(block));
+      for (const float value : block) {
+        codes.push_back(Block8{is_signed_}.encode(value, scales.back()));
+      }
+    }
+    codes_.emplace(device, codes, offset);
+    scales_.emplace(device, scales, offset);
+  }
+
+  const DType dtype_;
+  const bool is_signed_;
+  std::optional<DeviceArray<float>> fp32_;
+  std::optional<DeviceArray<Bf16>> bf16_;
+  std::optional<DeviceArray<Fp16>> fp16_;
+  std::optional<DeviceArray<uint8_t>> codes_;
+  std::optional<DeviceArray<float>> scales_;
+};
+
+}  // namespace zerorun::testing

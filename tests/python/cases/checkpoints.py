@@ -1,0 +1,132 @@
+"""Saving and loading engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+from cases.models import WORLD_SIZE, Model, adamw, assert_close, config, make, reference, train
+from cases.zero import raises
+from torch import nn
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def engine_at(stage: int, make_optimizer=adamw, seed: int = 0, kind: type[nn.Module] = Model):
+    model = make(kind, seed)
+    optimizer = make_optimizer(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5)
+    return zerorun.initialize(model, optimizer, lr_scheduler=scheduler, config=config(stage))[0]
+
+
+def case_any_stage_continues_what_any_other_saved(folder: Path) -> None:
+    for make_optimizer in (adamw, sgd):
+        plain = make()
+        optimizer = make_optimizer(plain)
+        whole = engine_at(2, make_optimizer)
+        expected = train(whole, 10)
+        whole.destroy()
+        for saved_at in range(4):
+            path = folder / f"{make_optimizer.__name__}{saved_at}"
+            engine = engine_at(saved_at, make_optimizer)
+            losses = train(engine, 5)
+            assert engine.save_checkpoint(path, client_state={"epoch": 3, "object": Path("x")})
+            engine.destroy()
+            assert (path / "latest").read_text().strip() == "global_step5"
+            loads_at = (saved_at + 1) % 4
+            engine = engine_at(loads_at, make_optimizer, seed=5)
+            found, state = engine.load_checkpoint(path)
+            assert found == str(path / "global_step5")
+            assert state == {"epoch": 3, "object": Path("x")}
+            assert engine.global_steps == 5
+            assert_close(losses + train(engine, 5, first=5), expected, 1e-6)
+            engine.destroy()
+        del optimizer
+
+
+def case_tags_and_latest(folder: Path) -> None:
+    engine = engine_at(3)
+    assert_no_checkpoint(engine, folder)
+    train(engine, 1)
+    engine.save_checkpoint(folder, tag="epoch_1.pth", exclude_frozen_parameters=None)
+    train(engine, 1)
+    engine.save_checkpoint(folder, "pytorch_model", save_latest=False)
+    assert (folder / "latest").read_text().strip() == "epoch_1.pth"
+    engine.load_checkpoint(folder)
+    assert engine.global_steps == 1
+    # On a live engine, also at stage 3.
+    engine.load_checkpoint(folder, "pytorch_model")
+    assert engine.global_steps == 2
+    engine.load_checkpoint(folder, "epoch_1.pth", load_optimizer_states=False)
+    moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
+    assert not moments.any()
+    engine.destroy()
+
+
+def assert_no_checkpoint(engine: zerorun.ZeroEngine, folder: Path) -> None:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert engine.load_checkpoint(folder / "nothing") == (None, None)
+    assert "no checkpoint was loaded" in str(caught[0].message)
+
+
+class Wider(Model):
+    def __init__(self) -> None:
+        super().__init__(width=48)
+
+
+def case_another_models_checkpoint_is_refused(folder: Path) -> None:
+    engine = engine_at(3)
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    engine.destroy()
+    other = engine_at(3, kind=Wider)
+    before = other.core.parameter_hash()
+    raises(zerorun.CheckpointError, "embedding.weight", lambda: other.load_checkpoint(folder))
+    assert other.core.parameter_hash() == before
+    other.destroy()
+
+
+def case_the_whole_model_on_rank_zero(folder: Path) -> None:
+    _, trained = reference(steps=3)
+    for stage in range(4):
+        engine = engine_at(stage)
+        train(engine, 3)
+        name = f"model{stage}.bin"
+        engine.save_16bit_model(folder, name)
+        state = torch.load(folder / name, weights_only=True)
+        assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
+        for key, value in trained.state_dict().items():
+            torch.testing.assert_close(state[key], value, rtol=1e-4, atol=2e-4)
+        engine.destroy()
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embedding(tokens).transpose(1, 2)).transpose(1, 2))
+
+
+def case_buffers_are_saved(folder: Path) -> None:
+    engine = engine_at(2, kind=Normalised)
+    train(engine, 3)
+    mean = engine.module.norm.running_mean.clone()
+    engine.save_checkpoint(folder)
+    engine.module.norm.reset_running_stats()
+    engine.load_checkpoint(folder)
+    # Every rank loads rank 0's.
+    values = mean.clone()
+    engine.communicator.broadcast(values)
+    assert torch.equal(engine.module.norm.running_mean, values)
+    assert WORLD_SIZE > 1 or torch.equal(values, mean)
+    engine.destroy()

@@ -1,0 +1,119 @@
+"""Small models, data and a reference for the cases."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.nn.functional as F
+import zerorun
+from torch import nn
+
+RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+VOCABULARY = 50
+BATCH = 4
+STEPS = 20
+
+torch.set_num_threads(1)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Tied embeddings around a list of blocks."""
+
+    def __init__(self, width: int = 32, depth: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def make(kind: type[nn.Module] = Model, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind()
+
+
+def batch_of(step: int) -> torch.Tensor:
+    return torch.randint(
+        0, VOCABULARY, (BATCH, 9), generator=torch.Generator().manual_seed(1000 + step)
+    )
+
+
+def part_of(batch: torch.Tensor) -> torch.Tensor:
+    """This rank's rows."""
+    return batch.chunk(WORLD_SIZE)[RANK]
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def mean(loss: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
+    """Over the ranks, in float64."""
+    values = torch.zeros(WORLD_SIZE)
+    values[RANK] = loss.item()
+    engine.communicator.all_reduce(values, "sum", "mean of the loss")
+    return values.double().mean().item()
+
+
+def adamw(model: nn.Module, **options: object) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
+
+
+def config(stage: int, **keys: object) -> dict[str, object]:
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
+    return {
+        "train_micro_batch_size_per_gpu": BATCH // WORLD_SIZE,
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+        "zerorun": {"comm_timeout": 30},
+    } | keys
+
+
+def reference(make_optimizer=adamw, kind: type[nn.Module] = Model, steps: int = STEPS):
+    """Losses of one process that trains with torch alone, and the model it ends with."""
+    model = make(kind)
+    optimizer = make_optimizer(model)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, batch_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        loss = loss_of(engine, part_of(batch_of(step)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean(loss.detach(), engine))
+    return losses
+
+
+def assert_close(losses: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
+    assert len(losses) == len(expected)
+    worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+    assert worst <= tolerance, f"relative difference {worst}: {losses} instead of {expected}"

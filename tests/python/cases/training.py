@@ -1,0 +1,389 @@
+"""Training loops under zerorun.initialize against torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+from cases.models import (
+    RANK,
+    WORLD_SIZE,
+    Block,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    reference,
+    train,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+STAGES = range(4)
+
+
+def trained(stage: int, kind: type[nn.Module] = Model, **keys: object):
+    model = make(kind, seed=RANK)  # initialize makes all ranks start from rank 0's
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    losses = train(engine)
+    hashed = engine.core.parameter_hash()
+    engine.destroy()
+    return losses, hashed
+
+
+def check_kind(kind: type[nn.Module], same_bits: bool = True) -> None:
+    expected, _ = reference(kind=kind)
+    runs = [trained(stage, kind) for stage in STAGES]
+    for losses, _ in runs:
+        assert_close(losses, expected)
+    assert not same_bits or all(run == runs[0] for run in runs)
+
+
+def case_all_stages_equal_torch_and_each_other(_folder: Path) -> None:
+    check_kind(Model)
+
+
+def case_the_configurations_optimizer_is_the_same(_folder: Path) -> None:
+    expected, _ = reference()
+    params = {"lr": 1e-2, "weight_decay": 0.1}
+    for stage in STAGES:
+        keys = {"optimizer": {"type": "AdamW", "params": params}}
+        engine, optimizer, *_ = zerorun.initialize(make(), config=config(stage, **keys))
+        assert_close(train(engine), expected)
+        assert optimizer.param_groups[0]["lr"] == torch.tensor(1e-2).item()
+        engine.destroy()
+
+
+def case_the_losss_own_backward_and_the_inner_module(_folder: Path) -> None:
+    expected, _ = reference()
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        losses = []
+        for step in range(len(expected)):
+            loss = loss_of(model, part_of(batch_of(step)))
+            loss.backward()
+            engine.step()
+            losses.append(loss.item())
+        values = torch.tensor(losses)
+        engine.communicator.all_reduce(values)
+        assert_close((values / WORLD_SIZE).tolist(), expected)
+        engine.destroy()
+
+
+def case_accumulation_counts_micro_steps(_folder: Path) -> None:
+    """Two halves of a batch as micro-steps are the batch."""
+    expected, _ = reference()
+    for stage in STAGES:
+        model = make()
+        keys = {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 2 // WORLD_SIZE}
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+        losses = []
+        for step in range(len(expected)):
+            halves = part_of(batch_of(step)).chunk(2)
+            values = []
+            for half in halves:
+                loss = loss_of(engine, half)
+                engine.backward(loss)
+                assert engine.is_gradient_accumulation_boundary() == (half is halves[1])
+                engine.step()
+                values.append(loss.item())
+            losses.append(sum(values) / 2)
+        assert engine.global_steps == len(expected)
+        means = torch.tensor(losses)
+        engine.communicator.all_reduce(means)
+        assert_close((means / WORLD_SIZE).tolist(), expected)
+        engine.destroy()
+
+
+def case_explicit_boundaries_beat_counting(_folder: Path) -> None:
+    """The program divides the loss and says when a batch ends, as Hugging Face's Trainer does."""
+    expected, _ = reference(steps=6)
+    for stage in STAGES:
+        for configured in (1, 2):
+            model = make()
+            keys = {"gradient_accumulation_steps": configured}
+            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+            losses = []
+            for step in range(6):
+                total = 0.0
+                for last, half in enumerate(part_of(batch_of(step)).chunk(2)):
+                    engine.set_gradient_accumulation_boundary(is_boundary=bool(last))
+                    loss = loss_of(engine, half) / 2
+                    engine.backward(loss, scale_wrt_gas=False)
+                    total += loss.item()
+                    if last:
+                        engine.step()
+                losses.append(total)
+            assert engine.global_steps == 6
+            means = torch.tensor(losses)
+            engine.communicator.all_reduce(means)
+            assert_close((means / WORLD_SIZE).tolist(), expected)
+            engine.destroy()
+
+
+def case_two_backwards_before_a_step_add_up(_folder: Path) -> None:
+    """Of halves of the loss: with the engine's backward and with the losses' own."""
+    expected, _ = reference(steps=6)
+    for stage in STAGES:
+        for own in (True, False):
+            model = make()
+            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            losses = []
+            for step in range(6):
+                total = 0.0
+                for half in part_of(batch_of(step)).chunk(2):
+                    loss = loss_of(engine, half) / 2
+                    if own:
+                        loss.backward()
+                    else:
+                        engine.backward(loss)
+                    total += loss.item()
+                engine.step()
+                losses.append(total)
+            means = torch.tensor(losses)
+            engine.communicator.all_reduce(means)
+            assert_close((means / WORLD_SIZE).tolist(), expected)
+            engine.destroy()
+
+
+class Twice(nn.Module):
+    """Uses one block twice, in an order that is not the modules'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.blocks = nn.ModuleList(Block(32) for _ in range(2))
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = self.blocks[1](self.blocks[0](self.blocks[1](x)))
+        return self.head(x)
+
+
+def case_a_submodule_used_twice(_folder: Path) -> None:
+    check_kind(Twice)
+
+
+class Reentrant(Twice):
+    reentrant = True
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for index in (1, 0, 1):
+            x = checkpoint(self.blocks[index], x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+class NonReentrant(Reentrant):
+    reentrant = False
+
+
+def case_reentrant_checkpointing_of_a_shared_block(_folder: Path) -> None:
+    # In the first step the second use comes after its bucket was sent, from stage 2 on: one more
+    # sum, in another order.
+    check_kind(Reentrant, same_bits=False)
+
+
+def case_nonreentrant_checkpointing_of_a_shared_block(_folder: Path) -> None:
+    check_kind(NonReentrant)
+
+
+class Foreign(Model):
+    """Reads another module's parameter, which that module's forward never touches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(32, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.linear(self.embedding(tokens), self.extra.weight, self.extra.bias)
+        return self.head(self.blocks[0](x))
+
+
+def case_a_parameter_that_another_module_reads(_folder: Path) -> None:
+    check_kind(Foreign)
+
+
+class Experts(nn.Module):
+    """Each rank uses an expert of its own; a conditional head is used by rank 0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.experts = nn.ModuleList(Block(32) for _ in range(4))
+        self.head = nn.Linear(32, 50)
+        self.second = nn.Linear(32, 50)
+
+    def run(self, tokens: torch.Tensor, rank: int) -> torch.Tensor:
+        x = self.experts[rank](self.embedding(tokens))
+        return self.second(x) if rank == 0 else self.head(x)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.run(tokens, RANK)
+
+
+def case_modules_unused_on_some_ranks(_folder: Path) -> None:
+    """Against the average of both ranks' gradients in one process."""
+    model = make(Experts)
+    optimizer = adamw(model)
+    for step in range(6):
+        optimizer.zero_grad()
+        for rank, part in enumerate(batch_of(step).chunk(WORLD_SIZE)):
+            logits = model.run(part[:, :-1], rank).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, part[:, 1:].flatten())
+            (loss / WORLD_SIZE).backward()
+        for parameter in model.parameters():
+            if parameter.grad is None:  # an unused parameter counts as zero
+                parameter.grad = torch.zeros_like(parameter)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    expected = dict(model.named_parameters())
+    for stage in STAGES:
+        sharded = make(Experts)
+        engine, *_ = zerorun.initialize(sharded, adamw(sharded), config=config(stage))
+        train(engine, 6)
+        for name, parameter in sharded.named_parameters():
+            value = zerorun.zero.safe_get_full_fp32_param(parameter)
+            torch.testing.assert_close(value, expected[name].detach(), rtol=1e-4, atol=1e-5)
+        engine.destroy()
+
+
+class Frozen(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].requires_grad_(False)
+        self.blocks[1].up.weight.requires_grad_(False)
+
+
+def case_frozen_parameters_have_no_gradient_or_optimizer_bytes(_folder: Path) -> None:
+    check_kind(Frozen)
+    for stage in STAGES:
+        model = make(Frozen)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        held = [i for i in engine.core.state_intervals(engine.core.parameter_id("blocks.0.up.bias"))]
+        assert all(i.master is None and i.grad is None and not i.states for i in held)
+        engine.destroy()
+
+
+def case_bf16_keeps_fp32_masters(_folder: Path) -> None:
+    expected, _ = reference()
+    runs = []
+    for stage in STAGES:
+        losses, hashed = trained(stage, bf16={"enabled": True})
+        assert_close(losses, expected, 0.05)
+        runs.append((losses, hashed))
+    assert all(run == runs[0] for run in runs)
+
+
+def case_train_evaluate_generate_train(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        losses = train(engine, 3)
+        engine.eval()
+        with torch.no_grad():
+            first = loss_of(engine, part_of(batch_of(77)))
+            tokens = batch_of(5)[:1, :2]
+            for _ in range(4 + RANK):  # ranks may generate different lengths
+                tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+            again = loss_of(model, part_of(batch_of(77)))
+        assert torch.equal(first, again)
+        engine.train()
+        losses += train(engine, 3, first=3)
+        expected, _ = reference(steps=6)
+        assert_close(losses, expected)
+        engine.destroy()
+
+
+def case_a_torch_scheduler_drives_the_engine(_folder: Path) -> None:
+    model = make()
+    optimizer = adamw(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    expected = []
+    for step in range(10):
+        loss = loss_of(model, batch_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        expected.append(loss.item())
+    for stage in STAGES:
+        for owned in (True, False):
+            model = make()
+            optimizer = adamw(model)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+            given = scheduler if owned else None
+            engine, *_ = zerorun.initialize(
+                model, optimizer, lr_scheduler=given, config=config(stage)
+            )
+            losses = []
+            for step in range(10):
+                losses += train(engine, 1, first=step)
+                if not owned:
+                    scheduler.step()
+            assert_close(losses, expected)
+            engine.destroy()
+
+
+def check_outside_optimizer(make_optimizer) -> None:
+    expected, _ = reference(make_optimizer)
+    for stage in STAGES:
+        model = make()
+        optimizer = make_optimizer(model)
+        engine, returned, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        assert returned.optimizer is optimizer
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_sgd_with_momentum_on_shards(_folder: Path) -> None:
+    check_outside_optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9))
+
+
+def case_amsgrad_on_shards(_folder: Path) -> None:
+    check_outside_optimizer(lambda m: adamw(m, amsgrad=True))
+
+
+def case_groups_with_hyperparameters_of_their_own(_folder: Path) -> None:
+    def two_groups(model: nn.Module) -> torch.optim.AdamW:
+        bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
+        rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+        groups = [{"params": rest, "weight_decay": 0.5}, {"params": bias, "lr": 2e-2}]
+        return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
+
+    check_outside_optimizer(two_groups)
+
+
+def case_no_sync_accumulates_and_refuses_to_step(_folder: Path) -> None:
+    expected, _ = reference(steps=4)
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        losses = []
+        for step in range(4):
+            first, second = part_of(batch_of(step)).chunk(2)
+            with engine.no_sync():
+                one = loss_of(engine, first) / 2
+                engine.backward(one)
+                try:
+                    engine.step()
+                except zerorun.InternalError as error:
+                    assert "no_sync" in str(error)
+                else:
+                    raise AssertionError("a step inside no_sync went through")
+            other = loss_of(engine, second) / 2
+            engine.backward(other)
+            engine.step()
+            losses.append((one + other).item())
+        means = torch.tensor(losses)
+        engine.communicator.all_reduce(means)
+        assert_close((means / WORLD_SIZE).tolist(), expected)
+        engine.destroy()

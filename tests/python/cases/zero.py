@@ -1,0 +1,319 @@
+"""zerorun.zero: partitioned parameters before and after initialize, and access to states."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+
+import torch
+import zerorun
+from cases.models import (
+    RANK,
+    WORLD_SIZE,
+    Block,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    reference,
+    train,
+)
+from torch import nn
+from zerorun.zero import GatheredParameters, Init, ZeroParamStatus, partition, states
+
+EMPTY = torch.Size([0])
+
+
+def raises(kind: type[Exception], text: str, call) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"expected {kind.__name__} with '{text}'")
+
+
+def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
+    plain = make()
+    largest = 0
+
+    class Watched(Block):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            nonlocal largest
+            full = sum(p.numel() for p in self.parameters())
+            largest = max(largest, full)
+
+    with Init(config_dict_or_path={"zero_optimization": {"stage": 3}}):
+        model = make(Model, seed=RANK)
+        Watched(32)
+    # A module's own parameters are full while its constructor runs, its children's are not.
+    assert largest == 0
+    for name, parameter in model.named_parameters():
+        expected = dict(plain.named_parameters())[name]
+        assert parameter.shape == EMPTY
+        assert parameter.ds_shape == expected.shape
+        assert parameter.ds_numel == expected.numel()
+        assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE
+        assert parameter.partition_numel() <= expected.numel() // WORLD_SIZE + 1
+        with GatheredParameters(parameter):
+            assert parameter.ds_status == ZeroParamStatus.AVAILABLE
+            assert torch.equal(parameter.detach(), expected.detach())  # rank 0's
+        assert parameter.shape == EMPTY
+
+
+def case_init_then_train(_folder: Path) -> None:
+    expected, _ = reference()
+    for stage in range(4):
+        with Init():
+            model = make()
+        before = dict(model.named_parameters())
+        model.blocks.append(Block(32))  # a mix of partitioned and ordinary parameters
+        del model.blocks[-1]
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        assert dict(model.named_parameters()) == before  # the same objects
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_init_makes_16_bit_parameters(_folder: Path) -> None:
+    with Init(config={"bf16": {"enabled": True}}):
+        layer = nn.Linear(4, 4)
+    assert layer.weight.dtype == torch.bfloat16
+    with Init(enabled=False):
+        assert nn.Linear(4, 4).weight.shape == (4, 4)
+    layer = nn.Linear(4, 4)
+    Init(module=layer)
+    assert layer.weight.shape == EMPTY
+    assert nn.Linear(4, 4).weight.shape == (4, 4)
+
+
+def both_states():
+    """A parameter under Init, and one of an engine."""
+    with Init():
+        yield nn.Linear(6, 5).weight, None
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    yield model.blocks[0].up.weight, engine
+    engine.destroy()
+
+
+def case_gathered_parameters_take_anything(_folder: Path) -> None:
+    for parameter, _ in both_states():
+        parameter.mark = "kept"
+        ordinary = nn.Parameter(torch.ones(3))
+        with GatheredParameters([]):
+            pass
+        with GatheredParameters((p for p in [parameter, parameter, ordinary])):
+            assert parameter.shape == parameter.ds_shape
+            with GatheredParameters(parameter):
+                pass
+            assert parameter.shape == parameter.ds_shape
+        assert (parameter.shape, ordinary.shape, parameter.mark) == (EMPTY, (3,), "kept")
+        with GatheredParameters(parameter, enabled=False):
+            assert parameter.shape == EMPTY
+
+
+def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
+    for parameter, _ in both_states():
+        writer = WORLD_SIZE - 1
+        with GatheredParameters(parameter, modifier_rank=writer), torch.no_grad():
+            parameter.fill_(7.0 if writer == RANK else -1.0)
+        with GatheredParameters(parameter):
+            assert torch.equal(parameter.detach(), torch.full(parameter.ds_shape, 7.0))
+        with GatheredParameters(parameter, modifier_rank=0):
+            parameter.data = torch.full(parameter.ds_shape, 3.0)  # replaced, not written to
+        with GatheredParameters(parameter):
+            assert parameter.detach().unique().tolist() == [3.0]
+
+        def fails() -> None:
+            with GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
+                parameter.fill_(9.0)
+                raise KeyError("inside")
+
+        raises(KeyError, "inside", fails)
+        with GatheredParameters(parameter):
+            assert parameter.detach().unique().tolist() == [3.0]
+
+        def reshapes() -> None:
+            with GatheredParameters(parameter, modifier_rank=0):
+                parameter.data = torch.zeros(2, 2)
+
+        raises(zerorun.ConfigError, "its shape cannot change", reshapes)
+        assert parameter.shape == EMPTY
+
+
+def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
+    for stage in range(4):
+        model = make()
+        engine, *_ = zerorun.initialize(
+            model, adamw(model), config=config(stage, bf16={"enabled": True})
+        )
+        target = model.blocks[0].up.weight
+        value = torch.arange(target.numel() if stage < 3 else target.ds_numel) % 97 / 7
+        value = value.view(128, 32)
+        zerorun.zero.safe_set_full_fp32_param(target, value)
+        assert torch.equal(zerorun.zero.safe_get_full_fp32_param(target), value)
+        with GatheredParameters(target):
+            assert torch.equal(target.detach(), value.bfloat16())
+        engine.destroy()
+
+
+def case_copies_of_gathered_parameters_are_ordinary(_folder: Path) -> None:
+    for parameter, _ in both_states():
+        with GatheredParameters(parameter):
+            other = copy.deepcopy(parameter)
+        assert other.shape == parameter.ds_shape
+        assert not hasattr(other, "ds_numel")
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    with GatheredParameters(model.parameters()):
+        block = copy.deepcopy(model.blocks[0])
+    block(torch.zeros(1, 32))
+    engine.destroy()
+
+
+def case_states_are_torchs(_folder: Path) -> None:
+    """Parameter, gradient and moments after three steps, and what setting them does."""
+    reference_model = make()
+    optimizer = adamw(reference_model)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(reference_model, batch_of(step)).backward()
+        if step == 3:
+            break
+        torch.nn.utils.clip_grad_norm_(reference_model.parameters(), 1.0)
+        optimizer.step()
+    expected = reference_model.blocks[1].up.weight
+    for stage in range(4):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        target = model.blocks[1].up.weight
+        assert zerorun.zero.safe_get_full_grad(target) is None
+        train(engine, 3)
+        assert zerorun.zero.safe_get_full_grad(target) is None
+        engine.backward(loss_of(engine, part_of(batch_of(3))))
+        found = {
+            "param": zerorun.zero.safe_get_full_fp32_param(target),
+            "grad": zerorun.zero.safe_get_full_grad(target),
+            "exp_avg": zerorun.zero.safe_get_full_optimizer_state(target, "exp_avg"),
+        }
+        wanted = {
+            "param": expected.detach(),
+            "grad": expected.grad,
+            "exp_avg": optimizer.state[expected]["exp_avg"],
+        }
+        for name, value in found.items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-6, msg=name)
+        zerorun.zero.safe_set_full_optimizer_state(target, torch.ones(128, 32), "exp_avg")
+        state = zerorun.zero.safe_get_full_optimizer_state(target, "exp_avg")
+        assert state.unique().tolist() == [1.0]
+        local = zerorun.zero.safe_get_local_fp32_param(target)
+        zerorun.zero.safe_set_local_fp32_param(target, local + 1)
+        torch.testing.assert_close(
+            zerorun.zero.safe_get_full_fp32_param(target), found["param"] + 1
+        )
+        if stage > 0:
+            zerorun.zero.safe_set_full_grad(target, torch.full((128, 32), 0.25))
+            assert zerorun.zero.safe_get_full_grad(target).unique().tolist() == [0.25]
+            assert zerorun.zero.safe_get_local_grad(target).unique().tolist() in ([0.25], [])
+        engine.step()
+        assert states.engine_of(target) is engine
+        engine.destroy()
+        assert zerorun.zero.safe_get_full_fp32_param(target) is None
+
+
+def case_external_parameters_may_be_registered(_folder: Path) -> None:
+    class Reader(nn.Module):
+        """Reaches its neighbour's weight by a way that no attribute access shows."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.hidden = [model.head.weight]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, self.hidden[0]) * self.scale
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 32)
+            self.head = nn.Linear(32, 50, bias=False)
+            self.reader = Reader(self)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.reader(self.embedding(tokens))
+
+    expected, _ = reference(kind=Whole)
+    model = make(Whole)
+    zerorun.zero.register_external_parameter(model.reader, model.head.weight)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    assert_close(train(engine), expected)
+    zerorun.zero.unregister_external_parameter(model.reader, model.head.weight)
+    engine.destroy()
+    raises(
+        zerorun.ConfigError,
+        "expected a module and a parameter",
+        lambda: zerorun.zero.register_external_parameter(model, torch.ones(1)),
+    )
+
+
+def shared_bytes() -> int:
+    """Shared memory that this process maps."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem"))
+
+
+def case_destroy_returns_all_bytes(_folder: Path) -> None:
+    for stage in range(4):
+        gc.collect()
+        before = shared_bytes()
+        model = make()
+        engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        losses = train(engine, 3)
+        assert WORLD_SIZE == 1 or shared_bytes() > before
+        engine.destroy()
+        engine.destroy()
+        gc.collect()
+        engine.communicator.barrier()
+        assert shared_bytes() - before < 200_000, "only control blocks may stay"
+        raises(zerorun.InternalError, "after destroy", lambda: engine.core.step_count)
+        for parameter in model.parameters():
+            assert type(parameter) is nn.Parameter
+            kind = partition.PrivatePartition if stage == 3 else type(None)
+            assert isinstance(partition.partition_of(parameter), kind)
+        # The same model again, from where it was.
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        assert train(engine, 1, first=3)[0] < losses[0]
+        engine.destroy()
+        del optimizer
+
+
+def case_several_engines_one_without_optimizer(_folder: Path) -> None:
+    expected, _ = reference(steps=5)
+    models = [make() for _ in range(3)]
+    engines = [
+        zerorun.initialize(model, adamw(model), config=config(stage))[0]
+        for stage, model in zip((3, 2), models, strict=False)
+    ]
+    keys = config(3)
+    judge, optimizer, loader, scheduler = zerorun.initialize(models[2], config=keys)
+    assert (optimizer, loader, scheduler) == (None, None, None)
+    first = loss_of(judge, batch_of(0)).item()
+    losses = [[], []]
+    for step in range(5):
+        for engine, values in zip(engines, losses, strict=True):
+            values += train(engine, 1, first=step)
+        with torch.no_grad():
+            assert loss_of(judge, batch_of(0)).item() == first
+    for values in losses:
+        assert_close(values, expected)
+    raises(zerorun.ConfigError, "no optimizer", judge.step)
+    for engine in (judge, *engines):
+        engine.destroy()
