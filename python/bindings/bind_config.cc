@@ -89,6 +89,8 @@ void register_whole(py::module_& m) {
       .def_readonly("batch", &Config::batch)
       .def_readonly("precision", &Config::precision)
       .def_readonly("optimizer", &Config::optimizer)
+      .def_property_readonly("scheduler_type",
+                             [](const Config& self) { return self.scheduler.type; })
       .def_readonly("zero", &Config::zero)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("steps_per_print", &Config::steps_per_print)
