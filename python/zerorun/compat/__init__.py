@@ -11,7 +11,6 @@ Three ways, all of which also reach the processes that the script starts:
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -38,20 +37,9 @@ def install() -> None:
             f"zerorun.compat.install() comes after the import of {', '.join(late)}, which has "
             "looked for DeepSpeed already: call it first"
         )
-    shadowed = _installed_version()
     sys.path.insert(0, str(SITE))
     _prepend("PYTHONPATH", SITE)
     _prepend("PATH", BIN)
-    if os.environ.get("RANK", "0") == "0":
-        note = f", which hides the installed DeepSpeed {shadowed}" if shadowed else ""
-        print(f"[zerorun] `import deepspeed` gives zerorun's stand-in{note}", file=sys.stderr)
-
-
-def _installed_version() -> str | None:
-    try:
-        return importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _prepend(variable: str, folder: Path) -> None:

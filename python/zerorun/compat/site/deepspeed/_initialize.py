@@ -1,7 +1,10 @@
 """deepspeed.initialize on zerorun."""
 
+import functools
+import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +12,18 @@ import zerorun
 from deepspeed import comm
 from deepspeed.runtime.config import adapt_config
 from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+@functools.cache
+def _announce() -> None:
+    """Once, on rank 0: who answers to this name."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    own = importlib.metadata.version("deepspeed")
+    found = importlib.metadata.distributions(name="deepspeed")
+    hidden = next((d.version for d in found if d.version != own), None)
+    note = f", in front of the installed DeepSpeed {hidden}" if hidden else ""
+    print(f"[zerorun] deepspeed is zerorun {zerorun.__version__}{note}", file=sys.stderr)
 
 
 def _config_of(args: Any, config: Any, config_params: Any) -> Any:
@@ -47,6 +62,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     config_params: Any = None,
 ) -> tuple[Any, Any, Any, Any]:
     """As deepspeed.initialize: (engine, optimizer, dataloader, lr_scheduler). Collective."""
+    _announce()
     if model is None:
         raise zerorun.ConfigError("deepspeed.initialize requires a model")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
