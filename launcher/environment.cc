@@ -7,11 +7,26 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "core/check.h"
 
 namespace zerorun {
+
+namespace {
+
+std::string join_paths(std::initializer_list<std::string> paths) {
+  std::string joined;
+  for (const std::string& path : paths) {
+    if (path.empty()) continue;
+    joined += (joined.empty() ? "" : ":") + path;
+  }
+  return joined;
+}
+
+}  // namespace
 
 Environment inherited_environment() {
   Environment environment;
@@ -64,9 +79,13 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
     variables["OMP_NUM_THREADS"] = std::to_string(threads);
   }
   if (job.python) {
-    const std::string path = find_variable(inherited, "PYTHONPATH").value_or("");
     variables["PYTHONPATH"] =
-        path.empty() ? job.working_directory : fmt::format("{}:{}", job.working_directory, path);
+        join_paths({job.python_path, job.working_directory,
+                    find_variable(inherited, "PYTHONPATH").value_or("")});
+    if (!job.command_path.empty()) {
+      variables["PATH"] =
+          join_paths({job.command_path, find_variable(inherited, "PATH").value_or("")});
+    }
     variables.emplace("PYTHONUNBUFFERED", "1");
   }
   return variables;

@@ -10,6 +10,7 @@
 #include "launcher/address.h"
 #include "launcher/cgroup.h"
 #include "launcher/cpus.h"
+#include "launcher/deepspeed_compat.h"
 #include "launcher/resources.h"
 
 namespace zerorun {
@@ -53,7 +54,8 @@ std::string quote(const std::string& word) {
 Job plan_job(const LaunchOptions& options) {
   Job job;
   job.inherited = inherited_environment();
-  const Program program = find_program(options.program, ProgramSearch::here());
+  const ProgramSearch search = ProgramSearch::here();
+  const Program program = find_program(options.program, search);
   const std::vector<Core> cores = group_by_core(allowed_cpus());
   const HostResources host = probe_host(cores, job.inherited);
   const Selection selection = select_ranks(options.request, host);
@@ -67,6 +69,11 @@ Job plan_job(const LaunchOptions& options) {
   settings.secret = make_secret();
   settings.gpus = selection.gpus;
   settings.python = program.python;
+  if (const auto compat =
+          choose_compat(program, options.deepspeed_compat, search, job.inherited)) {
+    settings.python_path = compat->site.string();
+    settings.command_path = compat->bin.string();
+  }
   settings.working_directory = std::filesystem::current_path().string();
 
   for (int rank = 0; rank < selection.ranks; ++rank) {

@@ -136,6 +136,9 @@ void add_running(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "SIGTERM. Default: 30; a second Ctrl-C ends them at once")
       ->check(CLI::Range(0.0, 86400.0).name(""))
       ->type_name("SECONDS");
+  app.add_flag("--deepspeed_compat", options.deepspeed_compat,
+               "Python programs get zerorun's stand-in for DeepSpeed also where DeepSpeed is "
+               "installed; where it is not, they get it in any case");
   app.add_flag("--no_bind", options.no_bind, "Do not bind ranks to their share of the CPUs");
   app.add_flag("--dry_run", options.dry_run,
                "Print each rank's environment, CPUs and command; start\nnothing");

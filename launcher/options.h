@@ -18,6 +18,7 @@ struct LaunchOptions {
   uint16_t master_port = 0;  // 0 = a free one
   std::string log_dir;
   std::chrono::milliseconds grace_period{30000};
+  bool deepspeed_compat = false;
   bool no_bind = false;
   bool dry_run = false;
   bool help = false;

@@ -10,5 +10,6 @@ PYBIND11_MODULE(_C, m) {
   zerorun::register_engine(m);
   zerorun::register_gradient_collector(m);
   zerorun::register_parameter_switch(m);
+  zerorun::register_lr_schedule(m);
   zerorun::register_checkpoint(m);
 }

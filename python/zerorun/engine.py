@@ -54,6 +54,7 @@ class ZeroEngine(nn.Module):
         self.micro_steps = 0
         self.global_steps = 0
         self.last_step: _C.StepResult | None = None
+        self.micro_step_applied = False  # the last step() changed the parameters
         self._boundary: bool | None = None
         self._micro_step_ended = False  # its gradients are reduced, or on their way
         self._in_backward = False  # between the first backward and the end of the micro-step
@@ -149,9 +150,11 @@ class ZeroEngine(nn.Module):
         boundary = self.is_gradient_accumulation_boundary()
         if self.collector.open or not self._micro_step_ended:
             self._end_micro_step()
+        self.micro_step_applied = False
         if boundary:
             self._collect_late()
             self.last_step = self.optimizer.update()
+            self.micro_step_applied = self.last_step.applied
             self.collector.stepped()
             self.global_steps += 1
             if self.lr_scheduler is not None and self.last_step.applied:

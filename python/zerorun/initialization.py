@@ -12,6 +12,7 @@ from torch import nn
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.engine import ZeroEngine
+from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
 
@@ -64,7 +65,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         engine.config = dict(raw)
     if basic is not None:
         engine.optimizer = ZeroOptimizer(engine, basic, rule)
-    engine.lr_scheduler = _scheduler(lr_scheduler, basic)
+    engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
     if training_data is not None:
         from zerorun.dataloader import make_dataloader
 
@@ -108,7 +109,13 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
         super().__init__(groups, defaults)
 
 
-def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None) -> Any:
-    if lr_scheduler is None or not callable(lr_scheduler) or hasattr(lr_scheduler, "step"):
-        return lr_scheduler
-    return lr_scheduler(basic)
+def _scheduler(
+    lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config
+) -> Any:
+    if lr_scheduler is None:
+        if basic is None or not settings.scheduler.type:
+            return None
+        return LrScheduler(basic, settings)
+    if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
+        return lr_scheduler(basic)
+    return lr_scheduler

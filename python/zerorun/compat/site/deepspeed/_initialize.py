@@ -1,0 +1,97 @@
+"""deepspeed.initialize on zerorun."""
+
+import functools
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import zerorun
+from deepspeed import comm
+from deepspeed.runtime.config import adapt_config
+from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+@functools.cache
+def _announce() -> None:
+    """Once, on rank 0: who answers to this name."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    own = importlib.metadata.version("deepspeed")
+    found = importlib.metadata.distributions(name="deepspeed")
+    hidden = next((d.version for d in found if d.version != own), None)
+    note = f", in front of the installed DeepSpeed {hidden}" if hidden else ""
+    print(f"[zerorun] deepspeed is zerorun {zerorun.__version__}{note}", file=sys.stderr)
+
+
+def _config_of(args: Any, config: Any, config_params: Any) -> Any:
+    """The one place that a configuration is given in."""
+    names = ("deepspeed_config", "deepscale_config")
+    values = args if isinstance(args, Mapping) else vars(args) if args is not None else {}
+    from_args = next((values[name] for name in names if values.get(name)), None)
+    given = [value for value in (config, config_params, from_args) if value is not None]
+    if not given:
+        raise zerorun.ConfigError(
+            "DeepSpeed requires --deepspeed_config to specify configuration file, or config="
+        )
+    if config is None and config_params is None:
+        return from_args
+    if from_args is not None:
+        raise zerorun.ConfigError(
+            "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments "
+            "and deepspeed.initialize() function call"
+        )
+    return config if config is not None else config_params
+
+
+def initialize(  # noqa: PLR0913 - DeepSpeed's signature
+    args: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = comm.DEFAULT_PORT,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Any = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[Any, Any, Any, Any]:
+    """As deepspeed.initialize: (engine, optimizer, dataloader, lr_scheduler). Collective."""
+    _announce()
+    if model is None:
+        raise zerorun.ConfigError("deepspeed.initialize requires a model")
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise NotImplementedError(f"deepspeed.initialize: {name} is not part of zerorun")
+    comm.init_distributed(
+        distributed_port=distributed_port, dist_init_required=dist_init_required
+    )
+    raw = _config_of(args, config, config_params)
+    if not isinstance(raw, Mapping):
+        parsed_path = os.fspath(raw)
+        if os.path.exists(parsed_path):
+            with open(parsed_path, encoding="utf-8") as file:
+                text = file.read()
+            try:
+                raw = json.loads(text)
+            except ValueError:  # comments: zerorun's own parser reads them
+                raw = parsed_path
+    settings = adapt_config(raw) if isinstance(raw, Mapping) else raw
+    result = zerorun.initialize(
+        model,
+        optimizer,
+        model_parameters,
+        training_data,
+        lr_scheduler,
+        collate_fn,
+        config=settings,
+        engine_class=DeepSpeedEngine,
+    )
+    if isinstance(raw, Mapping):
+        result[0].config = dict(raw)
+    return result

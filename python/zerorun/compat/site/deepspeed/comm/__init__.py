@@ -1,0 +1,147 @@
+"""deepspeed.comm: torch.distributed, which scripts use for their own collectives."""
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import (
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    broadcast_object_list,
+    gather,
+    get_global_rank,
+    irecv,
+    is_available,
+    isend,
+    monitored_barrier,
+    new_group,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
+
+__all__ = [
+    "DEFAULT_PORT",
+    "ReduceOp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "get_global_rank",
+    "get_local_rank",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "init_distributed",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "log_summary",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]
+
+DEFAULT_PORT = 29500
+_TIMEOUT = timedelta(minutes=30)
+# What schedulers and MPI call rank, world size and local rank.
+_SCHEDULERS = (
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+
+
+def is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def init_distributed(  # noqa: PLR0913 - DeepSpeed's signature
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = DEFAULT_PORT,
+    verbose: bool = True,
+    timeout: timedelta = _TIMEOUT,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """torch.distributed's default group, unless there is one; of one rank without a launcher."""
+    if is_initialized() or dist_init_required is False:
+        return
+    if auto_mpi_discovery and "RANK" not in os.environ:
+        _read_scheduler(distributed_port)
+    backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if "RANK" not in os.environ and init_method is None and rank < 0:
+        os.environ.setdefault("LOCAL_RANK", "0")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
+    dist.init_process_group(
+        backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+    )
+
+
+def _read_scheduler(port: int) -> None:
+    """RANK and the rest from the variables of a scheduler that started several ranks."""
+    for rank, size, local_rank in _SCHEDULERS:
+        if int(os.environ.get(size, "1")) > 1 and rank in os.environ:
+            os.environ["RANK"] = os.environ[rank]
+            os.environ["WORLD_SIZE"] = os.environ[size]
+            os.environ["LOCAL_RANK"] = os.environ.get(local_rank, "0")
+            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+            os.environ.setdefault("MASTER_PORT", str(port))
+            return
+
+
+def get_rank(group: Any = None) -> int:
+    return dist.get_rank(group)
+
+
+def get_world_size(group: Any = None) -> int:
+    return dist.get_world_size(group)
+
+
+def get_local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def get_world_group() -> Any:
+    return dist.group.WORLD
+
+
+def destroy_process_group(group: Any = None) -> None:
+    dist.destroy_process_group(group)
+
+
+def log_summary(*_args: Any, **_kwargs: Any) -> None:
+    """Collectives of training are zerorun's; `wall_clock_breakdown` times them."""
+    print("deepspeed.comm.log_summary: see wall_clock_breakdown", file=sys.stderr)

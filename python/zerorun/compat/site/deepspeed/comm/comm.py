@@ -1,0 +1,3 @@
+"""As deepspeed.comm."""
+
+from deepspeed.comm import *  # noqa: F403

@@ -1,0 +1,7 @@
+"""Adagrad."""
+
+import torch
+
+
+class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
+    """torch's, on shards."""

@@ -1,0 +1,5 @@
+"""fp16 optimizers."""
+
+from deepspeed._placeholders import lazy_submodules
+
+__getattr__ = lazy_submodules(__name__)

@@ -1,0 +1,63 @@
+"""The configuration's learning rate schedule, with the interface of torch's schedulers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zerorun import _C
+
+__all__ = ["LrScheduler"]
+
+
+class LrScheduler:
+    """Sets the groups' ``lr`` (OneCycle: ``betas`` too) after every applied step.
+
+    The engine steps it; steps that were skipped leave it alone.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: _C.Config) -> None:
+        self.optimizer = optimizer
+        self._groups = optimizer.param_groups
+        base_lrs = [float(group["lr"]) for group in self._groups]
+        self._schedule = _C.make_lr_schedule(config, base_lrs)
+        self._applied = 0
+        self._last_lr: list[float] | None = None
+        self._set()
+
+    def _set(self) -> list[float]:
+        rates = self.get_lr()
+        for index, (group, lr) in enumerate(zip(self._groups, rates, strict=True)):
+            group["lr"] = lr
+            betas = self._schedule.values(self._applied, index)[1]
+            if betas is not None and "betas" in group:
+                group["betas"] = betas
+        return rates
+
+    @property
+    def last_batch_iteration(self) -> int:
+        return self._schedule.last_batch_iteration(self._applied)
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """The next step's rates; or those after iteration `last_batch_iteration`."""
+        if last_batch_iteration is None:
+            self._applied += 1
+        else:
+            self._applied = last_batch_iteration - self._schedule.last_batch_iteration(0)
+        self._last_lr = self._set()
+
+    def get_lr(self) -> list[float]:
+        return [self._schedule.values(self._applied, i)[0] for i in range(len(self._groups))]
+
+    def get_last_lr(self) -> list[float]:
+        """The rates that the last step() set. AssertionError before the first."""
+        if self._last_lr is None:
+            raise AssertionError("need to call step() first")
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step(state_dict["last_batch_iteration"])
