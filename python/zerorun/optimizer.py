@@ -31,23 +31,22 @@ class UpdateRule:
 def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     """The core's AdamW or Adam for torch's where they compute the same, else the optimizer itself.
 
-    The same: exactly torch's class, one pair of betas and one eps for all groups, neither amsgrad
-    nor maximize.
+    The same: exactly torch's class (or one that says so with `zerorun_rule`), with numbers as
+    hyperparameters, and neither amsgrad nor maximize.
     """
-    kind = type(optimizer)
-    if kind not in (torch.optim.Adam, torch.optim.AdamW):
-        return UpdateRule(_C.EXTERNAL_OPTIMIZER)
     groups = optimizer.param_groups
-    common = [(tuple(group["betas"]), group["eps"]) for group in groups]
-    unusual = any(group["amsgrad"] or group["maximize"] for group in groups)
-    tensors = any(isinstance(value, torch.Tensor) for betas, _ in common for value in betas)
-    if unusual or tensors or len(set(common)) != 1:
+    kind = type(optimizer)
+    named = getattr(kind, "zerorun_rule", None)
+    if named is not None:
+        return UpdateRule(named)
+    decoupled = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
+    unusual = any(group.get("amsgrad") or group.get("maximize") for group in groups)
+    tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
+    known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
+    if not known or unusual or tensors or len(decoupled) != 1:
         return UpdateRule(_C.EXTERNAL_OPTIMIZER)
-    (beta1, beta2), eps = common[0]
-    decoupled = kind is torch.optim.AdamW or groups[0].get("decoupled_weight_decay", False)
-    name = "AdamW" if decoupled else "Adam"
-    hyperparameters = {"beta1": beta1, "beta2": beta2, "eps": eps, "adam_w_mode": decoupled}
-    return UpdateRule(name, hyperparameters)
+    is_adamw = decoupled.pop()
+    return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -112,6 +111,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         for target, group in zip(core.groups(), self.param_groups, strict=True):
             target.lr = float(group["lr"]) if "lr" in group else 0.0
             target.weight_decay = float(group.get("weight_decay", 0.0))
+            if "betas" in group:
+                target.beta1, target.beta2 = map(float, group["betas"])
+            if "eps" in group and isinstance(group["eps"], float):
+                target.eps = group["eps"]
         result = core.step_with(self._step_shards) if self.rule.external else core.step()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
