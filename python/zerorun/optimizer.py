@@ -49,6 +49,19 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
 
 
+def _shard_of(value: Any, shape: torch.Size, part: slice, what: str) -> Any:
+    """This rank's part of a state that the optimizer had before it was sharded."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    if value.shape != shape:
+        raise _C.ConfigError(
+            f"{what} has shape {tuple(value.shape)}, the parameter {tuple(shape)}: an optimizer "
+            "whose states are not its parameters' shape, or are made from partitioned parameters, "
+            "cannot run on shards"
+        )
+    return value.detach().flatten()[part].clone()
+
+
 class ZeroOptimizer(torch.optim.Optimizer):
     """Steps a :class:`ZeroEngine`.
 
@@ -72,21 +85,26 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _shard_groups(self, engine: ZeroEngine) -> None:
         """The basic optimizer's parameters become this rank's flat fp32 shards."""
-        if self.optimizer.state:
-            raise _C.ConfigError(
-                f"{type(self.optimizer).__name__} has stepped before initialize: its state is not "
-                "sharded; make the optimizer afresh and load a zerorun checkpoint"
-            )
         layout = engine.layout
-        group_of = {layout.ids[p]: group for p, group in layout.group_of.items()}
+        parameter_of = {index: parameter for parameter, index in layout.ids.items()}
         members: list[list[torch.nn.Parameter]] = [[] for _ in self.param_groups]
+        before = dict(self.optimizer.state)
+        self.optimizer.state.clear()
         for interval in engine.core.state_intervals():
             if interval.grad is None:
                 continue
+            parameter = parameter_of[interval.parameter]
             shard = torch.nn.Parameter(tensor_of(interval.master))
             shard.grad = tensor_of(interval.grad)
             self._shards[interval.parameter, interval.begin] = shard
-            members[group_of[interval.parameter]].append(shard)
+            members[layout.group_of[parameter]].append(shard)
+            if parameter in before:
+                shape = layout.shapes[parameter]
+                part = slice(interval.begin, interval.begin + interval.numel)
+                self.optimizer.state[shard] = {
+                    key: _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}")
+                    for key, value in before[parameter].items()
+                }
         for group, shards in zip(self.param_groups, members, strict=True):
             group["params"] = shards
 
