@@ -81,7 +81,10 @@ void register_specs(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("name", &ParameterGroup::name)
       .def_readwrite("lr", &ParameterGroup::lr)
-      .def_readwrite("weight_decay", &ParameterGroup::weight_decay);
+      .def_readwrite("weight_decay", &ParameterGroup::weight_decay)
+      .def_readwrite("beta1", &ParameterGroup::beta1)
+      .def_readwrite("beta2", &ParameterGroup::beta2)
+      .def_readwrite("eps", &ParameterGroup::eps);
 }
 
 void register_results(py::module_& m) {

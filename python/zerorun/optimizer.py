@@ -31,23 +31,35 @@ class UpdateRule:
 def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     """The core's AdamW or Adam for torch's where they compute the same, else the optimizer itself.
 
-    The same: exactly torch's class, one pair of betas and one eps for all groups, neither amsgrad
-    nor maximize.
+    The same: exactly torch's class (or one that says so with `zerorun_rule`), with numbers as
+    hyperparameters, and neither amsgrad nor maximize.
     """
-    kind = type(optimizer)
-    if kind not in (torch.optim.Adam, torch.optim.AdamW):
-        return UpdateRule(_C.EXTERNAL_OPTIMIZER)
     groups = optimizer.param_groups
-    common = [(tuple(group["betas"]), group["eps"]) for group in groups]
-    unusual = any(group["amsgrad"] or group["maximize"] for group in groups)
-    tensors = any(isinstance(value, torch.Tensor) for betas, _ in common for value in betas)
-    if unusual or tensors or len(set(common)) != 1:
+    kind = type(optimizer)
+    named = getattr(kind, "zerorun_rule", None)
+    if named is not None:
+        return UpdateRule(named)
+    decoupled = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
+    unusual = any(group.get("amsgrad") or group.get("maximize") for group in groups)
+    tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
+    known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
+    if not known or unusual or tensors or len(decoupled) != 1:
         return UpdateRule(_C.EXTERNAL_OPTIMIZER)
-    (beta1, beta2), eps = common[0]
-    decoupled = kind is torch.optim.AdamW or groups[0].get("decoupled_weight_decay", False)
-    name = "AdamW" if decoupled else "Adam"
-    hyperparameters = {"beta1": beta1, "beta2": beta2, "eps": eps, "adam_w_mode": decoupled}
-    return UpdateRule(name, hyperparameters)
+    is_adamw = decoupled.pop()
+    return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
+
+
+def _shard_of(value: Any, shape: torch.Size, part: slice, what: str) -> Any:
+    """This rank's part of a state that the optimizer had before it was sharded."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    if value.shape != shape:
+        raise _C.ConfigError(
+            f"{what} has shape {tuple(value.shape)}, the parameter {tuple(shape)}: an optimizer "
+            "whose states are not its parameters' shape, or are made from partitioned parameters, "
+            "cannot run on shards"
+        )
+    return value.detach().flatten()[part].clone()
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -73,21 +85,26 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _shard_groups(self, engine: ZeroEngine) -> None:
         """The basic optimizer's parameters become this rank's flat fp32 shards."""
-        if self.optimizer.state:
-            raise _C.ConfigError(
-                f"{type(self.optimizer).__name__} has stepped before initialize: its state is not "
-                "sharded; make the optimizer afresh and load a zerorun checkpoint"
-            )
         layout = engine.layout
-        group_of = {layout.ids[p]: group for p, group in layout.group_of.items()}
+        parameter_of = {index: parameter for parameter, index in layout.ids.items()}
         members: list[list[torch.nn.Parameter]] = [[] for _ in self.param_groups]
+        before = dict(self.optimizer.state)
+        self.optimizer.state.clear()
         for interval in engine.core.state_intervals():
             if interval.grad is None:
                 continue
+            parameter = parameter_of[interval.parameter]
             shard = torch.nn.Parameter(tensor_of(interval.master))
             shard.grad = tensor_of(interval.grad)
             self._shards[interval.parameter, interval.begin] = shard
-            members[group_of[interval.parameter]].append(shard)
+            members[layout.group_of[parameter]].append(shard)
+            if parameter in before:
+                shape = layout.shapes[parameter]
+                part = slice(interval.begin, interval.begin + interval.numel)
+                self.optimizer.state[shard] = {
+                    key: _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}")
+                    for key, value in before[parameter].items()
+                }
         for group, shards in zip(self.param_groups, members, strict=True):
             group["params"] = shards
 
@@ -112,6 +129,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         for target, group in zip(core.groups(), self.param_groups, strict=True):
             target.lr = float(group["lr"]) if "lr" in group else 0.0
             target.weight_decay = float(group.get("weight_decay", 0.0))
+            if "betas" in group:
+                target.beta1, target.beta2 = map(float, group["betas"])
+            if "eps" in group and isinstance(group["eps"], float):
+                target.eps = group["eps"]
         result = core.step_with(self._step_shards) if self.rule.external else core.step()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.

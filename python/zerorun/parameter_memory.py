@@ -63,12 +63,15 @@ def load_parameters(
 
 
 def cast_buffers(model: nn.Module, dtype: str, communicator: _C.Communicator) -> None:
-    """As DeepSpeed: floating buffers take the parameters' 16-bit dtype, and rank 0's values."""
+    """As DeepSpeed: floating buffers take the parameters' 16-bit dtype, and rank 0's values.
+
+    Buffers that no state dict holds (rotary frequencies) are constants and keep their precision.
+    """
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is None or not buffer.is_floating_point() or buffer.is_meta:
                 continue
-            if dtype != "fp32":
+            if dtype != "fp32" and name not in module._non_persistent_buffers_set:
                 module._buffers[name] = buffer = buffer.to(DTYPES[dtype])
             if communicator.world_size > 1 and buffer.dtype in DTYPES.values():
                 values = buffer.detach().contiguous().flatten()

@@ -8,7 +8,9 @@ __all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
 
 
 class _Adam(torch.optim.AdamW):
-    """torch's AdamW or, with adam_w_mode=False, Adam: zerorun recognises its groups."""
+    """torch's AdamW or, with adam_w_mode=False, Adam: zerorun runs either with its own kernel."""
+
+    adam_w_mode = True
 
     def __init__(  # noqa: PLR0913 - DeepSpeed's signature
         self,

@@ -1,0 +1,153 @@
+"""What users get wrong: typed errors that name module and parameter, on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+from cases.models import (
+    RANK,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    reference,
+    train,
+)
+from cases.zero import raises
+from torch import nn
+
+
+def start(model: nn.Module, optimizer: object = None, **options: object):
+    return zerorun.initialize(model, optimizer, config=config(2), **options)
+
+
+def case_a_parameter_on_the_meta_device(_folder: Path) -> None:
+    with torch.device("meta"):
+        model = Model()
+    raises(zerorun.ConfigError, "parameter embedding.weight is on the meta device", lambda: start(model))
+
+
+def case_an_optimizer_of_another_model(_folder: Path) -> None:
+    model = make()
+    text = "parameter 0 of optimizer group 0, of shape (50, 32), is not a parameter of the model"
+    raises(zerorun.ConfigError, text, lambda: start(model, adamw(make())))
+
+
+def case_a_parameter_in_two_groups(_folder: Path) -> None:
+    model = make()
+    weight = model.blocks[0].up.weight
+    groups = [{"params": [weight]}, {"params": [weight], "lr": 1.0}]
+    raises(
+        zerorun.ConfigError,
+        "blocks.0.up.weight, is in two groups",
+        lambda: start(model, lambda given: Groups(given), model_parameters=groups),
+    )
+
+
+class Groups(torch.optim.Optimizer):
+    """Takes any groups."""
+
+    def __init__(self, groups: list[dict[str, object]]) -> None:
+        self.defaults, self.state, self.param_groups = {"lr": 1.0}, {}, groups
+
+
+def case_things_that_are_no_models_or_optimizers(_folder: Path) -> None:
+    raises(zerorun.ConfigError, "expected a torch.nn.Module", lambda: start([1, 2]))
+    raises(zerorun.ConfigError, "not a torch optimizer", lambda: start(make(), lambda _params: 3))
+
+
+def case_a_loss_that_is_no_scalar(_folder: Path) -> None:
+    model = make()
+    engine, *_ = start(model, adamw(model))
+    logits = engine(part_of(batch_of(0)))
+    raises(zerorun.ConfigError, "expected a scalar loss", lambda: engine.backward(logits))
+    raises(zerorun.ConfigError, "expected a scalar loss", lambda: engine.backward(1.0))
+    train(engine, 1)
+    engine.destroy()
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 8, sparse=True)
+        self.head = nn.Linear(8, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(tokens))
+
+
+def case_a_sparse_gradient(_folder: Path) -> None:
+    model = make(Sparse)
+    engine, *_ = start(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = loss_of(engine, part_of(batch_of(0)))
+    text = "gradient of table.weight: got a tensor of layout torch.sparse_coo"
+    raises(zerorun.ConfigError, text, lambda: engine.backward(loss))
+    engine.destroy()
+
+
+def case_groups_cannot_be_added_later(_folder: Path) -> None:
+    model = make()
+    engine, optimizer, *_ = start(model, adamw(model))
+    more = {"params": [nn.Parameter(torch.ones(1))]}
+    raises(zerorun.ConfigError, "make all groups before", lambda: optimizer.add_param_group(more))
+    raises(zerorun.ConfigError, "closure", lambda: optimizer.step(lambda: 1.0))
+    engine.destroy()
+
+
+def case_a_backward_that_fails_leaves_a_usable_engine(_folder: Path) -> None:
+    """On all ranks alike; at stage 3 what it had gathered is released."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx, _grad):
+            raise KeyError("in backward")
+
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    hidden = Fails.apply(model.embedding(part_of(batch_of(0))))
+    raises(KeyError, "in backward", lambda: model.blocks[0](hidden).sum().backward())
+
+    def forward_fails() -> None:
+        model.blocks[0](torch.ones(1, 33))
+
+    raises(RuntimeError, "", forward_fails)
+    with torch.no_grad():
+        model(part_of(batch_of(0)))
+    assert all(p.shape == torch.Size([0]) for p in model.parameters())
+    engine.destroy()
+
+
+def case_numbers_of_another_dtype(_folder: Path) -> None:
+    model = make()
+    model.blocks[0].double()
+    raises(zerorun.ConfigError, "torch.float64", lambda: start(model, adamw(model)))
+    model = make().bfloat16()
+    engine, *_ = start(model, adamw(model))
+    assert engine.core.param_dtype == "bf16"  # the model's own, with fp32 masters
+    expected, _ = reference()
+    assert_close(train(engine), expected, 0.05)
+    engine.destroy()
+
+
+def case_a_rank_that_fails_ends_the_others(_folder: Path) -> None:
+    """Comes last: this communicator is of no use afterwards."""
+    model = make()
+    engine, *_ = start(model, adamw(model))
+    if WORLD_SIZE == 1:
+        engine.destroy()
+        return
+    if RANK == 1:
+        engine.communicator.abort("forward of blocks.1 failed: ValueError")
+        return
+    raises(zerorun.CommError, "forward of blocks.1 failed", lambda: train(engine, 1))

@@ -1,0 +1,373 @@
+"""The traps of scripts written for DeepSpeed, on every rank; one case each."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import sys
+import types
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from cases.models import (
+    RANK,
+    STEPS,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    reference,
+    train,
+)
+from cases.zero import raises
+
+import zerorun
+
+
+def start(stage: int = 3, model: torch.nn.Module | None = None, **keys: object):
+    model = model or make()
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}
+    settings = config(stage, optimizer=optimizer) | keys
+    return deepspeed.initialize(model=model, config_params=settings)
+
+
+def case_import_is_cheap_and_starts_nothing(_folder: Path) -> None:
+    assert importlib.util.find_spec("deepspeed").origin.endswith("deepspeed/__init__.py")
+    assert importlib.metadata.version("deepspeed") == deepspeed.__version__ == "0.19.8+zerorun"
+    assert not dist.is_initialized()
+    from deepspeed import DeepSpeedEngine
+
+    assert not isinstance(torch.nn.Linear(1, 1), DeepSpeedEngine)
+
+
+def case_steps_per_print_may_be_infinite(_folder: Path) -> None:
+    engine, *_ = start(1, steps_per_print=float("inf"))
+    assert dist.is_initialized()
+    train(engine, 1)
+    engine.destroy()
+
+
+def case_unknown_keys_at_the_top_are_ignored_in_sections_refused(_folder: Path) -> None:
+    extra = {"zero_optimization.reduce_bucket_size": 1e5, "someone_elses": {"key": 1}}
+    engine, *_ = start(3, **extra)
+    engine.destroy()
+    wrong = {"train_batch_size": WORLD_SIZE, "zero_optimization": {"stag": 1}}
+    raises(
+        zerorun.ConfigError,
+        "/zero_optimization/stag",
+        lambda: deepspeed.initialize(model=make(), config=wrong),
+    )
+
+
+def case_config_comes_from_one_place(folder: Path) -> None:
+    settings = config(1)
+    args = types.SimpleNamespace(deepspeed_config=settings, local_rank=0)
+    for given in (args, {"deepspeed_config": settings, "local_rank": 0}):
+        engine, optimizer, *_ = deepspeed.initialize(args=given, model=make())
+        assert optimizer is None
+        engine.destroy()
+    raises(
+        zerorun.ConfigError,
+        "deepspeed_config",
+        lambda: deepspeed.initialize(model=make()),
+    )
+    raises(
+        zerorun.ConfigError,
+        "Not sure how to proceed",
+        lambda: deepspeed.initialize(args=args, model=make(), config=settings),
+    )
+    raises(zerorun.ConfigError, "requires a model", lambda: deepspeed.initialize(config=settings))
+
+
+def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
+    """accelerate: DeepSpeedCPUAdam on the groups of the user's AdamW, which a scheduler drives."""
+    expected_model = make()
+    expected_optimizer = torch.optim.AdamW(expected_model.parameters(), lr=1e-2, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR
+    scheduler = schedule(expected_optimizer, T_max=10)
+    expected = []
+    for step in range(6):
+        expected_optimizer.zero_grad()
+        loss = loss_of(expected_model, batch_of(step))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(expected_model.parameters(), 1.0)
+        expected_optimizer.step()
+        scheduler.step()
+        expected.append(loss.item())
+    model = make()
+    own = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.1)
+    scheduler = schedule(own, T_max=10)
+    own._opt_called = True
+    adam = deepspeed.ops.adam.DeepSpeedCPUAdam(
+        own.param_groups, lr=1e-2, weight_decay=0.1, adamw_mode=True
+    )
+    assert adam.param_groups[0] is own.param_groups[0]
+    engine, optimizer, *_ = deepspeed.initialize(model=model, optimizer=adam, config=config(3))
+    assert optimizer.param_groups[0] is own.param_groups[0]
+    losses = []
+    for step in range(6):
+        losses += train(engine, 1, first=step)
+        scheduler.step()
+    assert_close(losses, expected)
+    engine.destroy()
+
+
+def case_overflow_is_that_of_the_step_just_made(_folder: Path) -> None:
+    for stage in range(4):
+        engine, optimizer, _, scheduler = start(
+            stage, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}
+        )
+        train(engine, 1)
+        assert (optimizer.overflow, engine.was_step_applied()) == (False, True)
+        rate = engine.get_lr()
+        engine.backward(loss_of(engine, part_of(batch_of(1))) * float("inf"))
+        engine.step()
+        assert (optimizer.overflow, engine.was_step_applied()) == (True, False)
+        assert (engine.global_steps, engine.skipped_steps) == (2, 1)
+        assert engine.get_lr() == rate == scheduler.get_last_lr()
+        train(engine, 1, first=2)
+        assert optimizer.overflow is False
+        engine.destroy()
+
+
+def case_the_gradient_norm_is_read_after_the_step(_folder: Path) -> None:
+    model = make()
+    loss_of(model, batch_of(0)).backward()
+    expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    engine, *_ = start(2)
+    assert engine.get_global_grad_norm() is None
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine.step()
+    engine.zero_grad()
+    assert abs(engine.get_global_grad_norm() - expected) < 1e-4
+    engine.destroy()
+
+
+def case_get_last_lr_before_the_first_step(_folder: Path) -> None:
+    params = {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 5}
+    engine, _, _, scheduler = start(1, scheduler={"type": "WarmupLR", "params": params})
+    assert type(scheduler).__name__ not in ("DummyScheduler",)
+    raises(AssertionError, "need to call step", scheduler.get_last_lr)
+    train(engine, 1)
+    assert scheduler.get_last_lr() == engine.get_lr()
+    schedules = deepspeed.runtime.lr_schedules
+    assert schedules.VALID_LR_SCHEDULES[-1] == schedules.WarmupCosineLR.__name__
+    other = schedules.WarmupLR(engine.optimizer, **params)
+    assert other.state_dict() == {"last_batch_iteration": -1}
+    engine.destroy()
+
+
+def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
+    with deepspeed.zero.Init(config_dict_or_path=config(3)):
+        model = make()
+    weight = model.blocks[0].up.weight
+    weight._is_hf_initialized = True
+    engine, *_ = start(3, model)
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    engine.load_checkpoint(folder)
+    assert model.blocks[0].up.weight is weight
+    assert weight._is_hf_initialized
+    assert weight.ds_status != deepspeed.zero.ZeroParamStatus.AVAILABLE
+    engine.destroy()
+
+
+def case_rotary_frequencies_keep_their_precision(_folder: Path) -> None:
+    from transformers.integrations.deepspeed import prevent_arange_dtype_change
+
+    class Rotary(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            frequencies = 1.0 / (10000 ** (torch.arange(0, 32, 2) / 32))
+            self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    settings = config(3, bf16={"enabled": True})
+    expected = make(Rotary).inv_freq
+    with prevent_arange_dtype_change(), deepspeed.zero.Init(config_dict_or_path=settings):
+        model = make(Rotary)
+    engine, *_ = deepspeed.initialize(model=model, config=settings)
+    assert torch.equal(model.inv_freq, expected)
+    engine.destroy()
+
+
+def case_save_checkpoint_can_be_introspected(folder: Path) -> None:
+    engine, *_ = start(2)
+    assert "exclude_frozen_parameters" in inspect.signature(engine.save_checkpoint).parameters
+    train(engine, 2)
+    assert engine.save_checkpoint(folder, client_state={"epoch": 1}) is True
+    assert [path.name for path in folder.glob("global_step*")] == ["global_step2"]
+    path, state = engine.load_checkpoint(folder, load_module_strict=True)
+    assert path.endswith("global_step2")
+    assert state == {"epoch": 1}
+    engine.destroy()
+
+
+def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
+    class WithConfig(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = types.SimpleNamespace(hidden_size=32)
+
+    engine, *_ = start(3, make(WithConfig))
+    assert engine.config["zero_optimization"]["stage"] == 3
+    assert engine.module.config.hidden_size == 32
+    assert engine.blocks is engine.module.blocks  # other names are the model's
+    engine._is_accelerate_prepared = True
+    engine.destroy()
+
+
+def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
+    engine, *_ = start(3)
+    expected = dict(make().named_parameters())
+    state = engine._zero3_consolidated_16bit_state_dict()
+    assert (state is None) == (RANK != 0)
+    if state is not None:
+        for name, value in expected.items():
+            assert torch.equal(state[name], value)
+        copies = deepspeed.checkpoint.utils.clone_tensors_for_torch_save({"a": [state]})
+        assert copies["a"][0].keys() == state.keys()
+    engine.destroy()
+    engine, *_ = start(2)
+    raises(ValueError, "ZeRO-3", engine._zero3_consolidated_16bit_state_dict)
+    assert list(engine.module_state_dict(exclude_frozen_parameters=None)) == list(
+        make().state_dict()
+    )
+    engine.destroy()
+
+
+def case_hooks_may_be_wiped_and_the_module_initialised_again(_folder: Path) -> None:
+    """As Lightning does between fit and predict."""
+    engine, *_ = start(3)
+    model = engine.module
+    first = train(engine, 1)
+    with deepspeed.zero.GatheredParameters(model.parameters()):
+        expected = loss_of(model, part_of(batch_of(0))).item()
+    engine.destroy()
+    for module in model.modules():
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+            setattr(module, name, type(getattr(module, name))())
+    again, *_ = deepspeed.initialize(model=model, config=config(3), model_parameters=[])
+    with torch.no_grad():
+        assert loss_of(again, part_of(batch_of(0))).item() == expected != first[0]
+    again.destroy()
+
+
+def case_forward_may_be_replaced(_folder: Path) -> None:
+    engine, *_ = start(3)
+    engine.module.forward = lambda tokens: tokens + 1
+    assert engine(torch.ones(1)).item() == 2
+    engine.destroy()
+
+
+def case_two_engines_and_a_reference(_folder: Path) -> None:
+    expected, _ = reference(steps=4)
+    engines = [start(stage)[0] for stage in (3, 2)]
+    judge, optimizer, *_ = deepspeed.initialize(model=make(), config=config(3))
+    assert optimizer is None
+    runs: list[list[float]] = [[], []]
+    for step in range(4):
+        for engine, losses in zip(engines, runs, strict=True):
+            losses += train(engine, 1, first=step)
+        with torch.no_grad():
+            loss_of(judge, part_of(batch_of(step)))
+    for losses in runs:
+        assert_close(losses, expected)
+    for engine in (*engines, judge):
+        engine.destroy()
+
+
+def case_optimizers_of_deepspeed(_folder: Path) -> None:
+    ops = deepspeed.ops
+    for kind in (
+        ops.adam.FusedAdam,
+        ops.lion.FusedLion,
+        ops.lion.DeepSpeedCPULion,
+        ops.lamb.FusedLamb,
+        ops.adagrad.DeepSpeedCPUAdagrad,
+    ):
+        model = make()
+        optimizer = kind(model.parameters(), lr=1e-3)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(3))
+        losses = [train(engine, 1, first=0)[0] for _ in range(STEPS)]  # one batch, again and again
+        assert losses[-1] < losses[0], kind
+        engine.destroy()
+    from deepspeed.runtime.fp16.onebit import OnebitAdam
+
+    assert OnebitAdam.__name__ == "OnebitAdam"
+    raises(NotImplementedError, "OnebitAdam", lambda: OnebitAdam([]))
+
+
+def case_what_is_absent_says_so(_folder: Path) -> None:
+    from deepspeed.moe.layer import MoE
+    from deepspeed.pipe import PipelineModule
+
+    raises(NotImplementedError, "deepspeed.pipe.PipelineModule", lambda: PipelineModule(layers=[]))
+    raises(NotImplementedError, "zerorun", lambda: MoE(1))
+    raises(NotImplementedError, "init_inference", lambda: deepspeed.init_inference(make()))
+    raises(AttributeError, "nothing_known", lambda: deepspeed.nothing_known)
+    raises(ModuleNotFoundError, "zerorun", lambda: importlib.import_module("deepspeed.unheard_of"))
+
+
+def case_queries(_folder: Path) -> None:
+    engine, optimizer, *_ = start(2, gradient_accumulation_steps=2)
+    assert engine.train_batch_size() == 8
+    assert engine.train_micro_batch_size_per_gpu() == 4 // WORLD_SIZE
+    assert engine.gradient_accumulation_steps() == 2
+    assert engine.zero_optimization_stage() == 2
+    assert not engine.zero_optimization_partition_weights()
+    assert not engine.fp16_enabled()
+    assert not engine.bfloat16_enabled()
+    assert (engine.world_size, engine.global_rank) == (WORLD_SIZE, RANK)
+    assert engine.local_rank == int(os.environ["LOCAL_RANK"])
+    assert engine.device == torch.device("cpu")
+    assert isinstance(optimizer, deepspeed.runtime.base_optimizer.DeepSpeedOptimizer)
+    assert not engine.is_gradient_accumulation_boundary()
+    engine.destroy()
+    engine.destroy()
+
+
+def case_layers_may_be_named_leaves(_folder: Path) -> None:
+    model = make()
+    utils = deepspeed.utils
+    assert utils.set_z3_leaf_modules(model, ["Block"]) == list(model.blocks)
+    assert all(utils.z3_leaf_module(block) for block in model.blocks)
+    raises(ValueError, "No modules of type", lambda: utils.set_z3_leaf_modules(model, ["Nothing"]))
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+    assert "deepspeed" in sys.modules
+
+
+def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
+    data = torch.arange(16).view(16, 1)
+    engine, _, loader, _ = deepspeed.initialize(
+        model=make(), config=config(0), training_data=data, model_parameters=[]
+    )
+    assert loader is engine.training_dataloader
+    loader.sampler.set_epoch(1)
+    seen = torch.cat(list(loader)).flatten()
+    assert len(seen) == 16 // WORLD_SIZE
+    repeated = iter(deepspeed.utils.RepeatingLoader(loader))
+    assert sum(len(next(repeated)) for _ in range(2 * len(loader))) == 2 * len(seen)
+    engine.destroy()
+
+
+def case_adamw_of_the_model_is_shared_with_torchs(_folder: Path) -> None:
+    expected, _ = reference()
+    for stage in range(4):
+        model = make()
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1),
+            config=config(stage),
+        )
+        assert_close(train(engine), expected)
+        engine.destroy()
+    assert adamw(make()).param_groups[0]["lr"] == 1e-2

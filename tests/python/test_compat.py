@@ -1,0 +1,113 @@
+"""cases/compat.py under zerorun's stand-in for DeepSpeed, and the ways to get it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import CaseResults, cases_in, environment, launch
+
+ASK = """
+import importlib.metadata, sys
+try:
+    import deepspeed
+except ModuleNotFoundError:
+    print("none")
+else:
+    print(importlib.metadata.version("deepspeed"), "torch" in sys.modules, *sys.argv[1:])
+"""
+OURS = "0.19.8+zerorun"
+
+
+@pytest.fixture(scope="module")
+def results(build: Path, tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+    return CaseResults(build, "compat", tmp_path_factory.mktemp("compat"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", cases_in("compat"))
+def test_compat(results: CaseResults, case: str, ranks: int) -> None:
+    results.check(case, ranks)
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Path:
+    (tmp_path / "ask.py").write_text(ASK)
+    return tmp_path / "ask.py"
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> str:
+    """A folder with another DeepSpeed, installed as far as anybody looks."""
+    (tmp_path / "real" / "deepspeed").mkdir(parents=True)
+    (tmp_path / "real" / "deepspeed" / "__init__.py").write_text("__version__ = '9.9'\n")
+    info = tmp_path / "real" / "deepspeed-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 9.9\n")
+    return str(tmp_path / "real")
+
+
+def python(build: Path, *arguments: str | Path, **variables: str) -> str:
+    result = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment(build, **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.stdout.strip() or result.stderr.strip()
+
+
+def test_the_launcher_gives_it_where_there_is_no_deepspeed(build: Path, ask: Path) -> None:
+    assert launch(build, 1, "--no_local_rank", ask).stdout.split() == [OURS, "False"]
+    assert launch(build, 1, "--no_local_rank", ask, ZERORUN_COMPAT="0").stdout.split() == ["none"]
+
+
+def test_an_installed_deepspeed_goes_first_unless_told(build: Path, ask: Path, real: str) -> None:
+    path = os.pathsep.join([real, str(build / "python")])
+    plain = launch(build, 1, "--no_local_rank", ask, PYTHONPATH=path)
+    assert plain.stdout.split() == ["9.9", "False"]
+    wanted = launch(build, 1, "--deepspeed_compat", "--no_local_rank", ask, PYTHONPATH=path)
+    assert wanted.stdout.split() == [OURS, "False"]
+
+
+def test_python_m_reaches_child_processes(build: Path, ask: Path, tmp_path: Path) -> None:
+    assert python(build, "-m", "zerorun.compat", ask, "x") == f"{OURS} False x"
+    parent = tmp_path / "parent.py"
+    parent.write_text(f"import subprocess, sys; subprocess.run([sys.executable, {str(ask)!r}])")
+    assert python(build, "-m", "zerorun.compat", parent) == f"{OURS} False"
+    assert python(build, "-m", "zerorun.compat", parent, ZERORUN_COMPAT="0") == "none"
+
+
+def test_too_late_is_an_error(build: Path, tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import transformers.integrations.deepspeed\n"
+        "import zerorun.compat\n"
+        "try: zerorun.compat.install()\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    assert "comes after the import of transformers" in python(build, script)
+
+
+def test_the_command_deepspeed(build: Path, ask: Path) -> None:
+    """As a script would start it: found through PATH, options first."""
+    starter = ask.with_name("starter.py")
+    command = ["deepspeed", "--accelerator", "cpu", "--num_gpus", "2", "--no_local_rank", str(ask)]
+    starter.write_text(f"import subprocess; subprocess.run({command!r})")
+    path = os.pathsep.join([str(build / "launcher"), os.environ["PATH"]])
+    lines = python(build, "-m", "zerorun.compat", starter, PATH=path).splitlines()
+    assert sorted(lines) == [f"{OURS} False", f"[rank 1] {OURS} False"] or len(lines) == 2
+
+
+def test_one_rank_without_a_launcher(build: Path, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import deepspeed, torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "engine, *_ = deepspeed.initialize(model=model, config={'train_batch_size': 1})\n"
+        "print(torch.distributed.get_world_size(), engine.world_size)\n"
+        "engine.destroy()\n"
+    )
+    assert python(build, "-m", "zerorun.compat", script).splitlines()[-1] == "1 1"
