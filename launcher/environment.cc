@@ -79,9 +79,8 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
     variables["OMP_NUM_THREADS"] = std::to_string(threads);
   }
   if (job.python) {
-    variables["PYTHONPATH"] =
-        join_paths({job.python_path, job.working_directory,
-                    find_variable(inherited, "PYTHONPATH").value_or("")});
+    variables["PYTHONPATH"] = join_paths({job.python_path, job.working_directory,
+                                          find_variable(inherited, "PYTHONPATH").value_or("")});
     if (!job.command_path.empty()) {
       variables["PATH"] =
           join_paths({job.command_path, find_variable(inherited, "PATH").value_or("")});

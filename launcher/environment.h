@@ -26,7 +26,7 @@ struct JobSettings {
   std::string secret;
   std::vector<std::string> gpus;  // empty for CPU ranks
   bool python = false;
-  std::string python_path;  // what comes before PYTHONPATH: folders joined by ':', or empty
+  std::string python_path;   // what comes before PYTHONPATH: folders joined by ':', or empty
   std::string command_path;  // what comes before PATH
   std::string working_directory;
 };

@@ -69,8 +69,7 @@ Job plan_job(const LaunchOptions& options) {
   settings.secret = make_secret();
   settings.gpus = selection.gpus;
   settings.python = program.python;
-  if (const auto compat =
-          choose_compat(program, options.deepspeed_compat, search, job.inherited)) {
+  if (const auto compat = choose_compat(program, options.deepspeed_compat, search, job.inherited)) {
     settings.python_path = compat->site.string();
     settings.command_path = compat->bin.string();
   }

@@ -122,8 +122,8 @@ class EngineImpl final : public Engine {
     return model_.numels()[static_cast<size_t>(model_.owner(id))];
   }
   bool is_sharded(ParameterId id) const override {
-    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
-    return buckets_[static_cast<size_t>(home.bucket)].plan.shard_params;
+    const int bucket = homes_.at(static_cast<size_t>(model_.owner(id))).bucket;
+    return buckets_[static_cast<size_t>(bucket)].plan.shard_params;
   }
   DType param_dtype() const override { return context_.param_dtype; }
   Device& device() override { return context_.device; }
@@ -153,9 +153,8 @@ class EngineImpl final : public Engine {
     return step_due_;
   }
   void extend_batch() override {
-    ZR_CHECK(step_due_, "extend_batch() before end_micro_step() returned true");
+    ZR_CHECK(std::exchange(step_due_, false), "extend_batch() before end_micro_step() was true");
     reducer_.extend_batch();
-    step_due_ = false;
   }
   void set_accumulation_boundary(std::optional<bool> boundary) override {
     reducer_.set_boundary(boundary);

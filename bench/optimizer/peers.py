@@ -67,7 +67,7 @@ def make_peers(tensors: Tensors) -> dict[str, torch.optim.Optimizer]:
     settings = {"lr": 1e-3, "weight_decay": 0.01}
     peers = {"torch fused": torch.optim.AdamW([tensors.master], fused=True, **settings)}
     try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
     except ImportError as error:
         print(f"DeepSpeed left out: {error}")
     else:

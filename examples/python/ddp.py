@@ -1,7 +1,7 @@
 """A plain DistributedDataParallel script, as torch.distributed.launch and torchrun start it.
 
-    zerorun --nproc_per_node 2 ddp.py              # passes --local_rank=N
-    zerorun --nproc_per_node 2 --use_env ddp.py    # LOCAL_RANK only, as torchrun
+zerorun --nproc_per_node 2 ddp.py              # passes --local_rank=N
+zerorun --nproc_per_node 2 --use_env ddp.py    # LOCAL_RANK only, as torchrun
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plain PyTorch loop, sharded: the four lines that name zerorun are the difference.
 
-    zerorun --num_gpus 2 loop.py --stage 3
+zerorun --num_gpus 2 loop.py --stage 3
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Hugging Face Trainer script as it is written for DeepSpeed: nothing here knows zerorun.
 
-    zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir out
+zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir out
 """
 
 from __future__ import annotations

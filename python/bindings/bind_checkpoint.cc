@@ -47,7 +47,8 @@ void register_checkpoint(py::module_& m) {
         export_safetensors(engine.engine(), *engine.owner()->comm, path, list, metadata);
       },
       unlocked, "engine"_a, "path"_a, "tensors"_a, "metadata"_a = "{}",
-      "Collective. `tensors`: (name in the file, parameter, shape); no rank needs the whole model.");
+      "Collective. `tensors`: (name in the file, parameter, shape); no rank needs the whole "
+      "model.");
 }
 
 }  // namespace zerorun

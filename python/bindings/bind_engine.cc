@@ -98,10 +98,8 @@ void register_results(py::module_& m) {
       "A part of one parameter that this rank holds; tensors are flat DLPack capsules.")
       .def_property_readonly("parameter",
                              [](const OwnedInterval& self) { return self.interval.parameter; })
-      .def_property_readonly("begin",
-                             [](const OwnedInterval& self) { return self.interval.begin; })
-      .def_property_readonly("numel",
-                             [](const OwnedInterval& self) { return self.interval.numel; })
+      .def_property_readonly("begin", [](const OwnedInterval& self) { return self.interval.begin; })
+      .def_property_readonly("numel", [](const OwnedInterval& self) { return self.interval.numel; })
       .def_property_readonly(
           "param", [](const OwnedInterval& self) { return self.export_if(self.interval.param); })
       .def_property_readonly(
@@ -215,14 +213,12 @@ void define_state(Engines& engine) {
             self.engine().set_progress({});
           },
           unlocked, "Optimizer states and step count as before the first step.")
-      .def_property_readonly("step_count",
-                             [](const EngineHandle& self) {
-                               return self.engine().progress().step_count;
-                             })
-      .def_property_readonly("skipped_steps",
-                             [](const EngineHandle& self) {
-                               return self.engine().progress().skipped_steps;
-                             })
+      .def_property_readonly(
+          "step_count",
+          [](const EngineHandle& self) { return self.engine().progress().step_count; })
+      .def_property_readonly(
+          "skipped_steps",
+          [](const EngineHandle& self) { return self.engine().progress().skipped_steps; })
       .def_property_readonly(
           "model_state_bytes",
           [](const EngineHandle& self) { return self.engine().model_state_bytes(); })
@@ -254,7 +250,7 @@ void register_engine(py::module_& m) {
           [](const EngineHandle& self, ParameterId id) {
             return export_view(self.engine().parameter(id), self.owner());
           },
-          "id"_a, "The full parameter, flat, as a DLPack capsule.")
+          "index"_a, "The full parameter, flat, as a DLPack capsule.")
       .def(
           "parameter_id",
           [](const EngineHandle& self, const std::string& name) {
@@ -268,7 +264,7 @@ void register_engine(py::module_& m) {
       .def(
           "is_sharded",
           [](const EngineHandle& self, ParameterId id) { return self.engine().is_sharded(id); },
-          "id"_a, "Whether the parameter is full between gather and release only.")
+          "index"_a, "Whether the parameter is full between gather and release only.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

@@ -109,7 +109,7 @@ void register_gradient_collector(py::module_& m) {
             return py::cpp_function(
                 [self, id](py::handle parameter) { self->on_gradient(id, parameter); });
           },
-          "id"_a, "For Tensor.register_post_accumulate_grad_hook.")
+          "index"_a, "For Tensor.register_post_accumulate_grad_hook.")
       .def_property_readonly("open", &GradientCollector::open)
       .def_property_readonly("eager", &GradientCollector::eager)
       .def_property_readonly("has_late", &GradientCollector::has_late)

@@ -39,9 +39,9 @@ void register_parameter_switch(py::module_& m) {
       "One module's parameters at stage 3: full between acquire and release, else empty.")
       .def(py::init([](const EngineHandle& engine, const std::string& module, py::object available,
                        py::object unavailable) {
-             return std::make_unique<ParameterSwitch>(
-                 engine.owner(), engine.engine().module_id(module), std::move(available),
-                 std::move(unavailable));
+             return std::make_unique<ParameterSwitch>(engine.owner(),
+                                                      engine.engine().module_id(module),
+                                                      std::move(available), std::move(unavailable));
            }),
            "engine"_a, "module"_a, "available"_a, "unavailable"_a)
       .def("add", &ParameterSwitch::add, "parameter"_a, "full"_a, "empty"_a,

@@ -53,8 +53,8 @@ py::capsule export_view(TensorView view, std::shared_ptr<void> owner) {
   auto exported = std::make_unique<Export>();
   exported->numel = view.numel;
   exported->owner = std::move(owner);
-  exported->managed.tensor = {view.data, {dlpack::kCpu, 0}, 1, dlpack_type(view.dtype),
-                              &exported->numel, nullptr, 0};
+  exported->managed.tensor = {view.data,        {dlpack::kCpu, 0}, 1, dlpack_type(view.dtype),
+                              &exported->numel, nullptr,           0};
   exported->managed.manager_context = exported.get();
   exported->managed.deleter = &delete_export;
   py::capsule capsule(&exported->managed, dlpack::kFresh, &destroy_capsule);

@@ -86,7 +86,11 @@ def load(
         engine.core.reset_optimizer()
         engine.core.publish_masters()
     scheduler = engine.lr_scheduler
-    if lr_scheduler_states and payload.get("lr_scheduler") and hasattr(scheduler, "load_state_dict"):
+    if (
+        lr_scheduler_states
+        and payload.get("lr_scheduler")
+        and hasattr(scheduler, "load_state_dict")
+    ):
         scheduler.load_state_dict(payload["lr_scheduler"])
     counters = payload.get("counters", {})
     engine.global_steps = counters.get("global_steps", loaded.step)

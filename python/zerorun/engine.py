@@ -270,7 +270,7 @@ class ZeroEngine(nn.Module):
         checkpoint.save(self, save_dir, tag, client_state, save_latest)
         return True
 
-    def load_checkpoint(  # noqa: PLR0913 - DeepSpeed's signature
+    def load_checkpoint(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         self,
         load_dir: str | os.PathLike[str],
         tag: str | None = None,

@@ -109,9 +109,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
         super().__init__(groups, defaults)
 
 
-def _scheduler(
-    lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config
-) -> Any:
+def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config) -> Any:
     if lr_scheduler is None:
         if basic is None or not settings.scheduler.type:
             return None

@@ -47,9 +47,7 @@ def _sources(
         yield parameter, values
 
 
-def load_parameters(
-    engine: _C.Engine, layout: ModelLayout, communicator: _C.Communicator
-) -> None:
+def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Communicator) -> None:
     """Fills the engine's masters and parameters with the model's values (rank 0's). Collective."""
     intervals = by_parameter(engine)
     with torch.no_grad():
@@ -68,9 +66,10 @@ def cast_buffers(model: nn.Module, dtype: str, communicator: _C.Communicator) ->
     Buffers that no state dict holds (rotary frequencies) are constants and keep their precision.
     """
     for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is None or not buffer.is_floating_point() or buffer.is_meta:
+        for name, given in module._buffers.items():
+            if given is None or not given.is_floating_point() or given.is_meta:
                 continue
+            buffer = given
             if dtype != "fp32" and name not in module._non_persistent_buffers_set:
                 module._buffers[name] = buffer = buffer.to(DTYPES[dtype])
             if communicator.world_size > 1 and buffer.dtype in DTYPES.values():

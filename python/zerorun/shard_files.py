@@ -61,7 +61,9 @@ def load(engine: ZeroEngine, folder: str) -> None:
                 pieces.setdefault(name, []).append((begin, numel, state))
     except OSError as error:
         raise _C.CheckpointError(f"optimizer states in {folder}: {error}") from error
-    names = {index: name for p, index in engine.layout.ids.items() for name in [engine.layout.names[p]]}
+    names = {
+        index: name for p, index in engine.layout.ids.items() for name in [engine.layout.names[p]]
+    }
     for interval in engine.core.state_intervals():
         if interval.grad is None:
             continue

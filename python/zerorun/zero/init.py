@@ -32,7 +32,7 @@ class Init:
     `remote_device` and `pin_memory` are accepted: parts are in host memory anyway.
     """
 
-    def __init__(  # noqa: PLR0913 - DeepSpeed's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         self,
         module: nn.Module | None = None,
         data_parallel_group: Any = None,

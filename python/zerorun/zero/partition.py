@@ -120,7 +120,9 @@ class PrivatePartition(Partition):
         self._holders += 1
         if self._holders > 1:
             return
-        full = torch.empty(self._shard_numel * self._communicator.world_size, dtype=self._shard.dtype)
+        full = torch.empty(
+            self._shard_numel * self._communicator.world_size, dtype=self._shard.dtype
+        )
         self._communicator.all_gather(self._shard, full, f"parameter {self.parameter.ds_id}")
         self.parameter.data = full[: self.numel].view(self.shape)
         self.parameter.ds_status = ZeroParamStatus.AVAILABLE
@@ -153,7 +155,9 @@ class EnginePartition(Partition):
             parameter.ds_persist = True
             parameter.ds_status = ZeroParamStatus.AVAILABLE
         parts = [tensor_of(interval.param) for interval in self._intervals]
-        parameter.ds_tensor = parts[0] if len(parts) == 1 else torch.empty(0, dtype=self._full.dtype)
+        parameter.ds_tensor = (
+            parts[0] if len(parts) == 1 else torch.empty(0, dtype=self._full.dtype)
+        )
 
     def local_numel(self) -> int:
         return sum(interval.numel for interval in self._intervals)

@@ -57,9 +57,7 @@ def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
         access.set_full(param, _GRAD, value)
 
 
-def safe_get_full_optimizer_state(
-    param: nn.Parameter, optim_state_key: str
-) -> torch.Tensor | None:
+def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """A whole optimizer state ("exp_avg", ...). Collective."""
     access = _access(param)
     return None if access is None else access.get_full(param, optim_state_key)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 import zerorun
+from torch import nn
+
 from cases.models import (
     RANK,
     WORLD_SIZE,
@@ -21,7 +23,6 @@ from cases.models import (
     train,
 )
 from cases.zero import raises
-from torch import nn
 
 
 def start(model: nn.Module, optimizer: object = None, **options: object):
@@ -31,7 +32,11 @@ def start(model: nn.Module, optimizer: object = None, **options: object):
 def case_a_parameter_on_the_meta_device(_folder: Path) -> None:
     with torch.device("meta"):
         model = Model()
-    raises(zerorun.ConfigError, "parameter embedding.weight is on the meta device", lambda: start(model))
+    raises(
+        zerorun.ConfigError,
+        "parameter embedding.weight is on the meta device",
+        lambda: start(model),
+    )
 
 
 def case_an_optimizer_of_another_model(_folder: Path) -> None:
@@ -47,7 +52,7 @@ def case_a_parameter_in_two_groups(_folder: Path) -> None:
     raises(
         zerorun.ConfigError,
         "blocks.0.up.weight, is in two groups",
-        lambda: start(model, lambda given: Groups(given), model_parameters=groups),
+        lambda: start(model, Groups, model_parameters=groups),
     )
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 import zerorun
+from torch import nn
+
 from cases.models import WORLD_SIZE, Model, adamw, assert_close, config, make, reference, train
 from cases.zero import raises
-from torch import nn
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

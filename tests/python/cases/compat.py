@@ -13,6 +13,8 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
+import zerorun
+
 from cases.models import (
     RANK,
     STEPS,
@@ -29,8 +31,6 @@ from cases.models import (
     train,
 )
 from cases.zero import raises
-
-import zerorun
 
 
 def start(stage: int = 3, model: torch.nn.Module | None = None, **keys: object):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import zerorun
+from torch import nn
+from zerorun.zero import GatheredParameters, Init, ZeroParamStatus, partition, states
+
 from cases.models import (
     RANK,
     WORLD_SIZE,
@@ -23,19 +29,13 @@ from cases.models import (
     reference,
     train,
 )
-from torch import nn
-from zerorun.zero import GatheredParameters, Init, ZeroParamStatus, partition, states
 
 EMPTY = torch.Size([0])
 
 
-def raises(kind: type[Exception], text: str, call) -> None:
-    try:
+def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
+    with pytest.raises(kind, match=re.escape(text)):
         call()
-    except kind as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"expected {kind.__name__} with '{text}'")
 
 
 def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
@@ -109,7 +109,7 @@ def case_gathered_parameters_take_anything(_folder: Path) -> None:
         ordinary = nn.Parameter(torch.ones(3))
         with GatheredParameters([]):
             pass
-        with GatheredParameters((p for p in [parameter, parameter, ordinary])):
+        with GatheredParameters(p for p in [parameter, parameter, ordinary]):
             assert parameter.shape == parameter.ds_shape
             with GatheredParameters(parameter):
                 pass

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import zerorun
+
 from deepspeed import comm
 from deepspeed.runtime.config import adapt_config
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -46,7 +47,7 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     return config if config is not None else config_params
 
 
-def initialize(  # noqa: PLR0913 - DeepSpeed's signature
+def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     args: Any = None,
     model: Any = None,
     optimizer: Any = None,
@@ -68,9 +69,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise NotImplementedError(f"deepspeed.initialize: {name} is not part of zerorun")
-    comm.init_distributed(
-        distributed_port=distributed_port, dist_init_required=dist_init_required
-    )
+    comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     raw = _config_of(args, config, config_params)
     if not isinstance(raw, Mapping):
         parsed_path = os.fspath(raw)

@@ -83,7 +83,7 @@ def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def init_distributed(  # noqa: PLR0913 - DeepSpeed's signature
+def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
     distributed_port: int = DEFAULT_PORT,

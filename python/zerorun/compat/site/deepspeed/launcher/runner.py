@@ -12,7 +12,7 @@ def main(args: list[str] | None = None) -> None:
     command = shutil.which("zerorun")
     if command is None:
         sys.exit("deepspeed (zerorun): the command zerorun is not in PATH")
-    os.execv(command, [command, "--deepspeed_compat", *(sys.argv[1:] if args is None else args)])  # noqa: S606
+    os.execv(command, [command, "--deepspeed_compat", *(sys.argv[1:] if args is None else args)])
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import zerorun
-from deepspeed.utils.logging import logger
 from zerorun import config as configuration
+
+from deepspeed.utils.logging import logger
 
 DeepSpeedConfigError = zerorun.ConfigError
 

@@ -4,6 +4,7 @@ import gc
 from typing import Any
 
 import torch
+
 from deepspeed.utils.logging import logger
 
 

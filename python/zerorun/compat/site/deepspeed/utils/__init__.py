@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from deepspeed.comm import is_initialized
-from deepspeed.utils import groups
-from deepspeed.utils.logging import log_dist, logger
 from torch import nn
 from zerorun.dataloader import RepeatingLoader
 from zerorun.zero import (
@@ -24,6 +21,10 @@ from zerorun.zero import (
     safe_set_local_grad,
     safe_set_local_optimizer_state,
 )
+
+from deepspeed.comm import is_initialized
+from deepspeed.utils import groups
+from deepspeed.utils.logging import log_dist, logger
 
 __all__ = [
     "OnDevice",
@@ -60,7 +61,8 @@ def _matching(model: nn.Module, classes: list[type | str]) -> list[nn.Module]:
         module
         for module in model.modules()
         if any(
-            type(module).__name__ == wanted or f"{type(module).__module__}.{type(module).__qualname__}" == wanted
+            type(module).__name__ == wanted
+            or f"{type(module).__module__}.{type(module).__qualname__}" == wanted
             if isinstance(wanted, str)
             else isinstance(module, wanted)
             for wanted in classes

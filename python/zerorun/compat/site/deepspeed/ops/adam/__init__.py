@@ -12,7 +12,7 @@ class _Adam(torch.optim.AdamW):
 
     adam_w_mode = True
 
-    def __init__(  # noqa: PLR0913 - DeepSpeed's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         self,
         params: Any,
         lr: float = 1e-3,
@@ -53,6 +53,11 @@ class FusedAdam(_Adam):
     """Adam of GPU ranks."""
 
     def __init__(
-        self, params: Any, *args: Any, adam_w_mode: bool = True, set_grad_none: bool = True, **kw: Any
+        self,
+        params: Any,
+        *args: Any,
+        adam_w_mode: bool = True,
+        set_grad_none: bool = True,
+        **kw: Any,
     ) -> None:
         super().__init__(params, *args, adam_w_mode=adam_w_mode, **kw)

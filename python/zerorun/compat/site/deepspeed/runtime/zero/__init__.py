@@ -1,6 +1,5 @@
 """deepspeed.zero."""
 
-from deepspeed._placeholders import lazy_submodules
 from zerorun.zero import (
     GatheredParameters,
     Init,
@@ -8,6 +7,8 @@ from zerorun.zero import (
     register_external_parameter,
     unregister_external_parameter,
 )
+
+from deepspeed._placeholders import lazy_submodules
 
 __all__ = [
     "GatheredParameters",

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from deepspeed.accelerator import get_accelerator
 from zerorun.zero import GatheredParameters, Init, ZeroParamStatus
 from zerorun.zero.partition import partition_of
+
+from deepspeed.accelerator import get_accelerator
 
 __all__ = [
     "GatheredParameters",
