@@ -15,11 +15,13 @@ namespace zerorun {
 GradientCollector::GradientCollector(std::shared_ptr<EngineOwner> owner, bool eager)
     : owner_(std::move(owner)),
       eager_(eager),
+      grad_name_("grad"),
       expected_(owner_->engine->parameters().size(), 1),
       received_(owner_->engine->parameters().size(), 0) {}
 
 void GradientCollector::on_gradient(ParameterId id, py::handle parameter) {
-  if (parameter.attr("grad").is_none()) return;
+  const py::object gradient = parameter.attr(grad_name_);
+  if (gradient.is_none()) return;
   const auto index = static_cast<size_t>(id);
   if (eager_ && received_[index] >= expected_[index] && open_) {
     const bool known = std::any_of(late_.begin(), late_.end(),
@@ -28,27 +30,38 @@ void GradientCollector::on_gradient(ParameterId id, py::handle parameter) {
     ++received_[index];
     return;
   }
-  contribute(id, parameter);
+  contribute(id, parameter, gradient);
 }
 
-void GradientCollector::contribute(ParameterId id, py::handle parameter) {
-  const std::string& name = owner_->engine->parameters()[static_cast<size_t>(id)].name;
-  const TensorView source = import_tensor(parameter.attr("grad"), "gradient of " + name);
-  if (source.numel != owner_->engine->numel(id)) {
-    fail<ConfigError>("gradient of {}: got {} elements, expected {}", name, source.numel,
-                      owner_->engine->numel(id));
+TensorView GradientCollector::read(ParameterId id, py::handle gradient) {
+  const Engine& engine = *owner_->engine;
+  std::optional<TensorView> view = importer_.quick(gradient);
+  if (!view) {
+    const std::string what = "gradient of " + engine.parameters()[static_cast<size_t>(id)].name;
+    view = import_tensor(gradient, what);
+    if (view->dtype != engine.param_dtype()) {
+      fail<ConfigError>("{}: got {}, expected {} like the parameter", what, name_of(view->dtype),
+                        name_of(engine.param_dtype()));
+    }
+    importer_.learn(gradient, *view);
   }
-  if (source.dtype != owner_->engine->param_dtype()) {
-    fail<ConfigError>("gradient of {}: got {}, expected {} like the parameter", name,
-                      name_of(source.dtype), name_of(owner_->engine->param_dtype()));
+  if (view->numel != engine.numel(id)) {
+    fail<ConfigError>("gradient of {}: got {} elements, expected {}",
+                      engine.parameters()[static_cast<size_t>(id)].name, view->numel,
+                      engine.numel(id));
   }
+  return *view;
+}
+
+void GradientCollector::contribute(ParameterId id, py::handle parameter, py::handle gradient) {
+  const TensorView source = read(id, gradient);
   const int received = ++received_[static_cast<size_t>(id)];
   const bool complete = eager_ && received == expected_[static_cast<size_t>(id)];
   {
     const py::gil_scoped_release release;
     write(id, source, complete);
   }
-  parameter.attr("grad") = py::none();
+  py::setattr(parameter, grad_name_, py::none());
 }
 
 void GradientCollector::begin_micro_step() {
@@ -87,7 +100,8 @@ bool GradientCollector::collect_late() {
   std::vector<std::pair<ParameterId, py::object>> late = std::exchange(late_, {});
   for (const auto& [id, parameter] : late) {
     // A later micro-step's hook may have taken it along.
-    if (!parameter.attr("grad").is_none()) contribute(id, parameter);
+    const py::object gradient = parameter.attr(grad_name_);
+    if (!gradient.is_none()) contribute(id, parameter, gradient);
   }
   const std::vector<int> expected = expected_;
   const py::gil_scoped_release release;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "python/bindings/engine_handle.h"
+#include "python/bindings/tensor_exchange.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -38,13 +39,16 @@ class GradientCollector {
   void stepped() { batch_complete_ = false; }
 
  private:
-  void contribute(ParameterId id, pybind11::handle parameter);
+  TensorView read(ParameterId id, pybind11::handle gradient);
+  void contribute(ParameterId id, pybind11::handle parameter, pybind11::handle gradient);
   void begin_micro_step();
   // Waits or computes without the GIL.
   void write(ParameterId id, TensorView source, bool complete);
 
   std::shared_ptr<EngineOwner> owner_;
   const bool eager_;
+  const pybind11::str grad_name_;
+  TensorImporter importer_;
   bool open_ = false;
   bool batch_complete_ = false;
   std::vector<int> expected_;  // contributions per micro-step, by parameter

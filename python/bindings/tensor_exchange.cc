@@ -80,4 +80,29 @@ TensorView import_tensor(py::handle tensor, const std::string& what) {
           parse_dtype(py::str(tensor.attr("dtype")).cast<std::string>())};
 }
 
+TensorImporter::TensorImporter()
+    : layout_name_("layout"),
+      dtype_name_("dtype"),
+      is_cpu_("is_cpu"),
+      is_contiguous_("is_contiguous"),
+      data_ptr_("data_ptr"),
+      numel_("numel") {}
+
+std::optional<TensorView> TensorImporter::quick(py::handle tensor) const {
+  if (!layout_ || !py::object(tensor.attr(layout_name_)).is(layout_) ||
+      !py::object(tensor.attr(dtype_name_)).is(dtype_) ||
+      !py::object(tensor.attr(is_cpu_)).is(py::handle(Py_True)) ||
+      !py::object(tensor.attr(is_contiguous_)()).is(py::handle(Py_True))) {
+    return std::nullopt;
+  }
+  return TensorView{reinterpret_cast<std::byte*>(tensor.attr(data_ptr_)().cast<uintptr_t>()),
+                    tensor.attr(numel_)().cast<int64_t>(), known_};
+}
+
+void TensorImporter::learn(py::handle tensor, TensorView view) {
+  layout_ = tensor.attr(layout_name_);
+  dtype_ = tensor.attr(dtype_name_);
+  known_ = view.dtype;
+}
+
 }  // namespace zerorun

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "zerorun/tensor.h"
@@ -20,5 +21,21 @@ pybind11::capsule export_view(TensorView view, std::shared_ptr<void> owner);
 // caller keeps alive. Throws ConfigError naming `what` when it is not dense, contiguous and on the
 // host, or of a dtype that DType lacks.
 TensorView import_tensor(pybind11::handle tensor, const std::string& what);
+
+// import_tensor for tensors that are like one that was imported before, at the cost of a few
+// attribute reads: a hook per parameter cannot afford more.
+class TensorImporter {
+ public:
+  TensorImporter();
+  // nullopt: not dense, contiguous, on the host and of the learned layout and dtype.
+  std::optional<TensorView> quick(pybind11::handle tensor) const;
+  // What `tensor`, whose view import_tensor gave, looks like.
+  void learn(pybind11::handle tensor, TensorView view);
+
+ private:
+  pybind11::str layout_name_, dtype_name_, is_cpu_, is_contiguous_, data_ptr_, numel_;
+  pybind11::object layout_, dtype_;
+  DType known_ = DType::fp32;
+};
 
 }  // namespace zerorun

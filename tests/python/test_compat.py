@@ -80,6 +80,19 @@ def test_python_m_reaches_child_processes(build: Path, ask: Path, tmp_path: Path
     assert python(build, "-m", "zerorun.compat", parent, ZERORUN_COMPAT="0") == "none"
 
 
+def test_the_environment_variable_works_in_isolated_mode(
+    build: Path, root: Path, ask: Path
+) -> None:
+    """Through the .pth file of the wheel, which `python -I` reads too."""
+    folder = ask.parent / "site"
+    folder.mkdir()
+    (folder / "a.pth").write_text(f"{build / 'python'}\n")
+    (folder / "b.pth").write_text((root / "python" / "zerorun_compat.pth").read_text())
+    code = f"import site; site.addsitedir({str(folder)!r}); exec(open({str(ask)!r}).read())"
+    assert python(build, "-I", "-c", code, ZERORUN_COMPAT="deepspeed") == f"{OURS} False"
+    assert python(build, "-I", "-c", code) == "none"
+
+
 def test_too_late_is_an_error(build: Path, tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(

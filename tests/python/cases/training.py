@@ -173,6 +173,16 @@ def case_a_submodule_used_twice(_folder: Path) -> None:
     check_kind(Twice)
 
 
+def case_a_compiled_submodule(_folder: Path) -> None:
+    expected, _ = reference(steps=6)
+    for stage in range(3):
+        model = make()
+        model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        assert_close(train(engine, 6), expected)
+        engine.destroy()
+
+
 class Reentrant(Twice):
     reentrant = True
 
