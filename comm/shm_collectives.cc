@@ -207,6 +207,7 @@ Block Collectives::share_block(size_t nbytes, Sharing sharing) {
   if (nbytes > kMaxBytes / static_cast<size_t>(world_size)) {
     fail<DeviceError>("cannot allocate {} bytes for each of {} ranks", nbytes, world_size);
   }
+  control_.check();  // as in Exchange
   Block block;
   block.id = next_block_++;
   block.nbytes = nbytes;

@@ -52,6 +52,8 @@ Exchange::Exchange(Control& control, const Blocks& blocks, const CollectiveCall&
       rows_(call.op == Collective::reduce_scatter ? control.world_size() : 1),
       row_numel_(call.in.numel / rows_),
       stage_numel_(static_cast<int64_t>(kStageBytes / size_of(call.in.dtype)) / rows_) {
+  // After a failed step, what this rank said for the last one must stay readable to slower peers.
+  control.check();
   const Announcement mine = announcement_of(call, blocks);
   if (gives(control.rank()) && !mine.direct) stage(0, std::min(row_numel_, stage_numel_));
   control.announce(mine, call.label);

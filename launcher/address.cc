@@ -47,7 +47,7 @@ uint16_t choose_port(const std::string& host, uint16_t port) {
   const AddressList addresses = resolve(host, port);
   const FileDescriptor listener(
       socket(addresses->ai_family, SOCK_STREAM | SOCK_CLOEXEC, addresses->ai_protocol));
-  if (!listener.valid()) {
+  if (!listener) {
     fail<IoError>("cannot open a socket for {}: {}", host, std::strerror(errno));
   }
   // As rank 0's listener does: connections of an earlier job in TIME_WAIT do not count as busy.

@@ -82,10 +82,10 @@ int run_guarded(const Supervise& supervise) {
   const pid_t supervisor = fork();
   if (supervisor < 0) fail<IoError>("cannot start the supervisor: {}", std::strerror(errno));
   if (supervisor == 0) {
-    alive.write.reset();
+    alive.write.close();
     return supervise_as_child(supervise, std::move(alive.read), original_mask);
   }
-  alive.read.reset();
+  alive.read.close();
   const int status = guard(supervisor, signals);
   if (WIFSIGNALED(status)) {
     end_descendants(kEndTimeout);

@@ -74,16 +74,16 @@ void LineRing::add(std::string_view line) {
 
 LogFile::LogFile(const std::string& path)
     : path_(path), file_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
-  if (!file_.valid()) fail<ConfigError>("--log_dir: cannot open {}: {}", path, strerror(errno));
+  if (!file_) fail<ConfigError>("--log_dir: cannot open {}: {}", path, strerror(errno));
 }
 
 bool LogFile::write(std::string_view text) {
-  while (file_.valid() && !text.empty()) {
+  while (file_ && !text.empty()) {
     const ssize_t done = ::write(file_.get(), text.data(), text.size());
     if (done >= 0) {
       text.remove_prefix(static_cast<size_t>(done));
     } else if (errno != EINTR) {
-      file_.reset();
+      file_.close();
       return false;
     }
   }
@@ -109,7 +109,7 @@ void RankStream::finish() {
   while (open() && read_once()) {
   }
   end_line();
-  pipe_.reset();
+  pipe_.close();
 }
 
 bool RankStream::read_once() {
@@ -118,12 +118,12 @@ bool RankStream::read_once() {
   if (count < 0) return errno == EINTR;
   if (count == 0) {
     end_line();
-    pipe_.reset();
+    pipe_.close();
     return false;
   }
   consume(std::string_view(buffer.data(), static_cast<size_t>(count)));
   // Nobody reads: the rank finds out as if it wrote there itself.
-  if (route_.queue != nullptr && route_.queue->broken() && !route_.log) pipe_.reset();
+  if (route_.queue != nullptr && route_.queue->broken() && !route_.log) pipe_.close();
   return true;
 }
 

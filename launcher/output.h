@@ -85,7 +85,7 @@ class RankStream {
  public:
   RankStream(FileDescriptor pipe, OutputRoute route);
 
-  bool open() const { return pipe_.valid(); }
+  bool open() const { return static_cast<bool>(pipe_); }
   bool wants_data() const;
   int fd() const { return pipe_.get(); }
   // Takes what poll() reported; closes at the end of the stream.

@@ -5,31 +5,13 @@
 #include <chrono>
 #include <csignal>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "comm/file_descriptor.h"
 
 namespace zerorun {
 
 // Processes and file descriptors of the operating system.
-
-// Owns an open file descriptor.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  ~FileDescriptor() { reset(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void reset() noexcept;
-
- private:
-  int fd_ = -1;
-};
 
 struct Pipe {
   FileDescriptor read;

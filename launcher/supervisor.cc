@@ -45,7 +45,7 @@ Supervisor::Supervisor(Job job, FileDescriptor guardian, const sigset_t& rank_si
       oom_kills_before_(cgroup_.oom_kills()) {
   const sigset_t signals = supervised_signals();
   signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_.valid()) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
+  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
   signal(SIGPIPE, SIG_IGN);  // a reader that went away is an error of write()
 }
 
@@ -78,7 +78,7 @@ void Supervisor::start_ranks() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     start_rank(static_cast<int>(rank), failure.write, null_device);
   }
-  failure.write.reset();
+  failure.write.close();
   check_started(failure.read);
 }
 
@@ -165,7 +165,7 @@ void Supervisor::wait_and_handle() {
   if (waits[3].revents != 0) stderr_.write_some();
   if (waits[0].revents != 0) handle_signals();
   if (waits[1].revents != 0) {
-    guardian_.reset();
+    guardian_.close();
     kill_job();
   }
   handle_deadline();

@@ -40,7 +40,8 @@ class Optimizer {
 
  private:
   OptimizerConfig config_;
-  bool external_ = false;  // kExternalOptimizer: the caller updates the masters, without states here
+  bool external_ =
+      false;  // kExternalOptimizer: the caller updates the masters, without states here
   UpdateRule rule_ = UpdateRule::adam;
   bool decoupled_ = false;
   bool stochastic_ = false;

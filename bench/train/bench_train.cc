@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", options.model);
   app.add_option("--batch", options.batch)->check(CLI::Range(1, 1 << 16));
   app.add_option("--seq_len", options.seq_len)->check(CLI::Range(1, 1 << 16));
-  app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
   app.add_flag("--overlap", options.overlap, "overlap_comm");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));

@@ -12,13 +12,24 @@ namespace zerorun::kernels {
 
 namespace {
 
+// oneDNN 2.6 moves the stack pointer to the start of a heap block when `inner` exceeds 2048 (its
+// jit_avx_gemm_f32.cpp), so a signal handler on that thread, such as Python's for Ctrl-C, would
+// overwrite the heap. Products are added up in parts that stay below.
+constexpr int64_t kInnerPart = 2048;
+
 // out = alpha * a * b + beta * out, all row-major; b transposed or not.
 void multiply(int64_t rows, int64_t cols, int64_t inner, const float* a, const float* b,
               bool transpose_b, float* out, float alpha, float beta) {
-  const dnnl_status_t status = dnnl_sgemm('N', transpose_b ? 'T' : 'N', rows, cols, inner, alpha, a,
-                                          inner, b, transpose_b ? inner : cols, beta, out, cols);
-  ZR_CHECK(status == dnnl_success, "oneDNN refused a product of {} x {} x {}: {}", rows, cols,
-           inner, static_cast<int>(status));
+  const int64_t b_stride = transpose_b ? inner : cols;
+  for (int64_t begin = 0; begin < inner; begin += kInnerPart) {
+    const int64_t part = std::min(kInnerPart, inner - begin);
+    const float* b_part = transpose_b ? b + begin : b + begin * cols;
+    const dnnl_status_t status =
+        dnnl_sgemm('N', transpose_b ? 'T' : 'N', rows, cols, part, alpha, a + begin, inner, b_part,
+                   b_stride, begin == 0 ? beta : 1.0F, out, cols);
+    ZR_CHECK(status == dnnl_success, "oneDNN refused a product of {} x {} x {}: {}", rows, cols,
+             part, static_cast<int>(status));
+  }
 }
 
 void transpose(const float* from, int64_t rows, int64_t cols, float* to) {

@@ -70,9 +70,9 @@ HWY_INLINE void prefetch(const Pointers<Grad, Param>& p, int64_t i) {
 }
 
 template <bool kThere, typename T>
-HWY_INLINE hn::Vec<F32> load_if(const T* from) {
+HWY_INLINE hn::Vec<F32> load_if(const T* from, int64_t i) {
   if constexpr (kThere) {
-    return load(F32(), from);
+    return load(F32(), from + i);
   } else {
     return hn::Zero(F32());
   }
@@ -84,9 +84,9 @@ HWY_INLINE void update_tile(const Rule& rule, const Pointers<Grad, Param>& p, in
   const auto lanes = static_cast<int64_t>(hn::Lanes(math.d));
   for (const int64_t end = i + kTile; i < end; i += lanes) {
     auto master = hn::LoadU(math.d, p.master + i);
-    auto state0 = load_if<(Rule::kStates > 0)>(p.state0 + i);
-    auto state1 = load_if<(Rule::kStates > 1)>(p.state1 + i);
-    const auto grad = load_if<Rule::kReadsGrad>(p.grad + i);
+    auto state0 = load_if<(Rule::kStates > 0)>(p.state0, i);
+    auto state1 = load_if<(Rule::kStates > 1)>(p.state1, i);
+    const auto grad = load_if<Rule::kReadsGrad>(p.grad, i);
     const auto result = rule(math, grad, master, state0, state1);
     if constexpr (Rule::kWritesStates) {
       if constexpr (Rule::kStates > 0) hn::StoreU(state0, math.d, p.state0 + i);

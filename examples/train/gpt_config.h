@@ -12,7 +12,7 @@ struct GptConfig {
   int64_t width = 768;       // n_embd
   int64_t layers = 12;
   int64_t heads = 12;
-  int64_t inner = 4 * 768;  // of the feed-forward part
+  int64_t inner = 4 * width;  // of the feed-forward part
   float layer_norm_epsilon = 1e-5F;
 
   bool operator==(const GptConfig&) const = default;

@@ -19,12 +19,16 @@ Metrics::Metrics(const std::string& path, Mode mode)
 }
 
 void Metrics::write(const StepReport& report) {
+  // A gradient that is not finite has no norm.
+  const auto norm = [&](double value) {
+    return report.skipped ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+  };
   const nlohmann::ordered_json line = {
       {"step", report.step},
       {"loss", report.loss},
       {"lr", shortest(report.lr)},
-      {"grad_norm", report.grad_norm},
-      {"clipped_grad_norm", report.clipped_grad_norm},
+      {"grad_norm", norm(report.grad_norm)},
+      {"clipped_grad_norm", norm(report.clipped_grad_norm)},
       {"loss_scale", report.loss_scale},
       {"skipped", report.skipped},
       {"step_ms", report.step_ms},

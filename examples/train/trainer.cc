@@ -69,6 +69,9 @@ void Trainer::follow_schedule() {
   for (size_t i = 0; i < groups.size(); ++i) {
     const ScheduledValues values = schedule_->values(applied, static_cast<int>(i));
     groups[i].lr = static_cast<float>(values.lr);
+    if (!values.betas) continue;
+    groups[i].beta1 = values.betas->beta1;
+    groups[i].beta2 = values.betas->beta2;
   }
 }
 

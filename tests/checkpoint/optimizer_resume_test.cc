@@ -52,7 +52,7 @@ std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device,
 // The same gradients on every rank, so that ranks may become more or fewer.
 void train(Engine& engine, int steps) {
   for (int i = 0; i < steps; ++i) {
-    ToyModel::micro_step(engine, 0, 0, engine.step_count());
+    ToyModel::micro_step(engine, 0, 0, engine.progress().step_count);
     engine.step();
   }
 }

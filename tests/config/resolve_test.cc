@@ -17,7 +17,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using testing::problems_of;
 
 // As the documentation of Hugging Face's Trainer has it.

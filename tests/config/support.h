@@ -47,7 +47,7 @@ inline std::string other_value(const KeySpec& spec) {
   if (has(KeyType::number)) return "0.25";
   if (has(KeyType::string)) {
     for (const std::string_view choice : split_choices(spec.choices)) {
-      const std::string text = nlohmann::json(choice).dump();
+      std::string text = nlohmann::json(choice).dump();
       if (text != spec.fallback) return text;
     }
     return R"("some text")";

@@ -87,7 +87,7 @@ LauncherProcess::~LauncherProcess() {
 }
 
 bool LauncherProcess::read_more() {
-  if (!output_pipe_.valid() && !error_pipe_.valid()) return false;
+  if (!output_pipe_ && !error_pipe_) return false;
   std::array<pollfd, 2> waits = {pollfd{output_pipe_.get(), POLLIN, 0},
                                  pollfd{error_pipe_.get(), POLLIN, 0}};
   if (poll(waits.data(), waits.size(), kDeadlineMs) <= 0) {
@@ -96,7 +96,7 @@ bool LauncherProcess::read_more() {
   const auto take = [](FileDescriptor& pipe, std::string& text) {
     std::array<char, 65536> buffer;
     const ssize_t count = read(pipe.get(), buffer.data(), buffer.size());
-    if (count <= 0) return pipe.reset();
+    if (count <= 0) return pipe.close();
     text.append(buffer.data(), static_cast<size_t>(count));
   };
   if (waits[0].revents != 0) take(output_pipe_, output_);
@@ -156,7 +156,7 @@ std::vector<std::string> shell_ranks(int ranks, const std::string& script,
 bool wait_until_gone(const std::vector<pid_t>& pids) {
   for (const pid_t pid : pids) {
     const FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-    if (!process.valid()) continue;  // gone already
+    if (!process) continue;  // gone already
     pollfd ended = {process.get(), POLLIN, 0};
     if (poll(&ended, 1, kDeadlineMs) != 1) return false;
   }

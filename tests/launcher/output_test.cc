@@ -84,7 +84,7 @@ TEST_F(Output, EndOfStreamPassesTheUnfinishedLine) {
   Pipe pipe = make_pipe();
   RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
   send(pipe.write, "no newline");
-  pipe.write.reset();
+  pipe.write.close();
   stream.read_some();
   EXPECT_TRUE(stream.open());
   stream.read_some();
@@ -157,7 +157,7 @@ TEST_F(Output, WhenTheReaderIsGoneStreamsClose) {
   signal(SIGPIPE, SIG_IGN);
   Pipe terminal = make_pipe();
   OutputQueue queue(terminal.write.get());
-  terminal.read.reset();
+  terminal.read.close();
   Pipe pipe = make_pipe();
   RankStream stream(std::move(pipe.read), {.queue = &queue, .source = 0});
   send(pipe.write, "one\n");

@@ -133,9 +133,9 @@ double reference_one_cycle(const Params& params, int group, int64_t i) {
     stairs = static_cast<int64_t>(
         params.number("cycle_second_stair_count", static_cast<double>(stairs)));
   }
-  const double height =
-      stairs > 0 ? static_cast<double>(distance * stairs / length) / static_cast<double>(stairs)
-                 : static_cast<double>(distance) / static_cast<double>(length);
+  const int64_t whole_stairs = distance * stairs / length;
+  const double height = stairs > 0 ? static_cast<double>(whole_stairs) / static_cast<double>(stairs)
+                                   : static_cast<double>(distance) / static_cast<double>(length);
   return low + (high - low) * height;
 }
 

@@ -78,13 +78,14 @@ def hf_logits(model):
         return model(torch.tensor([list(PROMPT.encode())])).logits[0].numpy()
 
 
-@pytest.mark.parametrize(("dtype", "stage"), [("fp32", 2), ("bf16", 3)])
+@pytest.mark.parametrize(("dtype", "stage"), [("fp32", 2), ("bf16", 3), ("fp16", 2)])
 def test_transformers_loads_what_two_ranks_saved(launched, job, tmp_path, dtype, stage):
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "zero_optimization": {"stage": stage},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
         "bf16": {"enabled": dtype == "bf16"},
+        "fp16": {"enabled": dtype == "fp16", "hysteresis": 1},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     output = launched(

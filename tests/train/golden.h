@@ -8,6 +8,7 @@
 
 #include "examples/train/gpt_config.h"
 #include "examples/train/local_parameters.h"
+#include "tests/train/reference.h"
 
 namespace zerorun::train::testing {
 
@@ -57,12 +58,7 @@ class Golden {
       const TensorView view = parameters.parameter(parameters.parameter_id(spec.name));
       const std::vector<double>& values = tensor("value." + spec.name);
       for (size_t i = 0; i < values.size(); ++i) {
-        const auto value = static_cast<float>(values[i]);
-        if (view.dtype == DType::bf16) {
-          view.as<Bf16>()[i] = to_bf16(value);
-        } else {
-          view.as<float>()[i] = value;
-        }
+        set_element(view, static_cast<int64_t>(i), static_cast<float>(values[i]));
       }
     }
   }

@@ -11,13 +11,18 @@ namespace zerorun::train::testing {
 namespace {
 
 constexpr double kFp32 = 2e-6;
-constexpr double kBf16 = 5e-3;  // half a unit in the last place, relative to the largest element
+// Half a unit in the last place, relative to the largest element.
+constexpr double kBf16 = 5e-3;
+constexpr double kFp16 = 6e-4;
+
+double gradient_tolerance(DType dtype) {
+  return dtype == DType::bf16 ? kBf16 : dtype == DType::fp16 ? kFp16 : kFp32;
+}
 
 class LinearTest : public ::testing::TestWithParam<std::tuple<LinearShape, DType>> {
  protected:
   LinearShape shape() const { return std::get<0>(GetParam()); }
   DType dtype() const { return std::get<1>(GetParam()); }
-  double gradient_tolerance() const { return dtype() == DType::bf16 ? kBf16 : kFp32; }
   CpuKernels kernels_;
 };
 
@@ -70,19 +75,19 @@ TEST_P(LinearTest, GradientsOverwriteOrAccumulate) {
   for (bool accumulate : {false, true}) {
     kernels_.linear_weight_gradient(shape(), x.data(), dy.data(), {weight.view(), accumulate});
     kernels_.bias_gradient(rows, out, dy.data(), {bias.view(), accumulate});
-    expect_close(weight.values(), weight_gradient, gradient_tolerance(), "weight");
-    expect_close(bias.values(), bias_gradient, gradient_tolerance(), "bias");
+    expect_close(weight.values(), weight_gradient, gradient_tolerance(dtype()), "weight");
+    expect_close(bias.values(), bias_gradient, gradient_tolerance(dtype()), "bias");
     for (double& value : weight_gradient) value *= 2.0;
     for (double& value : bias_gradient) value *= 2.0;
   }
 }
 
-// The last shape needs several panels and tiles of bf16 weights.
+// The last shape needs several panels and tiles of 16-bit weights.
 INSTANTIATE_TEST_SUITE_P(
     Shapes, LinearTest,
     ::testing::Combine(::testing::Values(LinearShape{1, 1, 1}, LinearShape{5, 7, 3},
                                          LinearShape{33, 64, 17}, LinearShape{3, 1201, 603}),
-                       ::testing::Values(DType::fp32, DType::bf16)));
+                       ::testing::Values(DType::fp32, DType::bf16, DType::fp16)));
 
 // Mean and deviation of each row taken out, then scaled and shifted.
 Doubles layer_norm_reference(const LayerNormShape& shape, const Doubles& x, const Doubles& gain,
@@ -290,16 +295,18 @@ TEST(CrossEntropyTest, MatchesDefinitionAndItsDerivative) {
   CpuKernels kernels;
   const double expected = cross_entropy_reference(values, targets);
   EXPECT_NEAR(kernels.cross_entropy(5, 13, targets, logits.data()), expected, 1e-6 * expected);
-  EXPECT_NEAR(kernels.cross_entropy_gradient(5, 13, targets, logits.data()), expected,
+  EXPECT_NEAR(kernels.cross_entropy_gradient(5, 13, targets, 8.0F, logits.data()), expected,
               1e-6 * expected);
   const auto loss = [&](const Doubles& at) { return cross_entropy_reference(at, targets); };
-  expect_close(logits, gradient(loss, values), 5e-6, "dlogits");
+  Doubles scaled = gradient(loss, values);
+  for (double& value : scaled) value *= 8.0;
+  expect_close(logits, scaled, 5e-6, "dlogits");
 }
 
 TEST(CrossEntropyTest, LargeLogitsStayFinite) {
   const std::vector<int32_t> targets = {2};
   std::vector<float> logits = {1e30F, -1e30F, 3e4F, 0.0F, 1.0F};
-  const double loss = CpuKernels().cross_entropy_gradient(1, 5, targets, logits.data());
+  const double loss = CpuKernels().cross_entropy_gradient(1, 5, targets, 1.0F, logits.data());
   EXPECT_NEAR(loss, 1e30, 1e24);
   EXPECT_EQ(logits, (std::vector<float>{1.0F, 0.0F, -1.0F, 0.0F, 0.0F}));
 }
@@ -333,7 +340,7 @@ TEST_P(EmbeddingTest, AddsRowsAndSendsGradientsBack) {
   kernels.embed(grid, wte.view(), wpe.view(), y.data());
   expect_close(y, x, kFp32, "x");
 
-  const double tolerance = GetParam() == DType::bf16 ? kBf16 : kFp32;
+  const double tolerance = gradient_tolerance(GetParam());
   for (bool accumulate : {false, true}) {
     kernels.embed_backward(grid, dx.data(), {wte.view(), accumulate}, {wpe.view(), accumulate});
     expect_close(wte.values(), dwte, tolerance, "dwte");
@@ -343,7 +350,8 @@ TEST_P(EmbeddingTest, AddsRowsAndSendsGradientsBack) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, EmbeddingTest, ::testing::Values(DType::fp32, DType::bf16));
+INSTANTIATE_TEST_SUITE_P(Types, EmbeddingTest,
+                         ::testing::Values(DType::fp32, DType::bf16, DType::fp16));
 
 }  // namespace
 }  // namespace zerorun::train::testing

@@ -23,18 +23,15 @@ class GoldenModel {
                *device_, kernels_) {
     golden_.load_into(parameters_);
   }
-  double forward_backward() {
-    const double loss = model_.forward_backward({tokens_, targets_});
+  double forward_backward(double loss_scale = 1.0) {
+    const double loss = model_.forward_backward({tokens_, targets_}, loss_scale);
     parameters_.end_micro_step();
     return loss;
   }
   std::vector<float> gradient(const std::string& name) const {
     const TensorView view = parameters_.gradient_view(parameters_.parameter_id(name));
     std::vector<float> values;
-    for (int64_t i = 0; i < view.numel; ++i) {
-      values.push_back(view.dtype == DType::bf16 ? to_float(view.as<Bf16>()[i])
-                                                 : view.as<float>()[i]);
-    }
+    for (int64_t i = 0; i < view.numel; ++i) values.push_back(element(view, i));
     return values;
   }
   const Golden& golden() const { return golden_; }
@@ -91,7 +88,7 @@ TEST(ModelTest, TokensOneByOneGiveTheSameLogits) {
 }
 
 TEST(ModelTest, RecomputedBlocksGiveTheSameBits) {
-  for (DType dtype : {DType::fp32, DType::bf16}) {
+  for (DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
     GoldenModel kept(dtype);
     GoldenModel recomputed(dtype, /*recompute=*/true);
     EXPECT_EQ(kept.forward_backward(), recomputed.forward_backward());
@@ -102,19 +99,36 @@ TEST(ModelTest, RecomputedBlocksGiveTheSameBits) {
 }
 
 // The parameters are rounded, so the reference is the fp32 model with the rounded ones.
-TEST(ModelTest, Bf16GradientsAreTheRoundedFp32Gradients) {
-  GoldenModel narrow(DType::bf16);
+void expect_rounded_gradients(DType dtype, double loss_scale, double tolerance) {
+  GoldenModel narrow(dtype);
   GoldenModel wide(DType::fp32);
   for (const ParameterSpec& spec : wide.parameters().specs()) {
     const ParameterId id = wide.parameters().parameter_id(spec.name);
     const TensorView from = narrow.parameters().parameter(id);
     const TensorView to = wide.parameters().parameter(id);
-    for (int64_t i = 0; i < from.numel; ++i) to.as<float>()[i] = to_float(from.as<Bf16>()[i]);
+    for (int64_t i = 0; i < from.numel; ++i) to.as<float>()[i] = element(from, i);
   }
-  EXPECT_NEAR(narrow.forward_backward(), wide.forward_backward(), 1e-6);
+  EXPECT_NEAR(narrow.forward_backward(loss_scale), wide.forward_backward(), 1e-6);
   for (const ParameterSpec& spec : wide.parameters().specs()) {
-    const auto expected = wide.gradient(spec.name);
-    expect_close(narrow.gradient(spec.name), widened(expected), 8e-3, spec.name);
+    Doubles expected = widened(wide.gradient(spec.name));
+    for (double& value : expected) value *= loss_scale;
+    expect_close(narrow.gradient(spec.name), expected, tolerance, spec.name);
+  }
+}
+
+TEST(ModelTest, SixteenBitGradientsAreTheRoundedFp32Gradients) {
+  expect_rounded_gradients(DType::bf16, 1.0, 8e-3);
+  expect_rounded_gradients(DType::fp16, 1024.0, 1e-3);
+}
+
+TEST(ModelTest, TheLossScaleMultipliesGradientsAndNotTheLoss) {
+  GoldenModel plain;
+  GoldenModel scaled;
+  EXPECT_EQ(plain.forward_backward(), scaled.forward_backward(4096.0));
+  for (const ParameterSpec& spec : plain.parameters().specs()) {
+    std::vector<float> expected = plain.gradient(spec.name);
+    for (float& value : expected) value *= 4096.0F;  // exact
+    EXPECT_EQ(scaled.gradient(spec.name), expected) << spec.name;
   }
 }
 

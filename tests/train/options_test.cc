@@ -120,7 +120,7 @@ TEST(OptionsTest, BadValuesNameTheOption) {
   EXPECT_THAT(error_of({"--steps", "many"}), AllOf(HasSubstr("--steps"), HasSubstr("'many'")));
   EXPECT_THAT(error_of({"--steps", "-1"}), HasSubstr("at least 0"));
   EXPECT_THAT(error_of({"--seq_len", "0"}), HasSubstr("at least 1"));
-  EXPECT_THAT(error_of({"--dtype", "fp16"}), HasSubstr("fp16"));
+  EXPECT_THAT(error_of({"--dtype", "fp8"}), HasSubstr("fp8"));
   EXPECT_THAT(error_of({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
   EXPECT_THAT(error_of({"--save_every", "3", "--save="}), HasSubstr("--save DIR"));
   EXPECT_THAT(error_of({"--init", "a", "--resume", "b"}), HasSubstr("--init a"));

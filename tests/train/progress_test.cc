@@ -101,14 +101,15 @@ TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
   std::string line;
   std::getline(lines, line);
   const auto first = nlohmann::json::parse(line);
-  for (const char* key :
-       {"step", "loss", "lr", "grad_norm", "loss_scale", "skipped", "step_ms", "fwd_bwd_ms",
-        "comm_ms", "optimizer_ms", "tokens_per_s", "model_state_bytes", "peak_rss_bytes"}) {
+  for (const char* key : {"step", "loss", "lr", "grad_norm", "clipped_grad_norm", "loss_scale",
+                          "skipped", "step_ms", "fwd_bwd_ms", "comm_ms", "optimizer_ms",
+                          "tokens_per_s", "model_state_bytes", "peak_rss_bytes"}) {
     EXPECT_TRUE(first.contains(key)) << key;
   }
-  EXPECT_EQ(first.size(), 13U);
+  EXPECT_EQ(first.size(), 14U);
   EXPECT_EQ(first["lr"], 0.003);
   EXPECT_EQ(first["skipped"], true);
+  EXPECT_TRUE(first["grad_norm"].is_null());
   std::getline(lines, line);
   EXPECT_EQ(nlohmann::json::parse(line)["param_hash"], "0000000000000abc");
   std::getline(lines, line);

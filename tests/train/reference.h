@@ -26,17 +26,30 @@ inline std::vector<float> random_floats(int64_t numel, unsigned seed, float scal
 
 inline Doubles widened(std::span<const float> values) { return {values.begin(), values.end()}; }
 
-// A tensor of either dtype, and the values it holds.
+// Element i of a stored tensor.
+inline float element(const TensorView& view, int64_t i) {
+  if (view.dtype == DType::bf16) return to_float(view.as<Bf16>()[i]);
+  if (view.dtype == DType::fp16) return to_float(view.as<Fp16>()[i]);
+  return view.as<float>()[i];
+}
+
+inline void set_element(const TensorView& view, int64_t i, float value) {
+  if (view.dtype == DType::bf16) {
+    view.as<Bf16>()[i] = to_bf16(value);
+  } else if (view.dtype == DType::fp16) {
+    view.as<Fp16>()[i] = to_fp16(value);
+  } else {
+    view.as<float>()[i] = value;
+  }
+}
+
+// A tensor of any dtype, and the values it holds.
 class StoredTensor {
  public:
   StoredTensor(std::span<const float> values, DType dtype) : dtype_(dtype) {
     bytes_.resize(values.size() * size_of(dtype));
     for (size_t i = 0; i < values.size(); ++i) {
-      if (dtype == DType::bf16) {
-        view().as<Bf16>()[i] = to_bf16(values[i]);
-      } else {
-        view().as<float>()[i] = values[i];
-      }
+      set_element(view(), static_cast<int64_t>(i), values[i]);
     }
   }
   TensorView view() {
@@ -44,10 +57,7 @@ class StoredTensor {
   }
   Doubles values() {
     Doubles result;
-    for (int64_t i = 0; i < view().numel; ++i) {
-      result.push_back(dtype_ == DType::bf16 ? to_float(view().as<Bf16>()[i])
-                                             : view().as<float>()[i]);
-    }
+    for (int64_t i = 0; i < view().numel; ++i) result.push_back(element(view(), i));
     return result;
   }
 
