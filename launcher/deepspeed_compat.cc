@@ -78,7 +78,7 @@ std::optional<CompatFolders> choose_compat(const Program& program, bool wanted,
                                            const Environment& environment) {
   if (!program.python || find_variable(environment, "ZERORUN_COMPAT") == "0") return std::nullopt;
   if (!wanted && has_deepspeed(program.command.front(), environment)) return std::nullopt;
-  const std::optional<CompatFolders> folders = find_compat(search.launcher_directory);
+  std::optional<CompatFolders> folders = find_compat(search.launcher_directory);
   if (wanted && !folders) {
     fail<ConfigError>(
         "--deepspeed_compat: this zerorun has no Python package; install it with pip install, or "

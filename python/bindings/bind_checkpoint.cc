@@ -41,6 +41,7 @@ void register_checkpoint(py::module_& m) {
          const std::vector<std::tuple<std::string, std::string, std::vector<int64_t>>>& tensors,
          const std::string& metadata) {
         std::vector<ExportTensor> list;
+        list.reserve(tensors.size());
         for (const auto& [name, parameter, shape] : tensors) {
           list.push_back({name, parameter, shape});
         }

@@ -47,6 +47,10 @@ void delete_export(dlpack::ManagedTensor* managed) {
   const std::unique_ptr<Export> exported(static_cast<Export*>(managed->manager_context));
 }
 
+std::byte* address(const py::object& number) {
+  return static_cast<std::byte*>(PyLong_AsVoidPtr(number.ptr()));
+}
+
 }  // namespace
 
 py::capsule export_view(TensorView view, std::shared_ptr<void> owner) {
@@ -75,8 +79,7 @@ TensorView import_tensor(py::handle tensor, const std::string& what) {
   if (!tensor.attr("is_contiguous")().cast<bool>()) {
     fail<ConfigError>("{}: got a tensor that is not contiguous; call .contiguous()", what);
   }
-  return {reinterpret_cast<std::byte*>(tensor.attr("data_ptr")().cast<uintptr_t>()),
-          tensor.attr("numel")().cast<int64_t>(),
+  return {address(tensor.attr("data_ptr")()), tensor.attr("numel")().cast<int64_t>(),
           parse_dtype(py::str(tensor.attr("dtype")).cast<std::string>())};
 }
 
@@ -95,8 +98,8 @@ std::optional<TensorView> TensorImporter::quick(py::handle tensor) const {
       !py::object(tensor.attr(is_contiguous_)()).is(py::handle(Py_True))) {
     return std::nullopt;
   }
-  return TensorView{reinterpret_cast<std::byte*>(tensor.attr(data_ptr_)().cast<uintptr_t>()),
-                    tensor.attr(numel_)().cast<int64_t>(), known_};
+  return TensorView{address(tensor.attr(data_ptr_)()), tensor.attr(numel_)().cast<int64_t>(),
+                    known_};
 }
 
 void TensorImporter::learn(py::handle tensor, TensorView view) {
