@@ -6,7 +6,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kFlat = "buckets are always flat and contiguous";
 constexpr std::string_view kFused = "the optimizer step is one pass over each shard";
 constexpr std::string_view kPython = "concerns Python modules only";
 constexpr std::string_view kSameCost = "a collective over a whole bucket already costs the least";

@@ -46,12 +46,12 @@ std::optional<fs::path> find_bundled(const std::string& name, const fs::path& la
 // An activated environment first, then the one zerorun is installed in, then PATH.
 fs::path find_python(const ProgramSearch& search) {
   if (!search.virtual_env.empty()) {
-    const fs::path python = fs::path(search.virtual_env) / "bin" / "python";
+    fs::path python = fs::path(search.virtual_env) / "bin" / "python";
     if (is_executable(python)) return python;
   }
   std::error_code error;
   if (fs::exists(search.launcher_directory / ".." / "pyvenv.cfg", error)) {
-    const fs::path python = search.launcher_directory / "python";
+    fs::path python = search.launcher_directory / "python";
     if (is_executable(python)) return python;
   }
   for (const char* name : {"python3", "python"}) {

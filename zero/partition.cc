@@ -127,6 +127,7 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   }
   const int64_t cap = std::min(zero.reduce_bucket_size, std::max(largest, total / kLeastBuckets));
   std::vector<BucketPlan> plans;
+  plans.reserve(sharded.size() + replicated.size());
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
   for (const auto& [kind, parameters] : replicated) {
     const auto [trainable, use_muon] = kind;

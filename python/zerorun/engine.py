@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, checkpoint
 from zerorun.config import BatchConfig, Config
@@ -22,6 +23,10 @@ from zerorun.state_access import StateAccess
 from zerorun.zero.partition import EnginePartition, PrivatePartition, partition_of
 
 __all__ = ["ZeroEngine"]
+
+
+def _to_half(value: torch.Tensor) -> torch.Tensor:
+    return value.half() if value.is_floating_point() else value
 
 
 class ZeroEngine(nn.Module):
@@ -105,6 +110,8 @@ class ZeroEngine(nn.Module):
     # --- the training loop ---
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.settings.precision.auto_cast_inputs:  # fp16.auto_cast
+            args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
         return self.module(*args, **kwargs)
 
     def backward(

@@ -50,6 +50,11 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     raw = config if isinstance(config, Mapping) else None
     parsed = configuration.parse(config) if raw is not None else configuration.load(config)
     settings = parsed.config
+    if settings.zero.stage == 3 and not settings.share_parameters:
+        raise _C.ConfigError(
+            "/zerorun/share_parameters: got false at stage 3, expected true: PyTorch's parameters "
+            "are views of the memory that the ranks of a host share"
+        )
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)

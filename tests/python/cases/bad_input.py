@@ -39,6 +39,15 @@ def case_a_parameter_on_the_meta_device(_folder: Path) -> None:
     )
 
 
+def case_parameters_that_the_ranks_do_not_share(_folder: Path) -> None:
+    keys = {**config(3), "zerorun": {"share_parameters": False}}
+    raises(
+        zerorun.ConfigError,
+        "/zerorun/share_parameters: got false at stage 3",
+        lambda: zerorun.initialize(make(), config=keys),
+    )
+
+
 def case_an_optimizer_of_another_model(_folder: Path) -> None:
     model = make()
     text = "parameter 0 of optimizer group 0, of shape (50, 32), is not a parameter of the model"

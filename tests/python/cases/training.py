@@ -297,6 +297,26 @@ def case_bf16_keeps_fp32_masters(_folder: Path) -> None:
     assert all(run == runs[0] for run in runs)
 
 
+def case_fp16_inputs_are_cast_when_the_configuration_asks(_folder: Path) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.seen: list[torch.dtype] = []
+
+        def forward(self, value: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            self.seen = [value.dtype, ids.dtype]
+            return self.layer(value)
+
+    model = Half()
+    keys = config(2, fp16={"enabled": True, "auto_cast": True})
+    engine, *_ = zerorun.initialize(model, config=keys)
+    out = engine(torch.ones(1, 4), ids=torch.ones(1, dtype=torch.int64))
+    assert model.seen == [torch.float16, torch.int64]
+    assert out.dtype == torch.float16
+    engine.destroy()
+
+
 def case_train_evaluate_generate_train(_folder: Path) -> None:
     for stage in STAGES:
         model = make()
