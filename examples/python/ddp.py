@@ -7,6 +7,7 @@ zerorun --nproc_per_node 2 --use_env ddp.py    # LOCAL_RANK only, as torchrun
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -41,7 +42,10 @@ def main() -> None:
         dist.all_reduce(total)
         if dist.get_rank() == 0:
             print(f"epoch {epoch} loss {total.item() / dist.get_world_size():.4f}")
-    dist.barrier()
+    # PyTorch ends gloo's threads only when nothing refers to the group any more; a thread that is
+    # left aborts the interpreter's exit now and then.
+    del model
+    gc.collect()
     dist.destroy_process_group()
 
 
