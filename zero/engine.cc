@@ -37,12 +37,11 @@ class Stopwatch {
 };
 
 // The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
-bool is_external(const Config& config) { return config.optimizer.type == kExternalOptimizer; }
-
 void choose_gradient_dtypes(const Config& config, EngineContext& context) {
   const DType param = config.precision.param_dtype;
   context.comm_dtype = config.precision.communication_dtype.value_or(param);
-  const bool wide = context.accumulation_steps > 1 || is_external(config);
+  const bool sums = context.accumulation_steps > 1 && !config.precision.master_is_param;
+  const bool wide = sums || config.optimizer.type == kExternalOptimizer;
   context.accum_dtype =
       config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : context.comm_dtype);
   if (context.accum_dtype != DType::fp32 && context.accum_dtype != context.comm_dtype) {

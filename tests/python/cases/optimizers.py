@@ -1,0 +1,82 @@
+"""Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+from torch import nn
+
+from cases.models import (
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    reference,
+    train,
+)
+
+STAGES = range(4)
+
+
+def case_a_torch_scheduler_drives_the_engine(_folder: Path) -> None:
+    model = make()
+    optimizer = adamw(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    expected = []
+    for step in range(10):
+        loss = loss_of(model, batch_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        expected.append(loss.item())
+    for stage in STAGES:
+        for owned in (True, False):
+            model = make()
+            optimizer = adamw(model)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+            given = scheduler if owned else None
+            engine, *_ = zerorun.initialize(
+                model, optimizer, lr_scheduler=given, config=config(stage)
+            )
+            losses = []
+            for step in range(10):
+                losses += train(engine, 1, first=step)
+                if not owned:
+                    scheduler.step()
+            assert_close(losses, expected)
+            engine.destroy()
+
+
+def check_outside_optimizer(make_optimizer) -> None:
+    expected, _ = reference(make_optimizer)
+    for stage in STAGES:
+        model = make()
+        optimizer = make_optimizer(model)
+        engine, returned, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        assert returned.optimizer is optimizer
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_sgd_with_momentum_on_shards(_folder: Path) -> None:
+    check_outside_optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9))
+
+
+def case_amsgrad_on_shards(_folder: Path) -> None:
+    check_outside_optimizer(lambda m: adamw(m, amsgrad=True))
+
+
+def case_groups_with_hyperparameters_of_their_own(_folder: Path) -> None:
+    def two_groups(model: nn.Module) -> torch.optim.AdamW:
+        bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
+        rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+        groups = [{"params": rest, "weight_decay": 0.5}, {"params": bias, "lr": 2e-2}]
+        return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
+
+    check_outside_optimizer(two_groups)
