@@ -49,6 +49,33 @@ void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
   }
 }
 
+// Ranks are summed into the dtype that gradients travel in, or into fp32.
+void check_accumulation(const GivenKeys& keys, const PrecisionConfig& precision,
+                        ConfigProblems& problems) {
+  constexpr std::string_view kAccumulation = "/data_types/grad_accum_dtype";
+  const JsonNode* node = given_value(keys, kAccumulation);
+  const DType sent = precision.communication_dtype.value_or(precision.param_dtype);
+  const DType kept = precision.grad_accum_dtype.value_or(sent);
+  if (node == nullptr || kept == DType::fp32 || kept == sent) return;
+  problems.add(kAccumulation, node->where,
+               "{}, but gradients are reduced in {} (/communication_data_type, or the parameters' "
+               "dtype); expected fp32 or that dtype",
+               name_of(kept), name_of(sent));
+}
+
+void check_division(const GivenKeys& keys, ConfigProblems& problems) {
+  constexpr std::string_view kPredivide = "/gradient_predivide_factor";
+  constexpr std::string_view kPrescale = "/prescale_gradients";
+  const JsonNode* predivide = given_value(keys, kPredivide);
+  const JsonNode* prescale = given_value(keys, kPrescale);
+  if (predivide == nullptr || prescale == nullptr || !prescale->boolean) return;
+  if (predivide->number == 1.0) return;
+  problems.add(kPredivide, predivide->where,
+               "{} contradicts {} true at {}:{}, which divides by the world size before the sum; "
+               "remove one of them",
+               to_text(*predivide), kPrescale, prescale->where.line, prescale->where.column);
+}
+
 // As torch.optim.SGD.
 void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                     ConfigProblems& problems) {
@@ -86,6 +113,8 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);
   check_dtypes(keys, problems);
+  check_accumulation(keys, config.precision, problems);
+  check_division(keys, problems);
   check_nesterov(keys, config.optimizer, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);

@@ -61,7 +61,9 @@ TensorView ShardedOptimizer::param_of(const Bucket& bucket) const {
 std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucket) const {
   const int64_t from = held_from(bucket);
   const Optimizer& rule = rule_of(bucket);
-  const bool merge = rule.passes() == Optimizer::Passes::one && !rule.rounds_stochastically();
+  // A value that covers several elements must not cover padding, whose gradient is anything.
+  const bool merge = rule.passes() == Optimizer::Passes::one && !rule.rounds_stochastically() &&
+                     rule.alignment() == 1;
   std::vector<Run> runs;
   for (const Interval& part : bucket.layout.intervals(from, from + held_numel(bucket))) {
     const int group = context_.specs[static_cast<size_t>(part.parameter)].group;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +30,22 @@ __all__ = ["ZeroEngine"]
 
 def _to_half(value: torch.Tensor) -> torch.Tensor:
     return value.half() if value.is_floating_point() else value
+
+
+@atexit.register
+def _end_torch_groups() -> None:
+    """Ends gloo's threads before the interpreter does.
+
+    PyTorch's group lets its threads run on at exit. One that drops the last tensor of a collective
+    while the interpreter ends aborts the process (std::terminate), after a successful run.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    gc.collect()
+    distributed.destroy_process_group()
+    gc.collect()
+    time.sleep(0.1)  # for groups that something still refers to
 
 
 class ZeroEngine(nn.Module):

@@ -38,8 +38,8 @@ std::vector<Effect> batch_and_precision_effects() {
        [](const Config& c) { return c.precision.param_dtype == DType::bf16; }},
       {"/bfloat16/enabled", "true",
        [](const Config& c) { return c.precision.param_dtype == DType::bf16; }},
-      {"/data_types/grad_accum_dtype", R"("bfloat16")",
-       [](const Config& c) { return c.precision.grad_accum_dtype == DType::bf16; }},
+      {"/data_types/grad_accum_dtype", R"("float")",
+       [](const Config& c) { return c.precision.grad_accum_dtype == DType::fp32; }},
       {"/data_types/grad_accum_dtype", R"("torch.FLOAT32")",
        [](const Config& c) { return c.precision.grad_accum_dtype == DType::fp32; }},
       {"/fp16/enabled", "true",
@@ -330,6 +330,22 @@ TEST(LoadConfig, NamesAFileItCannotRead) {
     EXPECT_THAT(error.what(), HasSubstr(path + ": 1 problem"));
   }
   std::filesystem::remove(path);
+}
+
+TEST(ParseConfig, AccumulationThatCannotHoldTheSumIsAProblem) {
+  EXPECT_THAT(
+      problems_of(R"({"bf16": {"enabled": true}, "communication_data_type": "fp32",
+                              "data_types": {"grad_accum_dtype": "bf16"}})"),
+      HasSubstr("/data_types/grad_accum_dtype (2:61): bf16, but gradients are reduced in fp32"));
+  EXPECT_EQ(
+      problems_of(R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "bf16"}})"),
+      "");
+}
+
+TEST(ParseConfig, DividingTwiceBeforeTheSumIsAProblem) {
+  EXPECT_THAT(problems_of(R"({"prescale_gradients": true, "gradient_predivide_factor": 2.0})"),
+              HasSubstr("/gradient_predivide_factor (1:58): 2.0 contradicts /prescale_gradients"));
+  EXPECT_EQ(problems_of(R"({"prescale_gradients": true, "gradient_predivide_factor": 1.0})"), "");
 }
 
 }  // namespace

@@ -79,10 +79,10 @@ class ToyModel {
   // Whether `rank` uses the module in this micro-step.
   using UsesFunction = std::function<bool(const std::string& module, int rank)>;
 
-  // Forward over all modules, backward in reverse.
+  // Forward over all modules, backward in reverse; gradients are multiplied by `scale`.
   static bool micro_step(
       Engine& engine, int rank, int64_t micro, int64_t step,
-      const UsesFunction& uses = [](const std::string&, int) { return true; }) {
+      const UsesFunction& uses = [](const std::string&, int) { return true; }, float scale = 1.0F) {
     const std::vector<std::string> order = modules();
     double checksum = 0;
     for (const std::string& module : order) {
@@ -97,7 +97,7 @@ class ToyModel {
     for (size_t m = order.size(); m-- > 0;) {
       if (!uses(order[m], rank)) continue;
       engine.gather(engine.module_id(order[m]));
-      backward_module(engine, order[m], rank, micro, step);
+      backward_module(engine, order[m], rank, micro, step, scale);
       engine.release(engine.module_id(order[m]));
     }
     return std::isfinite(checksum) && engine.end_micro_step();
@@ -105,7 +105,7 @@ class ToyModel {
 
  private:
   static void backward_module(Engine& engine, const std::string& module, int rank, int64_t micro,
-                              int64_t step) {
+                              int64_t step, float scale) {
     for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
       const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
       if (spec.module != module || !spec.trainable) continue;
@@ -113,7 +113,7 @@ class ToyModel {
       const GradientView gradient_view = engine.gradient(id);
       for (int64_t i = 0; i < engine.numel(id); ++i) {
         float g = gradient(load(value, i), id, i, rank, micro, step);
-        g *= static_cast<float>(engine.loss_scale());
+        g *= scale * static_cast<float>(engine.loss_scale());
         if (gradient_view.accumulate) g += load(gradient_view.view, i);
         store(gradient_view.view, i, g);
       }
