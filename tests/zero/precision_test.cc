@@ -295,6 +295,44 @@ TEST(PrecisionTest, BoundariesSetByTheCallerAccumulateLikeConfiguredOnes) {
   }
 }
 
+// The mean over `samples` of the batch's samples, from `first` on: an exact sum.
+void write_mean(Engine& engine, int rank, int64_t step, int64_t first, int64_t samples) {
+  for (const ParameterSpec& spec : engine.parameters()) {
+    if (!spec.trainable || !spec.alias_of.empty()) continue;
+    const ParameterId id = engine.parameter_id(spec.name);
+    const TensorView view = engine.gradient(id).view;
+    for (int64_t i = 0; i < view.numel; ++i) {
+      float sum = 0;
+      for (int64_t s = first; s < first + samples; ++s) {
+        sum += ToyModel::noise(id, i, rank, s, step);
+      }
+      ToyModel::store(view, i, sum / static_cast<float>(samples));
+    }
+    engine.grad_ready(id);
+  }
+}
+
+TEST(PrecisionTest, FourMicroStepsOfTwoSamplesEqualTwoOfFour) {
+  const auto batch_in = [](int64_t micro_steps) -> Micro {
+    return [micro_steps](Engine& engine, Communicator& comm, int64_t step) {
+      const int64_t samples = 8 / micro_steps;
+      for (int64_t micro = 0; micro < micro_steps; ++micro) {
+        write_mean(engine, comm.rank(), step, micro * samples, samples);
+        EXPECT_EQ(engine.end_micro_step(), micro + 1 == micro_steps);
+      }
+    };
+  };
+  for (int stage : {0, 1, 2, 3}) {
+    Config config = config_of(DType::fp32, stage);
+    config.batch.accumulation_steps = 4;
+    const Outcome four = train(config, batch_in(4));
+    config.batch.accumulation_steps = 2;
+    const Outcome two = train(config, batch_in(2));
+    EXPECT_EQ(four.hash, two.hash) << "stage " << stage;
+    EXPECT_EQ(four.results.back().grad_norm, two.results.back().grad_norm);
+  }
+}
+
 // Plain SGD outside of the engine; the reference follows rank 0's parameters in double.
 TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
   std::vector<uint64_t> hashes;
