@@ -62,12 +62,25 @@ float bias_correction(bool enabled, double beta, int64_t step) {
   return enabled ? static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step))) : 1.0F;
 }
 
+// The learning rate of Muon's rest over that of its matrices.
+double rest_of_muon(const OptimizerConfig& config) {
+  if (config.adam_lr == config.muon_lr) return 1.0;
+  if (config.muon_lr == 0.0F) {
+    fail<ConfigError>(
+        "optimizer.params.muon_lr: got 0 beside adam_lr {}, expected more than 0: the rate of the "
+        "rest follows that of the matrices",
+        config.adam_lr);
+  }
+  return double{config.adam_lr} / double{config.muon_lr};
+}
+
 bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
 
 }  // namespace
 
-Optimizer::Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision)
-    : config_(config), external_(config.type == kExternalOptimizer) {
+Optimizer::Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision,
+                     double lr_ratio)
+    : config_(config), external_(config.type == kExternalOptimizer), lr_ratio_(lr_ratio) {
   if (external_) return;
   const Type& type = find_type(config.type);
   rule_ = type.rule;
@@ -106,7 +119,7 @@ UpdateScalars Optimizer::scalars(int64_t step, float grad_scale,
   const bool has_momentum = rule_ == UpdateRule::sgd || rule_ == UpdateRule::muon_direction;
   UpdateScalars s = {
       .rule = rule_,
-      .lr = group.lr,
+      .lr = static_cast<float>(lr_ratio_ * group.lr),
       .beta1 = group.beta1.value_or(has_momentum ? config_.momentum : config_.beta1),
       .beta2 = group.beta2.value_or(config_.beta2),
       .eps = group.eps.value_or(config_.eps),
@@ -158,7 +171,7 @@ std::vector<Optimizer> make_optimizers(const OptimizerConfig& config,
   if (lower_case(config.type) != "muon") return {Optimizer(config, precision)};
   OptimizerConfig rest = config;
   rest.type = "Adam";  // decoupled unless adam_w_mode is false
-  return {Optimizer(rest, precision), Optimizer(config, precision)};
+  return {Optimizer(rest, precision, rest_of_muon(config)), Optimizer(config, precision)};
 }
 
 }  // namespace zerorun

@@ -19,7 +19,7 @@ class Optimizer {
   enum class Passes : uint8_t { one, lamb, muon };
 
   // Throws ConfigError naming the types that exist, or settings that contradict each other.
-  Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision);
+  Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision, double lr_ratio = 1.0);
 
   Passes passes() const;
   std::span<const StateSpec> states() const { return states_; }
@@ -43,6 +43,8 @@ class Optimizer {
   bool external_ =
       false;  // kExternalOptimizer: the caller updates the masters, without states here
   UpdateRule rule_ = UpdateRule::adam;
+  // Of a group's lr: what AdamW takes beside Muon, for which the group's lr is meant.
+  double lr_ratio_ = 1.0;
   bool decoupled_ = false;
   bool stochastic_ = false;
   int64_t block_ = 1;

@@ -76,7 +76,8 @@ void register_specs(py::module_& m) {
       .def_readonly("module", &ParameterSpec::module)
       .def_readonly("group", &ParameterSpec::group)
       .def_readonly("trainable", &ParameterSpec::trainable)
-      .def_readonly("alias_of", &ParameterSpec::alias_of);
+      .def_readonly("alias_of", &ParameterSpec::alias_of)
+      .def_readwrite("use_muon", &ParameterSpec::use_muon);
   py::class_<ParameterGroup>(m, "ParameterGroup", "Hyperparameters that change between steps.")
       .def(py::init<>())
       .def_readwrite("name", &ParameterGroup::name)

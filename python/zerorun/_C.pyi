@@ -249,6 +249,8 @@ class ParameterSpec:
         trainable: bool = True,
         alias_of: str = "",
     ) -> None: ...
+
+    use_muon: bool
     @property
     def name(self) -> str: ...
     @property

@@ -105,12 +105,15 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
     """Holds the groups of an optimizer that the core runs."""
 
     def __init__(self, groups: list[dict[str, Any]], settings: _C.OptimizerConfig) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": settings.lr,
-            "betas": (settings.beta1, settings.beta2),
             "eps": settings.eps,
             "weight_decay": settings.weight_decay,
         }
+        if settings.type == "SGD":
+            defaults["momentum"] = settings.momentum
+        elif settings.type != "Muon":  # whose matrices have a momentum, and the rest betas
+            defaults["betas"] = (settings.beta1, settings.beta2)
         super().__init__(groups, defaults)
 
 

@@ -90,6 +90,7 @@ class ModelLayout:
                     self.is_trainable(parameter),
                 )
             )
+            specs[-1].use_muon = self._takes_muon(parameter)
         for name, parameter in self.aliases:
             owner = specs[self.ids[parameter]]
             specs.append(
@@ -98,6 +99,13 @@ class ModelLayout:
                 )
             )
         return specs
+
+    def _takes_muon(self, parameter: nn.Parameter) -> bool:
+        """Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed."""
+        name = self.names[parameter].lower()
+        inside = not any(part in name for part in ("embed", "lm_head"))
+        is_matrix = len(self.shapes[parameter]) == 2
+        return is_matrix and getattr(parameter, "use_muon", inside)
 
     def dtype(self, configured: str) -> str:
         """fp32, bf16 or fp16: as configured when that is 16 bits, else what the model has."""

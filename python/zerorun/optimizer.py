@@ -67,7 +67,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     ``param_groups`` are the very dictionaries of the optimizer that was given (`optimizer`), so
     schedulers made for either of the two change the learning rate of both. ``lr`` and
-    ``weight_decay`` are read from them at every step.
+    ``weight_decay``, ``betas`` or ``momentum``, and ``eps`` are read from them at every step.
     """
 
     def __init__(self, engine: ZeroEngine, basic: torch.optim.Optimizer, rule: UpdateRule) -> None:
@@ -131,6 +131,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             target.weight_decay = float(group.get("weight_decay", 0.0))
             if "betas" in group:
                 target.beta1, target.beta2 = map(float, group["betas"])
+            elif "momentum" in group:
+                target.beta1 = float(group["momentum"])
             if "eps" in group and isinstance(group["eps"], float):
                 target.eps = group["eps"]
         result = core.step_with(self._step_shards) if self.rule.external else core.step()

@@ -278,5 +278,16 @@ TEST(MakeOptimizer, UnknownTypeIsAnErrorNamingTheKnownOnes) {
                   ::testing::HasSubstr("'Adamax'"), ::testing::HasSubstr("Adam, AdamW,"))));
 }
 
+TEST(MuonTest, TheRestHasItsOwnLearningRateAndFollowsTheMatrices) {
+  const OptimizerConfig config{.type = "Muon", .muon_lr = 0.02F, .adam_lr = 3e-4F};
+  const std::vector<Optimizer> optimizers = make_optimizers(config, {});
+  ASSERT_EQ(optimizers.size(), 2U);
+  EXPECT_EQ(optimizers[0].scalars(1, 1.0F, {"start", 0.02F}).lr, 3e-4F);
+  EXPECT_EQ(optimizers[1].scalars(1, 1.0F, {"start", 0.02F}).lr, 0.02F);
+  EXPECT_EQ(optimizers[0].scalars(1, 1.0F, {"decayed", 0.01F}).lr, 1.5e-4F);
+  EXPECT_THROW(make_optimizers({.type = "Muon", .muon_lr = 0.0F, .adam_lr = 3e-4F}, {}),
+               ConfigError);
+}
+
 }  // namespace
 }  // namespace zerorun

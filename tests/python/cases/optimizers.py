@@ -80,3 +80,32 @@ def case_groups_with_hyperparameters_of_their_own(_folder: Path) -> None:
         return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
     check_outside_optimizer(two_groups)
+
+
+def case_the_configurations_sgd_has_its_own_momentum(_folder: Path) -> None:
+    expected, _ = reference(lambda m: torch.optim.SGD(m.parameters(), lr=0.25, momentum=0.5))
+    block = {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.5}}
+    for stage in STAGES:
+        engine, *_ = zerorun.initialize(model=make(), config=config(stage, optimizer=block))
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Path) -> None:
+    block = {"type": "Muon", "params": {"lr": 0.01}}
+    hashes = set()
+    for stage in STAGES:
+        model = make()
+        model.blocks[1].up.weight.use_muon = False
+        engine, *_ = zerorun.initialize(model=model, config=config(stage, optimizer=block))
+        states = {
+            name: engine.core.state_names(engine.core.parameter_id(name))
+            for name in ("blocks.0.up.weight", "blocks.1.up.weight", "embedding.weight")
+        }
+        adam = ["exp_avg", "exp_avg_sq"]
+        assert list(states.values()) == [["momentum_buffer"], adam, adam]
+        losses = train(engine)
+        assert losses[-1] < losses[0]
+        hashes.add(engine.core.parameter_hash())
+        engine.destroy()
+    assert len(hashes) == 1
