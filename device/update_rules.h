@@ -40,22 +40,59 @@ struct ScalarMath {
 // A rule is constructed from the step's scalars, which it rounds to fp32 once, and called per
 // element. It changes master and states and returns what the parameter becomes. A rule that does
 // not step (kSteps) leaves the master alone and returns a direction.
-
-// Order of operations of torch.optim.Adam and AdamW (torch/optim/adam.py, _single_tensor_adam),
-// which implement Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019, algorithm 2.
-struct AdamRule {
-  static constexpr int kStates = 2;
+template <int kStateCount>
+struct Rule {
+  static constexpr int kStates = kStateCount;
   static constexpr bool kReadsGrad = true;
   static constexpr bool kWritesStates = true;
   static constexpr bool kSteps = true;
+};
 
-  explicit AdamRule(const UpdateScalars& s)
-      : decoupled(s.decoupled),
-        grad_scale(s.grad_scale),
-        weight_decay(s.decoupled ? s.lr * s.weight_decay : s.weight_decay),
-        beta2(static_cast<float>(s.beta2)),
+// Weight decay: decoupled, of the weights themselves, or an L2 term of the gradient.
+struct Decay {
+  explicit Decay(const UpdateScalars& s)
+      : decoupled(s.decoupled), factor(s.decoupled ? s.lr * s.weight_decay : s.weight_decay) {}
+
+  template <typename Math, typename Number>
+  void operator()(const Math& math, Number& grad, Number& master) const {
+    const Number decay = math.mul(master, math.set(factor));
+    if (decoupled) {
+      master = math.sub(master, decay);
+    } else {
+      grad = math.add(grad, decay);
+    }
+  }
+
+  bool decoupled;
+  float factor;
+};
+
+// Running means of the gradient and of its square.
+struct Moments {
+  explicit Moments(const UpdateScalars& s)
+      : beta2(static_cast<float>(s.beta2)),
         one_minus_beta1(static_cast<float>(1.0 - s.beta1)),
-        one_minus_beta2(static_cast<float>(1.0 - s.beta2)),
+        one_minus_beta2(static_cast<float>(1.0 - s.beta2)) {}
+
+  template <typename Math, typename Number>
+  void operator()(const Math& math, Number grad, Number& exp_avg, Number& exp_avg_sq) const {
+    exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta1), math.sub(grad, exp_avg)));
+    exp_avg_sq = math.add(math.mul(exp_avg_sq, math.set(beta2)),
+                          math.mul(math.mul(math.set(one_minus_beta2), grad), grad));
+  }
+
+  float beta2;
+  float one_minus_beta1;
+  float one_minus_beta2;
+};
+
+// Order of operations of torch.optim.Adam and AdamW (torch/optim/adam.py, _single_tensor_adam),
+// which implement Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019, algorithm 2.
+struct AdamRule : Rule<2> {
+  explicit AdamRule(const UpdateScalars& s)
+      : grad_scale(s.grad_scale),
+        decay(s),
+        moments(s),
         rsqrt_bias_correction2(1.0F / std::sqrt(s.bias_correction2)),
         eps(s.eps),
         step_size(s.lr / s.bias_correction1) {}
@@ -64,27 +101,17 @@ struct AdamRule {
   Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
                     Number& exp_avg_sq) const {
     grad = math.mul(grad, math.set(grad_scale));
-    const Number decay = math.mul(master, math.set(weight_decay));
-    if (decoupled) {
-      master = math.sub(master, decay);
-    } else {
-      grad = math.add(grad, decay);
-    }
-    exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta1), math.sub(grad, exp_avg)));
-    exp_avg_sq = math.add(math.mul(exp_avg_sq, math.set(beta2)),
-                          math.mul(math.mul(math.set(one_minus_beta2), grad), grad));
+    decay(math, grad, master);
+    moments(math, grad, exp_avg, exp_avg_sq);
     const Number root = math.mul(math.sqrt(exp_avg_sq), math.set(rsqrt_bias_correction2));
     const Number denominator = math.add(root, math.set(eps));
     master = math.sub(master, math.div(math.mul(math.set(step_size), exp_avg), denominator));
     return master;
   }
 
-  bool decoupled;
   float grad_scale;
-  float weight_decay;
-  float beta2;
-  float one_minus_beta1;
-  float one_minus_beta2;
+  Decay decay;
+  Moments moments;
   float rsqrt_bias_correction2;
   float eps;
   float step_size;
@@ -94,17 +121,11 @@ struct AdamRule {
 // the momentum buffer, undampened. With decoupled decay (which PyTorch's has not), Muon's last
 // pass. kMomentum: false has no state.
 template <bool kMomentum>
-struct SgdRule {
-  static constexpr int kStates = kMomentum ? 1 : 0;
-  static constexpr bool kReadsGrad = true;
-  static constexpr bool kWritesStates = true;
-  static constexpr bool kSteps = true;
-
+struct SgdRule : Rule<kMomentum ? 1 : 0> {
   explicit SgdRule(const UpdateScalars& s)
-      : decoupled(s.decoupled),
-        nesterov(s.nesterov),
+      : nesterov(s.nesterov),
         grad_scale(s.grad_scale),
-        weight_decay(s.decoupled ? s.lr * s.weight_decay : s.weight_decay),
+        decay(s),
         momentum(static_cast<float>(s.beta1)),
         undampened(s.step == 1 ? 1.0F : static_cast<float>(1.0 - s.dampening)),
         lr(s.lr) {}
@@ -113,12 +134,7 @@ struct SgdRule {
   Number operator()(const Math& math, Number grad, Number& master, Number& momentum_buffer,
                     Number& /*unused*/) const {
     grad = math.mul(grad, math.set(grad_scale));
-    const Number decay = math.mul(master, math.set(weight_decay));
-    if (decoupled) {
-      master = math.sub(master, decay);
-    } else {
-      grad = math.add(grad, decay);
-    }
+    decay(math, grad, master);
     if constexpr (kMomentum) {
       momentum_buffer = math.add(math.mul(momentum_buffer, math.set(momentum)),
                                  math.mul(grad, math.set(undampened)));
@@ -129,22 +145,16 @@ struct SgdRule {
     return master;
   }
 
-  bool decoupled;
   bool nesterov;
   float grad_scale;
-  float weight_decay;
+  Decay decay;
   float momentum;
   float undampened;
   float lr;
 };
 
 // torch.optim.Adagrad (torch/optim/adagrad.py, _single_tensor_adagrad); Duchi et al. 2011.
-struct AdagradRule {
-  static constexpr int kStates = 1;
-  static constexpr bool kReadsGrad = true;
-  static constexpr bool kWritesStates = true;
-  static constexpr bool kSteps = true;
-
+struct AdagradRule : Rule<1> {
   explicit AdagradRule(const UpdateScalars& s)
       : grad_scale(s.grad_scale), weight_decay(s.weight_decay), eps(s.eps), lr(s.lr) {}
 
@@ -167,12 +177,7 @@ struct AdagradRule {
 
 // Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2. (DeepSpeed's
 // kernels take sign(0) for 1, so weights drift that get no gradient.)
-struct LionRule {
-  static constexpr int kStates = 1;
-  static constexpr bool kReadsGrad = true;
-  static constexpr bool kWritesStates = true;
-  static constexpr bool kSteps = true;
-
+struct LionRule : Rule<1> {
   explicit LionRule(const UpdateScalars& s)
       : grad_scale(s.grad_scale),
         weight_decay(s.lr * s.weight_decay),
@@ -202,19 +207,14 @@ struct LionRule {
 // You et al. 2020, "Large batch optimization for deep learning", as DeepSpeed's FusedLamb has it
 // (csrc/lamb/fused_lamb_cuda_kernel.cu): the trust ratio is taken of moments without bias
 // correction, and the corrections scale the step.
-struct LambDirection {
-  static constexpr int kStates = 2;
-  static constexpr bool kReadsGrad = true;
-  static constexpr bool kWritesStates = true;
+struct LambDirection : Rule<2> {
   static constexpr bool kSteps = false;
 
   explicit LambDirection(const UpdateScalars& s)
       : eps_inside_sqrt(s.eps_inside_sqrt),
         grad_scale(s.grad_scale),
         weight_decay(s.weight_decay),
-        beta2(static_cast<float>(s.beta2)),
-        one_minus_beta1(static_cast<float>(1.0 - s.beta1)),
-        one_minus_beta2(static_cast<float>(1.0 - s.beta2)),
+        moments(s),
         eps(s.eps) {}
 
   template <typename Math, typename Number>
@@ -228,26 +228,20 @@ struct LambDirection {
   Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
                     Number& exp_avg_sq) const {
     grad = math.mul(grad, math.set(grad_scale));
-    exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta1), math.sub(grad, exp_avg)));
-    exp_avg_sq = math.add(math.mul(exp_avg_sq, math.set(beta2)),
-                          math.mul(math.mul(math.set(one_minus_beta2), grad), grad));
+    moments(math, grad, exp_avg, exp_avg_sq);
     return direction(math, master, exp_avg, exp_avg_sq);
   }
 
   bool eps_inside_sqrt;
   float grad_scale;
   float weight_decay;
-  float beta2;
-  float one_minus_beta1;
-  float one_minus_beta2;
+  Moments moments;
   float eps;
 };
 
-struct LambRule {
-  static constexpr int kStates = 2;
+struct LambRule : Rule<2> {
   static constexpr bool kReadsGrad = false;
   static constexpr bool kWritesStates = false;
-  static constexpr bool kSteps = true;
 
   explicit LambRule(const UpdateScalars& s) : parts(s), lr(s.lr) {}
 
@@ -265,10 +259,7 @@ struct LambRule {
 
 // Jordan 2024, "Muon", before its orthogonalization: Nesterov momentum of a running mean, as in
 // torch.optim.Muon and DeepSpeed (runtime/zero/muon/original_muon.py, muon_update).
-struct MuonDirection {
-  static constexpr int kStates = 1;
-  static constexpr bool kReadsGrad = true;
-  static constexpr bool kWritesStates = true;
+struct MuonDirection : Rule<1> {
   static constexpr bool kSteps = false;
 
   explicit MuonDirection(const UpdateScalars& s)
