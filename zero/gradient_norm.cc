@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstring>
 
 namespace zerorun {
 
@@ -10,7 +9,7 @@ GradientNorm::GradientNorm(const EngineContext& context)
     : context_(context),
       words_(context.device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other)),
       view_(view_of(words_, DType::int64, ExactSum::kWords)) {
-  context_.device.fill(context_.device.inline_stream(), view_, 0.0F);
+  restart(context_.device.inline_stream());
 }
 
 void GradientNorm::add(const Bucket& bucket, Stream& stream) {
@@ -29,7 +28,7 @@ GradientNorm::Result GradientNorm::finish(Stream& stream) {
   context_.comm.all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");
   std::array<int64_t, ExactSum::kWords> words{};
   context_.device.download(stream, view_, words.data());
-  context_.device.fill(stream, view_, 0.0F);
+  restart(stream);
   stream.synchronize();
   const ExactSum sum = ExactSum::from_words(words);
   return {.norm = std::sqrt(sum.value()), .finite = sum.non_finite_terms() == 0};

@@ -1,5 +1,6 @@
 #include "examples/train/philox.h"
 
+#include <array>
 #include <cmath>
 #include <numbers>
 
@@ -13,7 +14,7 @@ constexpr int64_t kLanes = 4;      // numbers in a block
 constexpr int64_t kGrain = 16384;  // elements of one thread's smallest piece of work
 
 // Four normal variates from four uniform ones (Box and Muller, 1958).
-std::array<float, kLanes> normals(const PhiloxBlock& bits) {
+std::array<float, kLanes> normals(const Philox::Block& bits) {
   std::array<float, kLanes> result;
   for (size_t pair = 0; pair < kLanes; pair += 2) {
     const float u = (static_cast<float>(bits[pair]) + 0.5F) * 0x1p-32F;
@@ -27,27 +28,11 @@ std::array<float, kLanes> normals(const PhiloxBlock& bits) {
 
 }  // namespace
 
-PhiloxBlock philox(const PhiloxBlock& counter, const std::array<uint32_t, 2>& key) {
-  constexpr int kRounds = 10;
-  PhiloxBlock block = counter;
-  uint32_t key0 = key[0];
-  uint32_t key1 = key[1];
-  for (int round = 0; round < kRounds; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53} * block[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57} * block[2];
-    block = {
-        static_cast<uint32_t>(product1 >> 32) ^ block[1] ^ key0, static_cast<uint32_t>(product1),
-        static_cast<uint32_t>(product0 >> 32) ^ block[3] ^ key1, static_cast<uint32_t>(product0)};
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
-  }
-  return block;
-}
-
-PhiloxBlock random_block(const RandomStream& stream, uint64_t position) {
-  return philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                 stream.index, static_cast<uint32_t>(stream.purpose)},
-                {static_cast<uint32_t>(stream.seed), static_cast<uint32_t>(stream.seed >> 32)});
+Philox::Block random_block(const RandomStream& stream, uint64_t position) {
+  return Philox::block(
+      {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), stream.index,
+       static_cast<uint32_t>(stream.purpose)},
+      {static_cast<uint32_t>(stream.seed), static_cast<uint32_t>(stream.seed >> 32)});
 }
 
 void random_normal(const RandomStream& stream, int64_t begin, float deviation,
@@ -68,7 +53,7 @@ void random_normal(const RandomStream& stream, int64_t begin, float deviation,
 }
 
 double random_uniform(const RandomStream& stream, uint64_t position) {
-  const PhiloxBlock block = random_block(stream, position);
+  const Philox::Block block = random_block(stream, position);
   const uint64_t bits = (uint64_t{block[0]} << 32 | block[1]) >> 11;
   return static_cast<double>(bits) * 0x1p-53;
 }

@@ -62,7 +62,6 @@ Config make_config(const CommandLine& line, const GptConfig& model, int world_si
   resolve_auto(
       parsed,
       {.world_size = world_size, .hidden_size = model.width, .total_steps = line.options.steps});
-  batch = resolve_batch(batch, world_size);
   return config;
 }
 
