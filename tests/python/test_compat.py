@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import CaseResults, cases_in, environment, launch
+from ranks import environment, launch
 
 ASK = """
 import importlib.metadata, sys
@@ -18,17 +18,6 @@ else:
     print(importlib.metadata.version("deepspeed"), "torch" in sys.modules, *sys.argv[1:])
 """
 OURS = "0.19.8+zerorun"
-
-
-@pytest.fixture(scope="module")
-def results(build: Path, tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
-    return CaseResults(build, "compat", tmp_path_factory.mktemp("compat"))
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("case", cases_in("compat"))
-def test_compat(results: CaseResults, case: str, ranks: int) -> None:
-    results.check(case, ranks)
 
 
 @pytest.fixture

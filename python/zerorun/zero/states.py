@@ -14,7 +14,6 @@ from torch import nn
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
-    from zerorun.state_access import StateAccess
 
 _MASTER = "fp32_param"
 _GRAD = "grad"
@@ -26,90 +25,86 @@ def engine_of(parameter: nn.Parameter) -> ZeroEngine | None:
     return None if reference is None else reference()
 
 
-def _access(parameter: nn.Parameter) -> StateAccess | None:
+def _get(parameter: nn.Parameter, name: str, full: bool) -> torch.Tensor | None:
     engine = engine_of(parameter)
-    return None if engine is None else engine.states
+    if engine is None:
+        return None
+    states = engine.states
+    return states.get_full(parameter, name) if full else states.get_local(parameter, name)
+
+
+def _set(parameter: nn.Parameter, name: str, value: torch.Tensor, full: bool) -> None:
+    engine = engine_of(parameter)
+    if engine is None:
+        return
+    states = engine.states
+    if full:
+        states.set_full(parameter, name, value)
+    else:
+        states.set_local(parameter, name, value)
 
 
 def safe_get_full_fp32_param(param: nn.Parameter) -> torch.Tensor | None:
     """The whole fp32 master copy. Collective."""
-    access = _access(param)
-    return None if access is None else access.get_full(param, _MASTER)
+    return _get(param, _MASTER, full=True)
 
 
 def safe_set_full_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
     """New values of the master copy and of the parameter, on all ranks. Collective."""
-    access = _access(param)
-    if access is not None:
-        access.set_full(param, _MASTER, value)
+    _set(param, _MASTER, value, full=True)
 
 
 def safe_get_full_grad(param: nn.Parameter) -> torch.Tensor | None:
     """The averaged gradient, between backward and step. Collective."""
-    access = _access(param)
-    return None if access is None else access.get_full(param, _GRAD)
+    return _get(param, _GRAD, full=True)
 
 
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
     """Replaces the averaged gradient, between backward and step. Collective."""
-    access = _access(param)
-    if access is not None:
-        access.set_full(param, _GRAD, value)
+    _set(param, _GRAD, value, full=True)
 
 
 def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """A whole optimizer state ("exp_avg", ...). Collective."""
-    access = _access(param)
-    return None if access is None else access.get_full(param, optim_state_key)
+    return _get(param, optim_state_key, full=True)
 
 
 def safe_set_full_optimizer_state(
     param: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
     """Replaces an optimizer state. Collective."""
-    access = _access(param)
-    if access is not None:
-        access.set_full(param, optim_state_key, value)
+    _set(param, optim_state_key, value, full=True)
 
 
 def safe_get_local_fp32_param(param: nn.Parameter) -> torch.Tensor | None:
     """This rank's elements of the master copy, flat."""
-    access = _access(param)
-    return None if access is None else access.get_local(param, _MASTER)
+    return _get(param, _MASTER, full=False)
 
 
 def safe_set_local_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
     """Replaces this rank's elements; every rank must set its own. Collective."""
-    access = _access(param)
-    if access is not None:
-        access.set_local(param, _MASTER, value)
+    _set(param, _MASTER, value, full=False)
 
 
 def safe_get_local_grad(param: nn.Parameter) -> torch.Tensor | None:
     """This rank's elements of the averaged gradient, flat. Collective."""
-    access = _access(param)
-    return None if access is None else access.get_local(param, _GRAD)
+    return _get(param, _GRAD, full=False)
 
 
 def safe_set_local_grad(param: nn.Parameter, value: torch.Tensor) -> None:
     """Replaces this rank's elements of the averaged gradient. Collective."""
-    access = _access(param)
-    if access is not None:
-        access.set_local(param, _GRAD, value)
+    _set(param, _GRAD, value, full=False)
 
 
 def safe_get_local_optimizer_state(
     param: nn.Parameter, optim_state_key: str
 ) -> torch.Tensor | None:
     """This rank's elements of an optimizer state, flat."""
-    access = _access(param)
-    return None if access is None else access.get_local(param, optim_state_key)
+    return _get(param, optim_state_key, full=False)
 
 
 def safe_set_local_optimizer_state(
     param: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
     """Replaces this rank's elements of an optimizer state."""
-    access = _access(param)
-    if access is not None:
-        access.set_local(param, optim_state_key, value)
+    _set(param, optim_state_key, value, full=False)

@@ -19,10 +19,10 @@ from cases.models import (
     loss_of,
     make,
     part_of,
+    raises,
     reference,
     train,
 )
-from cases.zero import raises
 
 
 def start(model: nn.Module, optimizer: object = None, **options: object):

@@ -8,8 +8,17 @@ import torch
 import zerorun
 from torch import nn
 
-from cases.models import WORLD_SIZE, Model, adamw, assert_close, config, make, reference, train
-from cases.zero import raises
+from cases.models import (
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    config,
+    make,
+    raises,
+    reference,
+    train,
+)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

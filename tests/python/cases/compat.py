@@ -27,10 +27,10 @@ from cases.models import (
     loss_of,
     make,
     part_of,
+    raises,
     reference,
     train,
 )
-from cases.zero import raises
 
 
 def start(stage: int = 3, model: torch.nn.Module | None = None, **keys: object):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 import zerorun
@@ -14,6 +17,7 @@ WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 VOCABULARY = 50
 BATCH = 4
 STEPS = 20
+STAGES = range(4)
 
 torch.set_num_threads(1)
 
@@ -117,3 +121,8 @@ def assert_close(losses: list[float], expected: list[float], tolerance: float = 
     assert len(losses) == len(expected)
     worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
     assert worst <= tolerance, f"relative difference {worst}: {losses} instead of {expected}"
+
+
+def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
+    with pytest.raises(kind, match=re.escape(text)):
+        call()

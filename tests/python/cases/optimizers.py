@@ -9,6 +9,7 @@ import zerorun
 from torch import nn
 
 from cases.models import (
+    STAGES,
     adamw,
     assert_close,
     batch_of,
@@ -18,8 +19,6 @@ from cases.models import (
     reference,
     train,
 )
-
-STAGES = range(4)
 
 
 def case_a_torch_scheduler_drives_the_engine(_folder: Path) -> None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cases.models import (
     RANK,
+    STAGES,
     WORLD_SIZE,
     Block,
     Model,
@@ -26,8 +27,6 @@ from cases.models import (
     reference,
     train,
 )
-
-STAGES = range(4)
 
 
 def trained(stage: int, kind: type[nn.Module] = Model, **keys: object):

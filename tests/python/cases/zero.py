@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import re
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 import zerorun
 from torch import nn
@@ -26,16 +23,12 @@ from cases.models import (
     loss_of,
     make,
     part_of,
+    raises,
     reference,
     train,
 )
 
 EMPTY = torch.Size([0])
-
-
-def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
-    with pytest.raises(kind, match=re.escape(text)):
-        call()
 
 
 def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
