@@ -126,6 +126,11 @@ class ZeroEngine(nn.Module):
             for parameter in unit.parameters:
                 EnginePartition(self, unit, parameter)
 
+    def watch(self, module: nn.Module) -> None:
+        """At stage 3: `module` may read parameters that are not its own."""
+        if self._gather_hooks is not None:
+            self._gather_hooks.watch(module)
+
     # --- the training loop ---
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

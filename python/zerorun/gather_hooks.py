@@ -9,7 +9,7 @@ are done. What no input ends (embeddings) is released at the end of backward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +50,14 @@ class SharedUnit:
         self._switch = _C.ParameterSwitch(core, unit.name, status.AVAILABLE, status.NOT_AVAILABLE)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
+        self.sharded = False  # else it stays gathered: all of it is small
         for parameter in unit.parameters:
             full = full_view(core, layout, parameter)
             if core.is_sharded(layout.ids[parameter]):
                 self._switch.add(parameter, full, torch.empty(0, dtype=full.dtype))
+                self.sharded = True
             else:
-                parameter.data = full  # small: stays gathered
+                parameter.data = full
         self.acquire()
         self.release()
 
@@ -162,6 +164,7 @@ class GatherHooks:
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
         self._model = model
+        self._watched: set[nn.Module] = set()
         self._attach(model, {unit.module: unit for unit in layout.units if unit.name})
 
     def _attach(self, model: nn.Module, blocks: dict[nn.Module, Unit]) -> None:
@@ -170,26 +173,34 @@ class GatherHooks:
             units: list[SharedUnit] = []
             for parameter in module.parameters(recurse=whole):
                 unit = self.unit_of.get(parameter)
-                if unit is not None and unit not in units:
+                if unit is not None and unit.sharded and unit not in units:
                     units.append(unit)
             if whole:
                 # Of the units further inside (experts), forward may use some only.
                 name = blocks[module].name
                 units = [unit for unit in units if not unit.name.startswith(name + ".")]
-            self._watch(module, units)
+            # Modules of PyTorch read no parameters but their own.
+            foreign = not type(module).__module__.startswith("torch.nn.")
+            if units or foreign or external_parameters(module):
+                self.watch(module, units)
 
-    def _watch(self, module: nn.Module, units: list[SharedUnit]) -> None:
+    def watch(self, module: nn.Module, units: Sequence[SharedUnit] = ()) -> None:
+        """Gathers `units`, and what else the module's forward turns out to need, for each call."""
+        if module in self._watched:
+            return
+        self._watched.add(module)
         before, after = _Hook(self._before_forward, units), _Hook(self._after_forward)
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, always_call=True),
         ]
-        module._parameters = _WatchedParameters(module._parameters, self._fetch)
+        if any(p is not None and p.shape == _EMPTY for p in module._parameters.values()):
+            module._parameters = _WatchedParameters(module._parameters, self._fetch)
 
     # --- forward ---
 
     def _before_forward(
-        self, units: list[SharedUnit], module: nn.Module, args: Any, kwargs: Any
+        self, units: Sequence[SharedUnit], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
         if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
@@ -255,6 +266,7 @@ class GatherHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._watched.clear()
         for module in self._model.modules():
             if isinstance(module._parameters, _WatchedParameters):
                 module._parameters = dict(module._parameters)

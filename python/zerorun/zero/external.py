@@ -29,6 +29,9 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
     known = _registered.setdefault(module, [])
     if not any(p is parameter for p in known):
         known.append(parameter)
+    partition = partition_of(parameter)
+    if isinstance(partition, EnginePartition):
+        partition.watch(module)
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

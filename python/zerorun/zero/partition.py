@@ -174,6 +174,10 @@ class EnginePartition(Partition):
         flat = values.detach().flatten()
         self._engine.write_parameter(self.parameter, flat)
 
+    def watch(self, module: nn.Module) -> None:
+        """The engine looks at what the module's forward reads."""
+        self._engine.watch(module)
+
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         label = f"parameter {self._engine.layout.names[self.parameter]}"
         self._engine.communicator.broadcast(values, root, label)
