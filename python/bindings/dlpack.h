@@ -2,8 +2,9 @@
 
 #include <cstdint>
 
-// The structures of DLPack 0.8 (https://dmlc.github.io/dlpack, Apache-2.0) that a tensor in host
-// memory needs; the layout is fixed by that standard.
+// The structures of DLPack (https://dmlc.github.io/dlpack, Apache-2.0) that a tensor in host memory
+// needs, and the table of functions through which a library exchanges tensors without Python's help
+// (DLPack 1.2). The layout is fixed by that standard.
 
 namespace zerorun::dlpack {
 
@@ -37,6 +38,26 @@ struct ManagedTensor {
   void (*deleter)(ManagedTensor* self);
 };
 
+struct Version {
+  uint32_t major;
+  uint32_t minor;
+};
+
+// A capsule of this is the attribute kExchange of a tensor's type (PyTorch from 2.10 on).
+struct ExchangeApi {
+  Version version;
+  ExchangeApi* previous;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object;
+  void* managed_tensor_to_py_object;
+  // Fills `out`, whose memory stays the tensor's. -1: with a Python exception set.
+  int (*tensor_from_py_object)(void* py_object, Tensor* out);
+  void* current_work_stream;
+};
+
+inline constexpr uint32_t kMajorVersion = 1;
+inline constexpr const char* kExchange = "__dlpack_c_exchange_api__";
+inline constexpr const char* kExchangeCapsule = "dlpack_exchange_api";
 inline constexpr const char* kFresh = "dltensor";
 inline constexpr const char* kUsed = "used_dltensor";
 

@@ -1,5 +1,7 @@
 #include "python/bindings/tensor_exchange.h"
 
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -47,6 +49,29 @@ void delete_export(dlpack::ManagedTensor* managed) {
   const std::unique_ptr<Export> exported(static_cast<Export*>(managed->manager_context));
 }
 
+bool is_contiguous(const dlpack::Tensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  int64_t expected = 1;
+  for (int i = tensor.ndim; i-- > 0;) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
+
+int64_t numel_of(const dlpack::Tensor& tensor) {
+  return std::accumulate(tensor.shape, tensor.shape + tensor.ndim, int64_t{1}, std::multiplies<>());
+}
+
+// nullptr where the type has none, or one of another version.
+const dlpack::ExchangeApi* exchange_api_of(py::handle type) {
+  const py::object capsule = py::getattr(type, dlpack::kExchange, py::none());
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeCapsule) == 0) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(
+      PyCapsule_GetPointer(capsule.ptr(), dlpack::kExchangeCapsule));
+  return api->version.major == dlpack::kMajorVersion ? api : nullptr;
+}
+
 std::byte* address(const py::object& number) {
   return static_cast<std::byte*>(PyLong_AsVoidPtr(number.ptr()));
 }
@@ -92,7 +117,27 @@ TensorImporter::TensorImporter()
       numel_("numel") {}
 
 std::optional<TensorView> TensorImporter::quick(py::handle tensor) const {
-  if (!layout_ || !py::object(tensor.attr(layout_name_)).is(layout_) ||
+  if (!type_ || !py::type::handle_of(tensor).is(type_)) return std::nullopt;
+  return api_ != nullptr ? exchange(tensor) : read_attributes(tensor);
+}
+
+std::optional<TensorView> TensorImporter::exchange(py::handle tensor) const {
+  dlpack::Tensor found{};
+  if (api_->tensor_from_py_object(tensor.ptr(), &found) != 0) {
+    PyErr_Clear();  // import_tensor says what is wrong
+    return std::nullopt;
+  }
+  const dlpack::DataType known = dlpack_type(known_);
+  if (found.device.device_type != dlpack::kCpu || found.dtype.code != known.code ||
+      found.dtype.bits != known.bits || !is_contiguous(found)) {
+    return std::nullopt;
+  }
+  return TensorView{static_cast<std::byte*>(found.data) + found.byte_offset, numel_of(found),
+                    known_};
+}
+
+std::optional<TensorView> TensorImporter::read_attributes(py::handle tensor) const {
+  if (!py::object(tensor.attr(layout_name_)).is(layout_) ||
       !py::object(tensor.attr(dtype_name_)).is(dtype_) ||
       !py::object(tensor.attr(is_cpu_)).is(py::handle(Py_True)) ||
       !py::object(tensor.attr(is_contiguous_)()).is(py::handle(Py_True))) {
@@ -103,6 +148,8 @@ std::optional<TensorView> TensorImporter::quick(py::handle tensor) const {
 }
 
 void TensorImporter::learn(py::handle tensor, TensorView view) {
+  type_ = py::type::of(tensor);
+  api_ = exchange_api_of(type_);
   layout_ = tensor.attr(layout_name_);
   dtype_ = tensor.attr(dtype_name_);
   known_ = view.dtype;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "python/bindings/dlpack.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun {
@@ -22,19 +23,24 @@ pybind11::capsule export_view(TensorView view, std::shared_ptr<void> owner);
 // host, or of a dtype that DType lacks.
 TensorView import_tensor(pybind11::handle tensor, const std::string& what);
 
-// import_tensor for tensors that are like one that was imported before, at the cost of a few
-// attribute reads: a hook per parameter cannot afford more.
+// import_tensor for tensors of one type, at a cost that a hook per parameter can afford: through
+// DLPack's table of functions where the type has it, else by a few attribute reads for tensors that
+// are like one that was imported before.
 class TensorImporter {
  public:
   TensorImporter();
-  // nullopt: not dense, contiguous, on the host and of the learned layout and dtype.
+  // nullopt: not dense, contiguous and on the host, or of a dtype or type not learned.
   std::optional<TensorView> quick(pybind11::handle tensor) const;
   // What `tensor`, whose view import_tensor gave, looks like.
   void learn(pybind11::handle tensor, TensorView view);
 
  private:
+  std::optional<TensorView> exchange(pybind11::handle tensor) const;
+  std::optional<TensorView> read_attributes(pybind11::handle tensor) const;
+
   pybind11::str layout_name_, dtype_name_, is_cpu_, is_contiguous_, data_ptr_, numel_;
-  pybind11::object layout_, dtype_;
+  pybind11::object type_, layout_, dtype_;
+  const dlpack::ExchangeApi* api_ = nullptr;  // of type_
   DType known_ = DType::fp32;
 };
 

@@ -21,7 +21,13 @@ from zerorun.full_state import full_state_dict
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer
-from zerorun.parameter_memory import cast_buffers, full_view, load_parameters, tensor_of
+from zerorun.parameter_memory import (
+    by_parameter,
+    cast_buffers,
+    full_view,
+    load_parameters,
+    tensor_of,
+)
 from zerorun.state_access import StateAccess
 from zerorun.zero.partition import EnginePartition, PrivatePartition, partition_of
 
@@ -122,9 +128,11 @@ class ZeroEngine(nn.Module):
                 parameter.data = full_view(self.core, self.layout, parameter)
             return
         self._gather_hooks = GatherHooks(self.module, self.core, self.layout)
+        intervals = by_parameter(self.core)
         for unit in self._gather_hooks.units:
             for parameter in unit.parameters:
-                EnginePartition(self, unit, parameter)
+                own = intervals.get(self.layout.ids[parameter], [])
+                EnginePartition(self, unit, parameter, own)
 
     def watch(self, module: nn.Module) -> None:
         """At stage 3: `module` may read parameters that are not its own."""

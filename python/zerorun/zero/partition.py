@@ -144,12 +144,18 @@ class PrivatePartition(Partition):
 class EnginePartition(Partition):
     """A parameter of a stage-3 engine."""
 
-    def __init__(self, engine: ZeroEngine, unit: SharedUnit, parameter: nn.Parameter) -> None:
+    def __init__(
+        self,
+        engine: ZeroEngine,
+        unit: SharedUnit,
+        parameter: nn.Parameter,
+        intervals: list[_C.StateInterval],
+    ) -> None:
         self._engine = engine
         self._unit = unit
         self._id = engine.layout.ids[parameter]
         self._full = full_view(engine.core, engine.layout, parameter)
-        self._intervals = engine.core.state_intervals(self._id)
+        self._intervals = intervals  # this rank's
         super().__init__(parameter, self._full.shape)
         if not engine.core.is_sharded(self._id):
             parameter.ds_persist = True
