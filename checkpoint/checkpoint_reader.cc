@@ -127,6 +127,7 @@ void CheckpointReader::check_coverage() const {
     const Manifest::Parameter& parameter = manifest_.parameters[i];
     if (!parameter.alias_of.empty()) continue;
     const int index = static_cast<int>(i);
+    if (!parameter.saved) continue;
     if (!parameter.trainable) {
       next = expect(next, index, kParam, parameter.dtype, parameter.numel());
       continue;

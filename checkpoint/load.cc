@@ -69,6 +69,8 @@ void Load::plan() {
   for (const StateInterval& interval : engine_.state_intervals()) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
     const int parameter = index.at(spec.name);
+    // Frozen parameters that were left out stay as the program made them.
+    if (!saved.parameters[static_cast<size_t>(parameter)].saved) continue;
     if (!spec.trainable) {
       add(parameter, CheckpointReader::kParam, interval.begin, interval.param);
       continue;

@@ -32,12 +32,14 @@ nlohmann::ordered_json encode_parameter(const Manifest::Parameter& parameter) {
   if (!parameter.alias_of.empty()) {
     return {{"name", parameter.name}, {"alias_of", parameter.alias_of}};
   }
-  return {{"name", parameter.name},
-          {"shape", parameter.shape},
-          {"dtype", name_of(parameter.dtype)},
-          {"trainable", parameter.trainable},
-          {"group", parameter.group},
-          {"states", parameter.states}};
+  nlohmann::ordered_json json = {{"name", parameter.name},
+                                 {"shape", parameter.shape},
+                                 {"dtype", name_of(parameter.dtype)},
+                                 {"trainable", parameter.trainable},
+                                 {"group", parameter.group},
+                                 {"states", parameter.states}};
+  if (!parameter.saved) json["saved"] = false;
+  return json;
 }
 
 nlohmann::ordered_json encode_state(const StateSpec& state) {
@@ -127,6 +129,8 @@ Manifest::Parameter decode_parameter(const JsonReader& json, int64_t states) {
   if (parameter.trainable == parameter.states.empty()) {
     json.fail("only trainable parameters have states, and all of them have");
   }
+  if (json.has("saved")) parameter.saved = json.boolean("saved");
+  if (parameter.trainable && !parameter.saved) json.fail("a trainable parameter was not saved");
   return parameter;
 }
 

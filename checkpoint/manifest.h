@@ -21,6 +21,7 @@ struct Manifest {
     int group = 0;
     std::vector<int> states;  // ascending indices into the manifest's states; none when frozen
     std::string alias_of{};   // not empty: only the name is set besides
+    bool saved = true;        // false for frozen parameters that were left out
 
     int64_t numel() const;
   };
@@ -40,7 +41,7 @@ struct Manifest {
   std::vector<ShardFile> shards;  // one per rank of the job that saved
 };
 
-inline constexpr int kFormatVersion = 2;
+inline constexpr int kFormatVersion = 3;
 inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 

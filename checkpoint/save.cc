@@ -69,9 +69,19 @@ ShardPlan Save::plan() {
   check_tag(tag_);
   manifest_ = describe_engine(engine_);
   manifest_.client_state = options_.client_state;
+  std::vector<StateInterval> intervals = engine_.state_intervals();
+  if (options_.exclude_frozen) {
+    for (Manifest::Parameter& parameter : manifest_.parameters) {
+      parameter.saved = parameter.trainable || !parameter.alias_of.empty();
+    }
+    const auto specs = engine_.parameters();
+    std::erase_if(intervals, [&](const StateInterval& interval) {
+      return !specs[static_cast<size_t>(interval.parameter)].trainable;
+    });
+  }
   encode_manifest(manifest_);  // throws what it would throw after all data is written
   id_ = random_id();
-  return ShardPlan(engine_, engine_.state_intervals());
+  return ShardPlan(engine_, intervals);
 }
 
 void Save::agree_on(const ShardPlan& plan) {

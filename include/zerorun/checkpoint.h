@@ -17,6 +17,7 @@ struct SaveOptions {
   std::string directory;     // holds one folder per tag and the file `latest`
   std::string tag;           // default "step<N>"
   std::string client_state;  // JSON text, at most 64 MiB, that load_checkpoint gives back unchanged
+  bool exclude_frozen = false;  // frozen parameters are not saved; a load leaves them as they are
 };
 
 struct LoadedCheckpoint {
@@ -37,6 +38,37 @@ ZR_API void save_checkpoint(Engine& engine, Communicator& comm, const SaveOption
 // missing, or of another model (first difference named) without having changed the engine.
 ZR_API LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm,
                                         const std::string& directory, const std::string& tag = "");
+
+// The model in a checkpoint of any world size, read without an engine.
+class ZR_API SavedModel {
+ public:
+  struct Parameter {
+    std::string name;
+    std::vector<int64_t> shape;
+    DType dtype = DType::fp32;  // that read() gives: of the master copy, where there is one
+    bool trainable = true;
+    bool saved = true;       // false: frozen, and left out
+    std::string alias_of{};  // not empty: only the name is set besides
+  };
+
+  // As load_checkpoint finds it. Reads no data yet. Throws CheckpointError.
+  explicit SavedModel(const std::string& directory, const std::string& tag = "");
+  ~SavedModel();
+  SavedModel(SavedModel&&) noexcept;
+  SavedModel& operator=(SavedModel&&) noexcept;
+
+  const std::vector<Parameter>& parameters() const;
+  std::string tag() const;
+  const std::string& client_state() const;
+  int64_t step() const;
+  // All elements, flat, into host memory of exactly their bytes; what is read is checked against
+  // its sums. `parameter`: index into parameters() of one that has data.
+  void read(size_t parameter, TensorView out) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 struct ExportTensor {
   std::string name;            // name in the file

@@ -7,6 +7,7 @@
 
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
+#include "python/bindings/tensor_exchange.h"
 #include "zerorun/checkpoint.h"
 
 namespace py = pybind11;
@@ -14,7 +15,38 @@ using namespace py::literals;
 
 namespace zerorun {
 
+namespace {
+
+void register_saved_model(py::module_& m) {
+  py::class_<SavedModel::Parameter>(m, "SavedParameter", "One parameter of a saved model.")
+      .def_readonly("name", &SavedModel::Parameter::name)
+      .def_readonly("shape", &SavedModel::Parameter::shape)
+      .def_property_readonly(
+          "dtype",
+          [](const SavedModel::Parameter& self) { return std::string(name_of(self.dtype)); })
+      .def_readonly("trainable", &SavedModel::Parameter::trainable)
+      .def_readonly("saved", &SavedModel::Parameter::saved)
+      .def_readonly("alias_of", &SavedModel::Parameter::alias_of);
+  py::class_<SavedModel>(m, "SavedModel", "The model in a checkpoint, read without an engine.")
+      .def(py::init<const std::string&, const std::string&>(), "directory"_a, "tag"_a = "")
+      .def_property_readonly("parameters", &SavedModel::parameters)
+      .def_property_readonly("tag", &SavedModel::tag)
+      .def_property_readonly("client_state", &SavedModel::client_state)
+      .def_property_readonly("step", &SavedModel::step)
+      .def(
+          "read",
+          [](const SavedModel& self, size_t parameter, const py::object& out) {
+            const TensorView view = import_tensor(out, self.parameters().at(parameter).name);
+            const py::gil_scoped_release release;
+            self.read(parameter, view);
+          },
+          "parameter"_a, "out"_a, "All elements of the parameter of that index, into a tensor.");
+}
+
+}  // namespace
+
 void register_checkpoint(py::module_& m) {
+  register_saved_model(m);
   const py::call_guard<py::gil_scoped_release> unlocked;
   py::class_<LoadedCheckpoint>(m, "LoadedCheckpoint", "What was loaded besides the model.")
       .def_readonly("tag", &LoadedCheckpoint::tag)
@@ -23,10 +55,12 @@ void register_checkpoint(py::module_& m) {
   m.def(
       "save_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
-         const std::string& client_state) {
-        save_checkpoint(engine.engine(), *engine.owner()->comm, {directory, tag, client_state});
+         const std::string& client_state, bool exclude_frozen) {
+        save_checkpoint(engine.engine(), *engine.owner()->comm,
+                        {directory, tag, client_state, exclude_frozen});
       },
       unlocked, "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}",
+      "exclude_frozen"_a = false,
       "Collective. An earlier checkpoint stays loadable until this one is complete.");
   m.def(
       "load_checkpoint",

@@ -20,7 +20,7 @@ from zerorun import _C, shard_files
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
-__all__ = ["load", "save"]
+__all__ = ["decode_payload", "load", "save"]
 
 _LATEST = "latest"
 
@@ -31,6 +31,7 @@ def save(
     tag: str | None,
     client_state: dict[str, Any] | None,
     save_latest: bool,
+    exclude_frozen: bool,
 ) -> str:
     """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete."""
     folder = os.fspath(directory)
@@ -51,7 +52,7 @@ def save(
             payload["shard_files"] = shard_files.save(engine, folder, name)
     if hasattr(engine.lr_scheduler, "state_dict"):
         payload["lr_scheduler"] = engine.lr_scheduler.state_dict()
-    _C.save_checkpoint(engine.core, folder, name, _encode(payload))
+    _C.save_checkpoint(engine.core, folder, name, _encode(payload), exclude_frozen)
     if engine.communicator.rank == 0:
         if not save_latest:
             _restore(latest, before)
@@ -74,7 +75,7 @@ def load(
         warnings.warn(f"no file '{_LATEST}' in {folder}: no checkpoint was loaded", stacklevel=3)
         return None, None
     loaded = _C.load_checkpoint(engine.core, folder, "" if tag is None else str(tag))
-    payload = _decode(loaded.client_state)
+    payload = decode_payload(loaded.client_state)
     _load_buffers(engine.module, payload.get("buffers", {}))
     optimizer = engine.optimizer
     if optimizer is not None and optimizer_states:
@@ -104,8 +105,9 @@ def _encode(payload: dict[str, Any]) -> str:
     return json.dumps({"torch": base64.b64encode(stream.getvalue()).decode()})
 
 
-def _decode(text: str) -> dict[str, Any]:
-    """Checkpoints of other programs (the bundled train) have a client state of their own."""
+def decode_payload(text: str) -> dict[str, Any]:
+    """What save() keeps besides the model. Other programs (the bundled train) save a client state
+    of their own."""
     state = json.loads(text) if text else {}
     if "torch" not in state:
         return {"client_state": state}

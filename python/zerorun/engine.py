@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import os
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from zerorun import _C, checkpoint
-from zerorun.config import BatchConfig, Config
+from zerorun import _C, checkpoint, torch_groups
+from zerorun.config import BatchConfig, Config, resolve_batch
 from zerorun.full_state import full_state_dict
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
@@ -26,7 +23,8 @@ from zerorun.parameter_memory import (
     cast_buffers,
     full_view,
     load_parameters,
-    tensor_of,
+    masters_from_parameters,
+    write_full,
 )
 from zerorun.state_access import StateAccess
 from zerorun.zero.partition import EnginePartition, PrivatePartition, partition_of
@@ -38,22 +36,6 @@ def _to_half(value: torch.Tensor) -> torch.Tensor:
     return value.half() if value.is_floating_point() else value
 
 
-@atexit.register
-def _end_torch_groups() -> None:
-    """Ends gloo's threads before the interpreter does.
-
-    PyTorch's group lets its threads run on at exit. One that drops the last tensor of a collective
-    while the interpreter ends aborts the process (std::terminate), after a successful run.
-    """
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    gc.collect()
-    distributed.destroy_process_group()
-    gc.collect()
-    time.sleep(0.1)  # for groups that something still refers to
-
-
 class ZeroEngine(nn.Module):
     """Wraps a model for ZeRO training; made by :func:`zerorun.initialize`.
 
@@ -61,6 +43,8 @@ class ZeroEngine(nn.Module):
     and backward may be the engine's or the loss's own. Per micro-step: forward, backward,
     :meth:`step`, which updates the parameters when a batch of micro-steps is complete.
     """
+
+    optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
 
     def __init__(
         self,
@@ -71,10 +55,12 @@ class ZeroEngine(nn.Module):
         communicator: _C.Communicator,
     ) -> None:
         super().__init__()
+        torch_groups.end_at_exit()
         self.module = model
         self.layout = layout
         self.settings = config
         self.batch = batch
+        self._average_over = batch.accumulation_steps  # micro-steps; the core's division
         self.communicator = communicator
         self.config: dict[str, Any] = {}
         self.optimizer: ZeroOptimizer | None = None
@@ -82,6 +68,7 @@ class ZeroEngine(nn.Module):
         self.training_dataloader: Any = None
         self.states = StateAccess(self)
         self.micro_steps = 0
+        self._batch_steps = 0  # micro-steps of the current batch
         self.global_steps = 0
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
@@ -159,13 +146,18 @@ class ZeroEngine(nn.Module):
         program has divided the loss itself. Returns the loss as averaged.
         """
         steps = self.batch.accumulation_steps
-        self.scale(loss if scale_wrt_gas else loss * steps).backward(
+        self.scale(self._weighted(loss, scale_wrt_gas)).backward(
             retain_graph=retain_graph, **kwargs
         )
         self._in_backward = True
         if self.collector.eager:
             self._end_micro_step()
         return loss / steps if scale_wrt_gas and steps > 1 else loss
+
+    def _weighted(self, loss: torch.Tensor, average: bool) -> torch.Tensor:
+        """The loss for which the core's division by the configured steps gives what is asked."""
+        weight = self._average_over / (self.batch.accumulation_steps if average else 1)
+        return loss if weight == 1 else loss * weight
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale, for programs that call backward() themselves."""
@@ -196,8 +188,11 @@ class ZeroEngine(nn.Module):
             self.micro_step_applied = self.last_step.applied
             self.collector.stepped()
             self.global_steps += 1
+            self._batch_steps = 0
             if self.lr_scheduler is not None and self.last_step.applied:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
+        else:
+            self._batch_steps += 1
         self.micro_steps += 1
         self._micro_step_ended = False
         self._announce_boundary()
@@ -230,7 +225,14 @@ class ZeroEngine(nn.Module):
             return False
         if self._boundary is not None:
             return self._boundary
-        return (self.micro_steps + 1) % self.batch.accumulation_steps == 0
+        return self._batch_steps + 1 >= self.batch.accumulation_steps
+
+    def set_batch(self, batch: BatchConfig) -> None:
+        """Other batch sizes from the next batch on. Call it between two batches, on every rank."""
+        if self._batch_steps > 0 or self.collector.open:
+            raise _C.ConfigError("set_batch: the current batch is not complete; step first")
+        self.batch = resolve_batch(batch, self.communicator.world_size)
+        self._announce_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Says so from now on, instead of counting micro-steps. Call it before backward."""
@@ -270,24 +272,12 @@ class ZeroEngine(nn.Module):
                 "within zerorun.zero.GatheredParameters(params, modifier_rank=0)"
             )
         result = self.module.load_state_dict(*args, **kwargs)
-        with torch.no_grad():
-            for interval in self.core.state_intervals():
-                if interval.master is not None:
-                    tensor_of(interval.master).copy_(tensor_of(interval.param))
-        self.core.publish_masters()
+        masters_from_parameters(self.core)
         return result
 
     def write_parameter(self, parameter: nn.Parameter, flat: torch.Tensor) -> None:
         """New full values, the same on every rank, for the parameter and its master. Collective."""
-        index = self.layout.ids[parameter]
-        with torch.no_grad():
-            if not self.core.is_sharded(index):
-                tensor_of(self.core.parameter(index)).copy_(flat)
-            for interval in self.core.state_intervals(index):
-                part = flat[interval.begin : interval.begin + interval.numel]
-                tensor_of(interval.param).copy_(part)
-                if interval.master is not None:
-                    tensor_of(interval.master).copy_(part)
+        write_full(self.core, self.layout.ids[parameter], flat)
         self.communicator.barrier(f"new values of {self.layout.names[parameter]}")
 
     # --- checkpoints ---
@@ -303,10 +293,12 @@ class ZeroEngine(nn.Module):
         """Saves everything that training needs under `save_dir`/`tag`. Collective.
 
         `tag`: default ``global_step<N>``. `client_state`: anything picklable, given back by
-        :meth:`load_checkpoint`. `save_latest`: the tag is what a load without tag takes. Frozen
-        parameters are saved in any case. Raises CheckpointError or IoError on every rank.
+        :meth:`load_checkpoint`. `save_latest`: the tag is what a load without tag takes.
+        `exclude_frozen_parameters`: they are not saved, and a load leaves them as they are. Raises
+        CheckpointError or IoError on every rank.
         """
-        checkpoint.save(self, save_dir, tag, client_state, save_latest)
+        exclude = bool(exclude_frozen_parameters)
+        checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude)
         return True
 
     def load_checkpoint(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature

@@ -69,7 +69,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if raw is not None:
         engine.config = dict(raw)
     if basic is not None:
-        engine.optimizer = ZeroOptimizer(engine, basic, rule)
+        engine.optimizer = engine.optimizer_class(engine, basic, rule)
     engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
     if training_data is not None:
         from zerorun.dataloader import make_dataloader

@@ -77,7 +77,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.optimizer = basic
         self.rule = rule
         self.overflow = False
-        self._engine = engine
+        self.engine = engine
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
         self._given = [list(group["params"]) for group in basic.param_groups]
         if rule.external:
@@ -125,7 +125,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def update(self) -> _C.StepResult:
         """One step of the engine; :meth:`ZeroEngine.step` calls it."""
-        core = self._engine.core
+        core = self.engine.core
         for target, group in zip(core.groups(), self.param_groups, strict=True):
             target.lr = float(group["lr"]) if "lr" in group else 0.0
             target.weight_decay = float(group.get("weight_decay", 0.0))
@@ -150,7 +150,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """The engine's step, which acts at the end of a batch of micro-steps."""
         if closure is not None:
             raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
-        self._engine.step()
+        self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do: gradients live in the engine, and a step ends them."""
@@ -158,12 +158,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def loss_scale(self) -> float:
         """What the loss is multiplied with before backward; 1 unless parameters are fp16."""
-        return self._engine.core.loss_scale
+        return self.engine.core.loss_scale
 
     cur_scale = loss_scale
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if hasattr(self, "_engine"):
+        if hasattr(self, "engine"):
             raise _C.ConfigError(
                 "add_param_group after initialize: the parameters are sharded already; make all "
                 "groups before initialize"

@@ -10,7 +10,15 @@ from torch import nn
 from zerorun import _C
 from zerorun.model_layout import DTYPES, ModelLayout
 
-__all__ = ["by_parameter", "cast_buffers", "full_view", "load_parameters", "tensor_of"]
+__all__ = [
+    "by_parameter",
+    "cast_buffers",
+    "full_view",
+    "load_parameters",
+    "masters_from_parameters",
+    "tensor_of",
+    "write_full",
+]
 
 
 def tensor_of(capsule: object) -> torch.Tensor:
@@ -57,6 +65,27 @@ def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Com
                 tensor_of(interval.param).copy_(part)
                 if interval.master is not None:
                     tensor_of(interval.master).copy_(part)
+    engine.publish_masters()
+
+
+def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
+    """New full values of one parameter, into what this rank holds of it and of its master."""
+    with torch.no_grad():
+        if not engine.is_sharded(index):
+            tensor_of(engine.parameter(index)).copy_(flat)
+        for interval in engine.state_intervals(index):
+            part = flat[interval.begin : interval.begin + interval.numel]
+            tensor_of(interval.param).copy_(part)
+            if interval.master is not None:
+                tensor_of(interval.master).copy_(part)
+
+
+def masters_from_parameters(engine: _C.Engine) -> None:
+    """Masters take the values that the parameters have got. Collective."""
+    with torch.no_grad():
+        for interval in engine.state_intervals():
+            if interval.master is not None:
+                tensor_of(interval.master).copy_(tensor_of(interval.param))
     engine.publish_masters()
 
 

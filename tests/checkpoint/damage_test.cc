@@ -189,7 +189,7 @@ TEST_F(Damage, FileNamesThatLeaveTheFolderAreRefused) {
 
 TEST_F(Damage, NewerFormatIsNamed) {
   std::string text = read_file(manifest_);
-  text.replace(text.find("\"version\": 2"), 12, "\"version\": 7");
+  text.replace(text.find("\"version\": 3"), 12, "\"version\": 7");
   const size_t end = text.find(",\n  \"xxh3\"");
   text.replace(end + 12, 16, "");  // any hash: replaced below
   const std::string body = text.substr(0, end);

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ranks import CaseResults, cases_in
 
-FILES = ("training", "optimizers", "zero", "checkpoints", "bad_input", "compat")
+FILES = ("training", "optimizers", "zero", "checkpoints", "bad_input", "compat", "compat_engine")
 
 
 @pytest.fixture(scope="module")

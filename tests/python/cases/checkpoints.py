@@ -140,3 +140,56 @@ def case_buffers_are_saved(folder: Path) -> None:
     assert torch.equal(engine.module.norm.running_mean, values)
     assert WORLD_SIZE > 1 or torch.equal(values, mean)
     engine.destroy()
+
+
+class Adapted(Model):
+    """Most of it frozen, as with an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad = name.startswith("blocks.0")
+
+
+def case_frozen_parameters_may_be_left_out(folder: Path) -> None:
+    for stage in (1, 3):
+        path = folder / str(stage)
+        engine = engine_at(stage, kind=Adapted)
+        losses = train(engine, 3)
+        engine.save_checkpoint(path, "whole")
+        engine.save_checkpoint(path, "adapter", exclude_frozen_parameters=True)
+        expected = losses + train(engine, 2, first=3)
+        engine.destroy()
+        sizes = {
+            tag: sum(file.stat().st_size for file in (path / tag).iterdir())
+            for tag in ("whole", "adapter")
+        }
+        assert sizes["adapter"] < 0.8 * sizes["whole"], sizes
+        engine = engine_at(stage, kind=Adapted)  # which makes the frozen ones as before
+        train(engine, 1, first=7)
+        engine.load_checkpoint(path, "adapter")
+        assert_close(losses + train(engine, 2, first=3), expected, 1e-6)
+        engine.destroy()
+
+
+def case_the_model_in_fp32_without_an_engine(folder: Path) -> None:
+    from zerorun.consolidate import fp32_state_dict, main
+
+    _, trained = reference(steps=3)
+    for stage in (0, 3):
+        engine = engine_at(stage)
+        train(engine, 3)
+        engine.save_checkpoint(folder / str(stage))
+        state = fp32_state_dict(folder / str(stage))
+        assert set(state) == set(trained.state_dict())
+        assert state["head.weight"] is state["embedding.weight"]
+        for key, value in trained.state_dict().items():
+            torch.testing.assert_close(state[key], value, rtol=1e-4, atol=2e-4)
+        engine.destroy()
+    output = folder / f"model{zerorun._C.rank_from_environment().rank}"
+    arguments = [str(folder / "3"), str(output), "--safe_serialization", "--max_shard_size", "20KB"]
+    assert main(arguments) == 0
+    files = sorted(path.name for path in output.iterdir())
+    assert "model.safetensors.index.json" in files
+    assert len(files) > 2
+    assert main([str(folder / "nothing"), str(output)]) == 1

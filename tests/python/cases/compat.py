@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import inspect
 import os
 import sys
 import types
@@ -16,7 +15,6 @@ import torch.distributed as dist
 import zerorun
 
 from cases.models import (
-    RANK,
     STEPS,
     WORLD_SIZE,
     Model,
@@ -199,51 +197,6 @@ def case_rotary_frequencies_keep_their_precision(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_save_checkpoint_can_be_introspected(folder: Path) -> None:
-    engine, *_ = start(2)
-    assert "exclude_frozen_parameters" in inspect.signature(engine.save_checkpoint).parameters
-    train(engine, 2)
-    assert engine.save_checkpoint(folder, client_state={"epoch": 1}) is True
-    assert [path.name for path in folder.glob("global_step*")] == ["global_step2"]
-    path, state = engine.load_checkpoint(folder, load_module_strict=True)
-    assert path.endswith("global_step2")
-    assert state == {"epoch": 1}
-    engine.destroy()
-
-
-def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
-    class WithConfig(Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = types.SimpleNamespace(hidden_size=32)
-
-    engine, *_ = start(3, make(WithConfig))
-    assert engine.config["zero_optimization"]["stage"] == 3
-    assert engine.module.config.hidden_size == 32
-    assert engine.blocks is engine.module.blocks  # other names are the model's
-    engine._is_accelerate_prepared = True
-    engine.destroy()
-
-
-def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
-    engine, *_ = start(3)
-    expected = dict(make().named_parameters())
-    state = engine._zero3_consolidated_16bit_state_dict()
-    assert (state is None) == (RANK != 0)
-    if state is not None:
-        for name, value in expected.items():
-            assert torch.equal(state[name], value)
-        copies = deepspeed.checkpoint.utils.clone_tensors_for_torch_save({"a": [state]})
-        assert copies["a"][0].keys() == state.keys()
-    engine.destroy()
-    engine, *_ = start(2)
-    raises(ValueError, "ZeRO-3", engine._zero3_consolidated_16bit_state_dict)
-    assert list(engine.module_state_dict(exclude_frozen_parameters=None)) == list(
-        make().state_dict()
-    )
-    engine.destroy()
-
-
 def case_hooks_may_be_wiped_and_the_module_initialised_again(_folder: Path) -> None:
     """As Lightning does between fit and predict."""
     engine, *_ = start(3)
@@ -317,24 +270,6 @@ def case_what_is_absent_says_so(_folder: Path) -> None:
     raises(ModuleNotFoundError, "zerorun", lambda: importlib.import_module("deepspeed.unheard_of"))
 
 
-def case_queries(_folder: Path) -> None:
-    engine, optimizer, *_ = start(2, gradient_accumulation_steps=2)
-    assert engine.train_batch_size() == 8
-    assert engine.train_micro_batch_size_per_gpu() == 4 // WORLD_SIZE
-    assert engine.gradient_accumulation_steps() == 2
-    assert engine.zero_optimization_stage() == 2
-    assert not engine.zero_optimization_partition_weights()
-    assert not engine.fp16_enabled()
-    assert not engine.bfloat16_enabled()
-    assert (engine.world_size, engine.global_rank) == (WORLD_SIZE, RANK)
-    assert engine.local_rank == int(os.environ["LOCAL_RANK"])
-    assert engine.device == torch.device("cpu")
-    assert isinstance(optimizer, deepspeed.runtime.base_optimizer.DeepSpeedOptimizer)
-    assert not engine.is_gradient_accumulation_boundary()
-    engine.destroy()
-    engine.destroy()
-
-
 def case_layers_may_be_named_leaves(_folder: Path) -> None:
     model = make()
     utils = deepspeed.utils
@@ -343,20 +278,6 @@ def case_layers_may_be_named_leaves(_folder: Path) -> None:
     raises(ValueError, "No modules of type", lambda: utils.set_z3_leaf_modules(model, ["Nothing"]))
     assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
     assert "deepspeed" in sys.modules
-
-
-def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
-    data = torch.arange(16).view(16, 1)
-    engine, _, loader, _ = deepspeed.initialize(
-        model=make(), config=config(0), training_data=data, model_parameters=[]
-    )
-    assert loader is engine.training_dataloader
-    loader.sampler.set_epoch(1)
-    seen = torch.cat(list(loader)).flatten()
-    assert len(seen) == 16 // WORLD_SIZE
-    repeated = iter(deepspeed.utils.RepeatingLoader(loader))
-    assert sum(len(next(repeated)) for _ in range(2 * len(loader))) == 2 * len(seen)
-    engine.destroy()
 
 
 def case_adamw_of_the_model_is_shared_with_torchs(_folder: Path) -> None:

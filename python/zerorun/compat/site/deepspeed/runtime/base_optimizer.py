@@ -1,6 +1,62 @@
 """The class of the optimizers that initialize returns."""
 
-from zerorun.optimizer import ZeroOptimizer
+import functools
+from collections.abc import Iterator
+from typing import Any
 
-DeepSpeedOptimizer = ZeroOptimizer
-ZeROOptimizer = ZeroOptimizer
+from torch import nn
+from zerorun.optimizer import ZeroOptimizer
+from zerorun.zero.external import external_parameters
+
+
+def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((f"external{i}", p) for i, p in enumerate(external_parameters(module)))
+
+
+class _Coordinator:
+    """Order of gathers: learned, never required, so never invalid."""
+
+    @staticmethod
+    def is_invalid_trace() -> bool:
+        return False
+
+    @staticmethod
+    def _invalidate_trace() -> None:
+        """Nothing depends on the trace."""
+
+
+class ParameterOffload:
+    """What TRL takes off the model before it generates within GatheredParameters, and puts back.
+
+    zerorun's hooks stay: within a gather they only count.
+    """
+
+    param_coordinator = _Coordinator()
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.forward_hooks: list[Any] = []
+        self.backward_hooks: list[Any] = []
+        module.ds_external_parameters = functools.partial(_external_parameters, module)
+
+    def _register_deepspeed_module(self, module: nn.Module, count: list[int] | None = None) -> None:
+        """The hooks are there."""
+
+    _register_hooks_recursively = _register_deepspeed_module
+
+
+class DeepSpeedOptimizer(ZeroOptimizer):
+    """zerorun's optimizer with what libraries reach for in DeepSpeed's ZeRO-3 optimizer."""
+
+    @functools.cached_property
+    def parameter_offload(self) -> ParameterOffload:
+        return ParameterOffload(self.engine.module)
+
+    def offload_states(self, *_args: Any, **_kwargs: Any) -> None:
+        """States of CPU ranks are in host memory already."""
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """As offload_states."""
+
+
+ZeROOptimizer = DeepSpeedOptimizer

@@ -1,16 +1,32 @@
 """DeepSpeedEngine: zerorun's engine with DeepSpeed's queries."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import zerorun
+from zerorun.config import BatchConfig
 from zerorun.dataloader import make_dataloader
 from zerorun.full_state import full_state_dict
+
+from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+
+# What DeepSpeed's users expect in a checkpoint's folder.
+_ZERO_TO_FP32 = """#!/usr/bin/env python3
+# Writes the whole model in fp32: zero_to_fp32.py CHECKPOINT OUTPUT [--tag TAG]; see --help.
+import sys
+
+from zerorun.consolidate import main
+
+sys.exit(main())
+"""
 
 
 class DeepSpeedEngine(zerorun.ZeroEngine):
     """What deepspeed.initialize returns; ``config`` is the given dictionary."""
+
+    optimizer_class = DeepSpeedOptimizer
 
     # --- sizes and settings ---
 
@@ -61,6 +77,16 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
 
     def dynamic_loss_scale(self) -> bool:
         return self.fp16_enabled() and self.config["fp16"].get("loss_scale", 0) == 0
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Another number of micro-steps per batch, of the same micro-batch size."""
+        micro = self.batch.micro_batch_size
+        self.set_batch(BatchConfig(train_batch_size=train_batch_size, micro_batch_size=micro))
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Another micro-batch size, in as many micro-steps per batch."""
+        steps = self.batch.accumulation_steps
+        self.set_batch(BatchConfig(micro_batch_size=micro_batch_size, accumulation_steps=steps))
 
     # --- progress ---
 
@@ -142,6 +168,22 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
         return full_state_dict(self, exclude_frozen_parameters)
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool | None = False,
+    ) -> bool:
+        """As ZeroEngine's, with the script zero_to_fp32.py beside the tags."""
+        super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        if self.global_rank == 0:
+            path = os.path.join(save_dir, "zero_to_fp32.py")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(_ZERO_TO_FP32)
+        return True
 
     def save_fp16_model(self, save_dir: str, save_filename: str = "pytorch_model.bin") -> bool:
         return self.save_16bit_model(save_dir, save_filename)

@@ -1,0 +1,73 @@
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/layout.h"
+#include "core/check.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+struct SavedModel::Impl {
+  explicit Impl(std::filesystem::path folder) : checkpoint(std::move(folder)) {
+    const Manifest& manifest = checkpoint.manifest();
+    for (const Manifest::Parameter& saved : manifest.parameters) {
+      Parameter parameter{.name = saved.name,
+                          .shape = saved.shape,
+                          .dtype = saved.dtype,
+                          .trainable = saved.trainable,
+                          .saved = saved.saved,
+                          .alias_of = saved.alias_of};
+      int kind = CheckpointReader::kParam;
+      if (!saved.states.empty()) {  // the master is the first of them
+        parameter.dtype = manifest.states[static_cast<size_t>(saved.states.front())].dtype;
+        kind = 1 + saved.states.front();
+      }
+      parameters.push_back(std::move(parameter));
+      kinds.push_back(kind);
+    }
+  }
+
+  CheckpointReader checkpoint;
+  std::vector<Parameter> parameters;
+  std::vector<int> kinds;  // of records, by parameter
+};
+
+SavedModel::SavedModel(const std::string& directory, const std::string& tag)
+    : impl_(std::make_unique<Impl>(find_checkpoint(directory, tag))) {}
+SavedModel::~SavedModel() = default;
+SavedModel::SavedModel(SavedModel&&) noexcept = default;
+SavedModel& SavedModel::operator=(SavedModel&&) noexcept = default;
+
+const std::vector<SavedModel::Parameter>& SavedModel::parameters() const {
+  return impl_->parameters;
+}
+
+std::string SavedModel::tag() const { return impl_->checkpoint.folder().filename().string(); }
+
+const std::string& SavedModel::client_state() const {
+  return impl_->checkpoint.manifest().client_state;
+}
+
+int64_t SavedModel::step() const { return impl_->checkpoint.manifest().progress.step_count; }
+
+void SavedModel::read(size_t parameter, TensorView out) const {
+  const CheckpointReader& checkpoint = impl_->checkpoint;
+  const Parameter& saved = impl_->parameters.at(parameter);
+  ZR_CHECK(saved.saved && saved.alias_of.empty(), "{} has no data of its own", saved.name);
+  const int64_t numel = checkpoint.manifest().parameters[parameter].numel();
+  ZR_CHECK(out.dtype == saved.dtype && out.numel == numel, "{}: got {} elements of {}", saved.name,
+           out.numel, name_of(out.dtype));
+  std::optional<File> file;
+  int shard = -1;
+  const int index = static_cast<int>(parameter);
+  for (const auto& record : checkpoint.records_of(index, impl_->kinds[parameter], 0, numel)) {
+    if (record.shard != std::exchange(shard, record.shard)) file = checkpoint.open(shard);
+    checkpoint.verify(*file, record);
+    const TensorView part = out.slice(record.begin, record.numel);
+    checkpoint.read(*file, record, 0, {part.as<std::byte>(), part.nbytes()});
+  }
+}
+
+}  // namespace zerorun

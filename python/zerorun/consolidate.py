@@ -1,0 +1,138 @@
+"""One file, or a state dict, out of a sharded checkpoint; needs no GPU, no job and no model.
+
+    python -m zerorun.consolidate CHECKPOINT OUTPUT [--tag TAG] [--safe_serialization]
+
+Floating-point parameters come out in fp32, from the masters where training kept them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import torch
+
+from zerorun import _C
+from zerorun.checkpoint import decode_payload
+from zerorun.model_layout import DTYPES
+
+__all__ = ["fp32_state_dict", "main", "save_fp32_model"]
+
+
+def fp32_state_dict(
+    directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
+) -> dict[str, torch.Tensor]:
+    """The parameters in fp32, and the buffers, under the names of the model that was saved.
+
+    Tied parameters share one tensor. Raises CheckpointError for what is missing or damaged.
+    """
+    saved = _C.SavedModel(os.fspath(directory), tag or "")
+    state: dict[str, torch.Tensor] = {}
+    for index, parameter in enumerate(saved.parameters):
+        if parameter.alias_of or not parameter.saved:
+            continue
+        if exclude_frozen and not parameter.trainable:
+            continue
+        flat = torch.empty(torch.Size(parameter.shape).numel(), dtype=DTYPES[parameter.dtype])
+        saved.read(index, flat)
+        state[parameter.name] = flat.float().view(parameter.shape)
+    for parameter in saved.parameters:
+        if parameter.alias_of in state:
+            state[parameter.name] = state[parameter.alias_of]
+    payload = decode_payload(saved.client_state)
+    return state | payload.get("buffers", {})
+
+
+def save_fp32_model(
+    directory: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    tag: str | None = None,
+    max_shard_size: str | int | None = None,
+    safe_serialization: bool = False,
+    exclude_frozen: bool = False,
+) -> list[str]:
+    """Writes fp32_state_dict into the folder `output` as Hugging Face names it; returns the files.
+
+    `max_shard_size`: bytes, or text as "5GB", of a file; several files come with an index.
+    """
+    state = fp32_state_dict(directory, tag, exclude_frozen=exclude_frozen)
+    os.makedirs(output, exist_ok=True)
+    pattern = "model{suffix}.safetensors" if safe_serialization else "pytorch_model{suffix}.bin"
+    parts, index = _split(state, pattern, max_shard_size)
+    files = []
+    for name, keys in parts.items():
+        path = os.path.join(output, name)
+        part = {key: state[key] for key in keys}
+        if safe_serialization:
+            from safetensors.torch import save_file
+
+            # The format has no shared tensors: a tied parameter is stored under its first name.
+            save_file(_without_aliases(part), path, metadata={"format": "pt"})
+        else:
+            torch.save(part, path)
+        files.append(path)
+    if index is not None:
+        import json
+
+        path = os.path.join(output, pattern.format(suffix="") + ".index.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(index, file, indent=2, sort_keys=True)
+            file.write("\n")
+        files.append(path)
+    return files
+
+
+def _split(
+    state: dict[str, torch.Tensor], pattern: str, max_shard_size: str | int | None
+) -> tuple[dict[str, list[str]], dict[str, object] | None]:
+    """The keys of each file, and the index that several files need."""
+    if max_shard_size is None:
+        return {pattern.format(suffix=""): list(state)}, None
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    split = split_torch_state_dict_into_shards(
+        state, filename_pattern=pattern, max_shard_size=max_shard_size
+    )
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+    return split.filename_to_tensors, index if split.is_sharded else None
+
+
+def _without_aliases(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    seen: set[int] = set()
+    return {
+        name: value
+        for name, value in state.items()
+        if value.numel() == 0 or not (value.data_ptr() in seen or seen.add(value.data_ptr()))
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; errors are one line on standard error."""
+    parser = argparse.ArgumentParser(prog="zerorun.consolidate", description=__doc__.split("\n")[0])
+    parser.add_argument("checkpoint", help="folder that save_checkpoint wrote, or one tag of it")
+    parser.add_argument("output", help="folder for the model")
+    parser.add_argument("-t", "--tag", help="default: what was saved last")
+    parser.add_argument("--max_shard_size", help='of a file, as "5GB"; default: one file')
+    parser.add_argument("--safe_serialization", action="store_true", help="safetensors, not pickle")
+    parser.add_argument("--exclude_frozen_parameters", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        files = save_fp32_model(
+            options.checkpoint,
+            options.output,
+            tag=options.tag,
+            max_shard_size=options.max_shard_size,
+            safe_serialization=options.safe_serialization,
+            exclude_frozen=options.exclude_frozen_parameters,
+        )
+    except (_C.Error, OSError) as error:
+        print(f"zerorun.consolidate: error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(files))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""What scripts ask of DeepSpeed's engine and optimizer."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import deepspeed
+import torch
+import zerorun
+
+from cases.compat import start
+from cases.models import (
+    RANK,
+    WORLD_SIZE,
+    Model,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+
+def case_save_checkpoint_can_be_introspected(folder: Path) -> None:
+    engine, *_ = start(2)
+    assert "exclude_frozen_parameters" in inspect.signature(engine.save_checkpoint).parameters
+    train(engine, 2)
+    assert engine.save_checkpoint(folder, client_state={"epoch": 1}) is True
+    assert [path.name for path in folder.glob("global_step*")] == ["global_step2"]
+    path, state = engine.load_checkpoint(folder, load_module_strict=True)
+    assert path.endswith("global_step2")
+    assert state == {"epoch": 1}
+    engine.destroy()
+
+
+def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
+    class WithConfig(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = types.SimpleNamespace(hidden_size=32)
+
+    engine, *_ = start(3, make(WithConfig))
+    assert engine.config["zero_optimization"]["stage"] == 3
+    assert engine.module.config.hidden_size == 32
+    assert engine.blocks is engine.module.blocks  # other names are the model's
+    engine._is_accelerate_prepared = True
+    engine.destroy()
+
+
+def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
+    engine, *_ = start(3)
+    expected = dict(make().named_parameters())
+    state = engine._zero3_consolidated_16bit_state_dict()
+    assert (state is None) == (RANK != 0)
+    if state is not None:
+        for name, value in expected.items():
+            assert torch.equal(state[name], value)
+        copies = deepspeed.checkpoint.utils.clone_tensors_for_torch_save({"a": [state]})
+        assert copies["a"][0].keys() == state.keys()
+    engine.destroy()
+    engine, *_ = start(2)
+    raises(ValueError, "ZeRO-3", engine._zero3_consolidated_16bit_state_dict)
+    assert list(engine.module_state_dict(exclude_frozen_parameters=None)) == list(
+        make().state_dict()
+    )
+    engine.destroy()
+
+
+def case_queries(_folder: Path) -> None:
+    engine, optimizer, *_ = start(2, gradient_accumulation_steps=2)
+    assert engine.train_batch_size() == 8
+    assert engine.train_micro_batch_size_per_gpu() == 4 // WORLD_SIZE
+    assert engine.gradient_accumulation_steps() == 2
+    assert engine.zero_optimization_stage() == 2
+    assert not engine.zero_optimization_partition_weights()
+    assert not engine.fp16_enabled()
+    assert not engine.bfloat16_enabled()
+    assert (engine.world_size, engine.global_rank) == (WORLD_SIZE, RANK)
+    assert engine.local_rank == int(os.environ["LOCAL_RANK"])
+    assert engine.device == torch.device("cpu")
+    assert isinstance(optimizer, deepspeed.runtime.base_optimizer.DeepSpeedOptimizer)
+    assert not engine.is_gradient_accumulation_boundary()
+    engine.destroy()
+    engine.destroy()
+
+
+def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
+    data = torch.arange(16).view(16, 1)
+    engine, _, loader, _ = deepspeed.initialize(
+        model=make(), config=config(0), training_data=data, model_parameters=[]
+    )
+    assert loader is engine.training_dataloader
+    loader.sampler.set_epoch(1)
+    seen = torch.cat(list(loader)).flatten()
+    assert len(seen) == 16 // WORLD_SIZE
+    repeated = iter(deepspeed.utils.RepeatingLoader(loader))
+    assert sum(len(next(repeated)) for _ in range(2 * len(loader))) == 2 * len(seen)
+    engine.destroy()
+
+
+def case_a_checkpoint_has_the_script_to_convert_it(folder: Path) -> None:
+    from deepspeed.utils import zero_to_fp32
+
+    engine, *_ = start(2)
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    expected = {name: value.clone() for name, value in engine.module.state_dict().items()}
+    model = zero_to_fp32.load_state_dict_from_zero_checkpoint(make(seed=9), str(folder))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name].float())
+    output = folder / f"out{engine.global_rank}"
+    script = [sys.executable, str(folder / "zero_to_fp32.py"), str(folder), str(output)]
+    subprocess.run(script, check=True, capture_output=True)
+    state = torch.load(output / "pytorch_model.bin", weights_only=True)
+    assert all(torch.equal(state[name], value.float()) for name, value in expected.items())
+    engine.destroy()
+
+
+def case_another_batch_size_takes_more_micro_steps(_folder: Path) -> None:
+    results = []
+    for steps in (1, 2):  # of the configuration
+        engine, *_ = start(2, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=steps)
+        engine.set_train_batch_size(2 * 2 * WORLD_SIZE)
+        assert engine.gradient_accumulation_steps() == 2
+        for index in range(4):
+            engine.backward(loss_of(engine, part_of(batch_of(index))))
+            assert engine.is_gradient_accumulation_boundary() == (index % 2 == 1)
+            engine.step()
+        assert engine.global_steps == 2
+        results.append(engine.core.parameter_hash())
+        wrong = 2 * WORLD_SIZE + 1
+        raises(
+            zerorun.ConfigError, "train_batch_size", lambda e=engine: e.set_train_batch_size(wrong)
+        )
+        engine.destroy()
+    assert results[0] == results[1]
+
+
+def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
+    """As trl/models/utils.py does around generate."""
+    expected, _ = reference(steps=4)
+    engine, *_ = start(3)
+    losses = train(engine, 2)
+    offload = engine.optimizer.parameter_offload
+    with deepspeed.zero.GatheredParameters(engine.parameters()):
+        model = offload.module
+        external = (parameter for _, parameter in model.ds_external_parameters())
+        for parameter in (*model.parameters(), *external):
+            parameter.ds_active_sub_modules.clear()
+        for hook in (*offload.forward_hooks, *offload.backward_hooks):
+            hook.remove()
+        offload.forward_hooks, offload.backward_hooks = [], []
+        assert not offload.param_coordinator.is_invalid_trace()
+        with torch.no_grad():
+            generated = [loss_of(model, part_of(batch_of(0))).item() for _ in range(2)]
+        offload._register_deepspeed_module(offload.module)
+    assert generated[0] == generated[1]
+    assert_close(losses + train(engine, 2, first=2), expected)
+    engine.destroy()
