@@ -2,6 +2,7 @@
 
 zerorun --nproc_per_node 2 ddp.py              # passes --local_rank=N
 zerorun --nproc_per_node 2 --use_env ddp.py    # LOCAL_RANK only, as torchrun
+zerorun --nproc_per_node 2 ddp.py --sharded    # AdamW's states sharded over the ranks
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", "0")))
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--sharded", action="store_true", help="shard the optimizer's states")
     arguments = parser.parse_args()
     dist.init_process_group("gloo", init_method="env://")
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(8, 1), broadcast_buffers=False)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
     x = torch.randn(64, 8)
     data = TensorDataset(x, x.sum(1, keepdim=True))
     sampler = DistributedSampler(data, shuffle=True, drop_last=True)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    if arguments.sharded:  # all that it takes
+        import zerorun
+
+        optimizer = zerorun.ShardedOptimizer(optimizer)
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
         for inputs, targets in loader:

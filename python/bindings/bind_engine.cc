@@ -214,9 +214,14 @@ void define_state(Engines& engine) {
             self.engine().set_progress({});
           },
           unlocked, "Optimizer states and step count as before the first step.")
-      .def_property_readonly(
+      .def_property(
           "step_count",
-          [](const EngineHandle& self) { return self.engine().progress().step_count; })
+          [](const EngineHandle& self) { return self.engine().progress().step_count; },
+          [](const EngineHandle& self, int64_t steps) {
+            EngineProgress progress = self.engine().progress();
+            progress.step_count = steps;
+            self.engine().set_progress(progress);
+          })
       .def_property_readonly(
           "skipped_steps",
           [](const EngineHandle& self) { return self.engine().progress().skipped_steps; })

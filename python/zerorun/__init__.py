@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
     from zerorun.optimizer import ZeroOptimizer
+    from zerorun.sharded_optimizer import ShardedOptimizer
 
 __all__ = [
     "CheckpointError",
@@ -38,6 +39,7 @@ __all__ = [
     "InternalError",
     "IoError",
     "NumericError",
+    "ShardedOptimizer",
     "ZeroEngine",
     "ZeroOptimizer",
     "__version__",
@@ -48,6 +50,7 @@ __all__ = [
 
 # Names that need PyTorch, and where they are.
 _LAZY = {
+    "ShardedOptimizer": "zerorun.sharded_optimizer",
     "ZeroEngine": "zerorun.engine",
     "ZeroOptimizer": "zerorun.optimizer",
     "initialize": "zerorun.initialization",

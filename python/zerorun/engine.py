@@ -81,14 +81,17 @@ class ZeroEngine(nn.Module):
         self.core: _C.Engine
         self.collector: _C.GradientCollector
 
-    def attach(self, rule: UpdateRule, group_count: int, dtype: str) -> None:
-        """Makes the core engine and moves the model into it. Collective."""
+    def attach(self, rule: UpdateRule, groups: int, dtype: str, *, hooks: bool = True) -> None:
+        """Makes the core engine and moves the model into it. Collective.
+
+        `hooks`: backward hands over its gradients; else somebody calls the collector.
+        """
         specs = self.layout.specs()
         adapted = _C.adapt_config(
             self.settings, dtype, self.batch.accumulation_steps, rule.name, rule.hyperparameters
         )
-        groups = [_C.ParameterGroup() for _ in range(max(1, group_count))]
-        self.core = _C.Engine(adapted, self.communicator, specs, groups)
+        core_groups = [_C.ParameterGroup() for _ in range(max(1, groups))]
+        self.core = _C.Engine(adapted, self.communicator, specs, core_groups)
         cast_buffers(self.module, dtype, self.communicator)
         load_parameters(self.core, self.layout, self.communicator)
         # Below stage 2 with one micro-step the bucket itself becomes the reduced gradient, so it
@@ -96,7 +99,7 @@ class ZeroEngine(nn.Module):
         eager = self.zero_optimization_stage() >= 2 or self.batch.accumulation_steps > 1
         self.collector = _C.GradientCollector(self.core, eager)
         for parameter, index in self.layout.ids.items():
-            if self.layout.is_trainable(parameter):
+            if hooks and self.layout.is_trainable(parameter):
                 hook = self.collector.hook(index)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._place_parameters()

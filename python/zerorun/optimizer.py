@@ -79,15 +79,15 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.overflow = False
         self.engine = engine
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
-        self._given = [list(group["params"]) for group in basic.param_groups]
+        self._members: list[list[torch.nn.Parameter]] = []  # by group, for an external rule
         if rule.external:
             self._shard_groups(engine)
 
     def _shard_groups(self, engine: ZeroEngine) -> None:
-        """The basic optimizer's parameters become this rank's flat fp32 shards."""
+        """The basic optimizer will step this rank's flat fp32 shards."""
         layout = engine.layout
         parameter_of = {index: parameter for parameter, index in layout.ids.items()}
-        members: list[list[torch.nn.Parameter]] = [[] for _ in self.param_groups]
+        self._members = [[] for _ in self.param_groups]
         before = dict(self.optimizer.state)
         self.optimizer.state.clear()
         for interval in engine.core.state_intervals():
@@ -97,7 +97,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             shard = torch.nn.Parameter(tensor_of(interval.master))
             shard.grad = tensor_of(interval.grad)
             self._shards[interval.parameter, interval.begin] = shard
-            members[layout.group_of[parameter]].append(shard)
+            self._members[layout.group_of[parameter]].append(shard)
             if parameter in before:
                 shape = layout.shapes[parameter]
                 part = slice(interval.begin, interval.begin + interval.numel)
@@ -105,8 +105,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
                     key: _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}")
                     for key, value in before[parameter].items()
                 }
-        for group, shards in zip(self.param_groups, members, strict=True):
-            group["params"] = shards
 
     def shard_state(self, parameter: int, begin: int) -> dict[str, Any]:
         """What torch's optimizer keeps of one of this rank's shards."""
@@ -116,12 +114,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.optimizer.state[self._shards[parameter, begin]] = state
 
     def detach(self) -> None:
-        """The groups have the model's parameters again; states are gone with the engine."""
-        for group, params in zip(self.param_groups, self._given, strict=True):
-            group["params"] = params
+        """States are gone with the engine."""
         if self.rule.external:
             self.optimizer.state.clear()
             self._shards.clear()
+            self._members.clear()
 
     def update(self) -> _C.StepResult:
         """One step of the engine; :meth:`ZeroEngine.step` calls it."""
@@ -142,9 +139,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return result
 
     def _step_shards(self, _intervals: list[_C.StateInterval]) -> None:
-        # The shards' gradients view the engine's memory, which holds their new values.
-        with torch.enable_grad():
-            self.optimizer.step()
+        # The shards' gradients view the engine's memory, which holds their new values. Outside of
+        # this step the groups have the model's parameters, which is what programs expect there.
+        given = [group["params"] for group in self.param_groups]
+        try:
+            for group, shards in zip(self.param_groups, self._members, strict=True):
+                group["params"] = shards
+            with torch.enable_grad():
+                self.optimizer.step()
+        finally:
+            for group, params in zip(self.param_groups, given, strict=True):
+                group["params"] = params
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """The engine's step, which acts at the end of a batch of micro-steps."""

@@ -18,7 +18,10 @@ from zerorun import _C
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
-__all__ = ["load", "remove_stale", "save"]
+__all__ = ["Piece", "assemble", "load", "remove_stale", "save"]
+
+# Elements [begin, begin + numel) of a parameter's state.
+Piece = tuple[int, int, dict[str, Any]]
 
 _PREFIX = "optimizer_shards"
 
@@ -52,7 +55,7 @@ def remove_stale(directory: str, tag: str, current: str | None) -> None:
 
 def load(engine: ZeroEngine, folder: str) -> None:
     """Every rank takes its elements out of all files. Raises CheckpointError when one lacks."""
-    pieces: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+    pieces: dict[str, list[Piece]] = {}
     try:
         files = sorted(os.listdir(folder))
         for file in files:
@@ -68,13 +71,11 @@ def load(engine: ZeroEngine, folder: str) -> None:
         if interval.grad is None:
             continue
         name = names[interval.parameter]
-        state = _assemble(pieces.get(name, []), interval.begin, interval.numel, name)
+        state = assemble(pieces.get(name, []), interval.begin, interval.numel, name)
         engine.optimizer.load_shard_state(interval.parameter, interval.begin, state)
 
 
-def _assemble(
-    pieces: list[tuple[int, int, dict[str, Any]]], begin: int, numel: int, name: str
-) -> dict[str, Any]:
+def assemble(pieces: list[Piece], begin: int, numel: int, name: str) -> dict[str, Any]:
     """The state of elements [begin, begin + numel) of a parameter."""
     state: dict[str, Any] = {}
     filled = 0

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 from ranks import CaseResults, cases_in
 
-FILES = ("training", "optimizers", "zero", "checkpoints", "bad_input", "compat", "compat_engine")
+FILES = (
+    "training",
+    "optimizers",
+    "sharded_optimizer",
+    "zero",
+    "checkpoints",
+    "bad_input",
+    "compat",
+    "compat_engine",
+)
 
 
 @pytest.fixture(scope="module")

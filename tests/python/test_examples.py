@@ -28,12 +28,16 @@ def test_the_plain_loop_is_the_same_at_every_stage(build: Path, scripts: Path) -
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_a_ddp_script_with_and_without_local_rank(build: Path, scripts: Path) -> None:
-    for options in ([], ["--use_env"]):
-        output = ok(launch(build, 2, *options, scripts / "ddp.py", "--epochs", 3))
-        losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
-        assert len(losses) == 3
-        assert losses[-1] < 0.1 * losses[0]
+def test_a_ddp_script_with_and_without_local_rank_and_sharded(build: Path, scripts: Path) -> None:
+    jobs = [([], []), (["--use_env"], []), ([], ["--sharded"])]
+    outputs = [
+        ok(launch(build, 2, *options, scripts / "ddp.py", *arguments))
+        for options, arguments in jobs
+    ]
+    assert outputs[0] == outputs[1] == outputs[2]
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", outputs[0])]
+    assert len(losses) == 3
+    assert losses[-1] < 0.3 * losses[0]
 
 
 def trainer(build: Path, scripts: Path, out: Path, config: Path, *more: str) -> list[float]:

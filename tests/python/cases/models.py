@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -92,7 +93,9 @@ def config(stage: int, **keys: object) -> dict[str, object]:
     } | keys
 
 
-def reference(make_optimizer=adamw, kind: type[nn.Module] = Model, steps: int = STEPS):
+def reference(
+    make_optimizer=adamw, kind: type[nn.Module] = Model, steps: int = STEPS, clip: float = 1.0
+):
     """Losses of one process that trains with torch alone, and the model it ends with."""
     model = make(kind)
     optimizer = make_optimizer(model)
@@ -101,7 +104,7 @@ def reference(make_optimizer=adamw, kind: type[nn.Module] = Model, steps: int = 
         loss = loss_of(model, batch_of(step))
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(loss.item())
     return losses, model
@@ -119,6 +122,7 @@ def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> lis
 
 def assert_close(losses: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
     assert len(losses) == len(expected)
+    assert all(map(math.isfinite, losses + expected)), f"{losses} instead of {expected}"
     worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
     assert worst <= tolerance, f"relative difference {worst}: {losses} instead of {expected}"
 

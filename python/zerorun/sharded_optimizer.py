@@ -1,0 +1,206 @@
+"""A sharded optimizer for programs that keep their own model wrapper and loop."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, communicator, config
+from zerorun.engine import ZeroEngine
+from zerorun.model_layout import ModelLayout
+from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.parameter_memory import tensor_of
+from zerorun.shard_files import Piece, assemble
+
+__all__ = ["ShardedOptimizer"]
+
+_SETTINGS = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {"stage": 1},
+}
+
+
+class _Parameters(nn.Module):
+    """An optimizer's parameters under one roof, with their names where the groups have them."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__()
+        for index, group in enumerate(groups):
+            plain = [f"group{index}_{i}" for i in range(len(group["params"]))]
+            names = group.get("param_names", plain)
+            for name, parameter in zip(names, group["params"], strict=True):
+                self.register_parameter(name.replace(".", "_"), parameter)
+
+
+def _engine_of(optimizer: torch.optim.Optimizer, rule: UpdateRule) -> ZeroEngine:
+    settings = config.parse(_SETTINGS).config
+    world = communicator.world(settings.comm_timeout_s)
+    batch = config.resolve_batch(settings.batch, world.world_size)
+    holder = _Parameters(optimizer.param_groups)
+    layout = ModelLayout.of(holder, optimizer.param_groups)
+    own = communicator.duplicate(world, settings.comm_timeout_s)
+    engine = ZeroEngine(holder, layout, settings, batch, own)
+    groups = len(optimizer.param_groups)
+    engine.attach(rule, groups, layout.dtype(settings.precision.param_dtype), hooks=False)
+    return engine
+
+
+class ShardedOptimizer(ZeroOptimizer):
+    """Shards the states of a torch optimizer over the ranks (ZeRO-1), in a DDP script or without.
+
+    ::
+
+        optimizer = zerorun.ShardedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+    :meth:`step` averages the gradients over the ranks, which changes nothing where
+    DistributedDataParallel has done so, updates this rank's shards (fused for torch's Adam and
+    AdamW), and shares the new parameters. Parameters become rank 0's when it is made. A parameter
+    without a gradient is updated as with one of zeros. 16-bit parameters get fp32 masters.
+
+    Collective: making it, :meth:`step`, :meth:`consolidate_state_dict` and :meth:`load_state_dict`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        rule = rule_of(optimizer)
+        engine = _engine_of(optimizer, rule)
+        super().__init__(engine, optimizer, rule)
+        engine.optimizer = self
+        self._collect = [
+            (parameter, engine.collector.hook(index))
+            for parameter, index in engine.layout.ids.items()
+            if engine.layout.is_trainable(parameter)
+        ]
+        self._consolidated: dict[str, Any] | None = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Takes the gradients (`.grad` is None afterwards) and updates the parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for parameter, collect in self._collect:
+            collect(parameter)
+        self.engine.step()
+        self._consolidated = None
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        torch.optim.Optimizer.zero_grad(self, set_to_none)
+
+    # --- states ---
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings all states to rank `to`, whose :meth:`state_dict` then gives them."""
+        engine = self.engine
+        pieces: dict[str, list[Piece]] = {}
+        for name, *piece in _all_gather(self._pieces(), engine.communicator):
+            pieces.setdefault(name, []).append(tuple(piece))
+        if engine.communicator.rank != to:
+            return
+        states = {}
+        for parameter, index in self._indices().items():
+            name, shape = engine.layout.names[parameter], engine.layout.shapes[parameter]
+            state = assemble(pieces.get(name, []), 0, shape.numel(), name)
+            states[index] = {key: _shaped(value, shape) for key, value in state.items()}
+        self._consolidated = {key: value for key, value in states.items() if value}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the basic optimizer's, on the rank that consolidate_state_dict named."""
+        if self._consolidated is None:
+            raise _C.ConfigError(
+                "state_dict: each rank has its shards only; call consolidate_state_dict() on all "
+                "ranks first, after the last step, and state_dict() on the rank it names"
+            )
+        groups, start = [], 0
+        for group in self.param_groups:
+            count = len(group["params"])
+            kept = {key: value for key, value in group.items() if key != "params"}
+            groups.append(kept | {"params": list(range(start, start + count))})
+            start += count
+        return {"state": self._consolidated, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The whole states, the same on every rank; those of the basic optimizer fit too."""
+        super().load_state_dict(state_dict)
+        states = state_dict.get("state", {})
+        steps = [float(state["step"]) for state in states.values() if "step" in state]
+        parameter_of = {index: parameter for parameter, index in self.engine.layout.ids.items()}
+        indices = self._indices()
+        for interval in self.engine.core.state_intervals():
+            if interval.grad is None:
+                continue
+            state = states.get(indices[parameter_of[interval.parameter]], {})
+            part = slice(interval.begin, interval.begin + interval.numel)
+            self._load(interval, {key: _part(value, part) for key, value in state.items()})
+        if not self.rule.external:
+            self.engine.core.step_count = int(max(steps, default=0))
+
+    def _load(self, interval: _C.StateInterval, state: dict[str, Any]) -> None:
+        if self.rule.external:
+            if state:
+                self.load_shard_state(interval.parameter, interval.begin, state)
+            return
+        names = self.engine.core.state_names(interval.parameter)
+        for name, capsule in zip(names, interval.states, strict=True):
+            target = tensor_of(capsule)
+            if name in state:
+                target.copy_(state[name])
+            else:
+                target.zero_()
+
+    def _indices(self) -> dict[nn.Parameter, int]:
+        """Position in all groups together, as in torch's state dicts."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        return {parameter: index for index, parameter in enumerate(parameters)}
+
+    def _pieces(self) -> list[tuple[str, int, int, dict[str, Any]]]:
+        core, layout = self.engine.core, self.engine.layout
+        name_of = {index: layout.names[parameter] for parameter, index in layout.ids.items()}
+        pieces = []
+        for interval in core.state_intervals():
+            if interval.grad is None:
+                continue
+            if self.rule.external:
+                state = self.shard_state(interval.parameter, interval.begin)
+            else:
+                names = core.state_names(interval.parameter)
+                tensors = map(tensor_of, interval.states)
+                state = {"step": torch.tensor(float(core.step_count))}
+                state |= dict(zip(names, tensors, strict=True))
+            pieces.append((name_of[interval.parameter], interval.begin, interval.numel, state))
+        return pieces
+
+
+def _shaped(value: Any, shape: torch.Size) -> Any:
+    """A state in its parameter's shape; step counts and the like as they are."""
+    flat = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == shape.numel()
+    return value.view(shape) if flat else value
+
+
+def _part(value: Any, part: slice) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    return value.detach().flatten()[part].clone()
+
+
+def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:
+    """The lists of all ranks, one after the other."""
+    stream = io.BytesIO()
+    torch.save(mine, stream)
+    own = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+    sizes = torch.zeros(ranks.world_size, dtype=torch.int64)
+    ranks.all_gather(torch.tensor([own.numel()]), sizes, "sizes of optimizer states")
+    largest = int(sizes.max())
+    everything = torch.empty(largest * ranks.world_size, dtype=torch.uint8)
+    padded = torch.cat([own, own.new_zeros(largest - own.numel())])
+    ranks.all_gather(padded, everything, "optimizer states")
+    gathered = []
+    for rank, size in enumerate(sizes.tolist()):
+        data = everything[rank * largest : rank * largest + size].numpy().tobytes()
+        gathered += torch.load(io.BytesIO(data), weights_only=True)
+    return gathered

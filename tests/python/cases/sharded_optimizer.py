@@ -1,0 +1,106 @@
+"""The sharded optimizer in loops that are not zerorun's, against torch alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import zerorun
+from torch.nn.parallel import DistributedDataParallel
+
+from cases.models import (
+    RANK,
+    STEPS,
+    adamw,
+    assert_close,
+    batch_of,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    raises,
+    reference,
+)
+
+
+@contextlib.contextmanager
+def gloo_group() -> Iterator[None]:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    yield
+
+
+class Looped:
+    """A loop of its own around a model: DistributedDataParallel, clipping, a sharded optimizer."""
+
+    def __init__(self, make_optimizer, wrap: bool, seed: int = 0) -> None:
+        self.model = make(seed=seed)
+        self.clips = wrap  # gradients are averaged before the step
+        self.inner = DistributedDataParallel(self.model) if wrap else self.model
+        self.optimizer = zerorun.ShardedOptimizer(make_optimizer(self.model))
+
+    def train(self, steps: int, first: int = 0) -> list[float]:
+        losses = []
+        for step in range(first, first + steps):
+            self.optimizer.zero_grad()
+            loss = loss_of(self.inner, part_of(batch_of(step)))
+            loss.backward()
+            if self.clips:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            losses.append(mean(loss, self.optimizer.engine))
+        return losses
+
+
+def check_sharded_optimizer(make_optimizer) -> None:
+    clipped, _ = reference(make_optimizer)
+    free, _ = reference(make_optimizer, clip=float("inf"))
+    for wrap, expected in ((True, clipped), (False, free)):
+        looped = Looped(make_optimizer, wrap)
+        losses = looped.train(8)
+        if wrap:
+            raises(zerorun.ConfigError, "consolidate_state_dict", looped.optimizer.state_dict)
+        looped.optimizer.consolidate_state_dict()
+        states = [looped.optimizer.state_dict() if RANK == 0 else None]
+        dist.broadcast_object_list(states)
+        weights = {name: value.clone() for name, value in looped.model.state_dict().items()}
+        again = Looped(make_optimizer, wrap, seed=5)
+        again.model.load_state_dict(weights)
+        again.optimizer.load_state_dict(states[0])
+        assert_close(losses + again.train(STEPS - 8, first=8), expected)
+        # torch's own optimizer goes on with the states, and the other way round.
+        plain = make(seed=5)
+        plain.load_state_dict(weights)
+        basic = make_optimizer(plain)
+        basic.load_state_dict(states[0])
+        assert basic.state_dict()["state"].keys() == states[0]["state"].keys()
+
+
+def case_a_sharded_optimizer_in_a_ddp_script(_folder: Path) -> None:
+    with gloo_group():
+        check_sharded_optimizer(adamw)
+        check_sharded_optimizer(
+            lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9)
+        )
+
+
+def case_a_sharded_optimizer_with_clipping_and_a_scaler(_folder: Path) -> None:
+    """Between backward and step the gradients are where programs expect them."""
+    with gloo_group():
+        plain = make()
+        basic = adamw(plain)
+        looped = Looped(adamw, wrap=True)
+        for model, optimizer in ((plain, basic), (looped.inner, looped.optimizer)):
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            batch = batch_of(0) if model is plain else part_of(batch_of(0))
+            scaler.scale(loss_of(model, batch)).backward()
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            assert norm > 0.01
+            scaler.step(optimizer)
+            scaler.update()
+        for ours, theirs in zip(looped.model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
