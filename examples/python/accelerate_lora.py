@@ -8,7 +8,7 @@ runs. Run with the environment that `accelerate launch --config_file accelerate_
 
 from __future__ import annotations
 
-import sys
+import argparse
 import sysconfig
 from pathlib import Path
 
@@ -32,19 +32,26 @@ class Wrapped(torch.nn.Module):
 
 
 def main() -> None:
-    folder = Path(sys.argv[-1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, help="for the adapter; it goes on with one there")
+    text = Path(sysconfig.get_path("stdlib")) / "argparse.py"
+    parser.add_argument("--text", type=Path, default=text, help="a text file")
+    arguments = parser.parse_args()
+    folder = arguments.folder
     PartialState(cpu=not torch.cuda.is_available())
     accelerator = Accelerator()
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=256, n_positions=BLOCK, n_embd=64, n_layer=2, n_head=2)
+    config = GPT2Config(
+        vocab_size=256, n_positions=BLOCK, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True)
     wrapper = Wrapped(get_peft_model(GPT2LMHeadModel(config), lora))
     file = folder / "adapter.bin"
     if file.exists():
         set_peft_model_state_dict(wrapper.lm, torch.load(file, weights_only=True))
 
-    library = Path(sysconfig.get_path("stdlib"))
-    data = (library / "argparse.py").read_bytes()[: 64 * BLOCK]
+    data = arguments.text.read_bytes()[: 64 * BLOCK]
     loader = DataLoader(torch.tensor(list(data)).view(-1, BLOCK), batch_size=4, shuffle=True)
     trainable = [p for p in wrapper.lm.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=2e-2, betas=[0.9, 0.99], weight_decay=0.0)
@@ -73,7 +80,8 @@ def main() -> None:
     accelerator.wait_for_everyone()
     accelerator.save(get_peft_model_state_dict(model, state_dict=state), file)
     if accelerator.is_main_process:
-        print(f"ranks {accelerator.num_processes} loss {losses[0]:.4f} to {losses[-1]:.4f}")
+        shown = " ".join(f"{loss:.6f}" for loss in losses)
+        print(f"ranks {accelerator.num_processes} losses {shown}")
 
 
 if __name__ == "__main__":

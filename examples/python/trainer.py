@@ -5,7 +5,9 @@ zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir o
 
 from __future__ import annotations
 
+import os
 import sysconfig
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,13 +16,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer,
 BLOCK = 64
 
 
-class Bytes(torch.utils.data.Dataset):
-    """The Python library's source text, in blocks of bytes."""
+@dataclass
+class DataArguments:
+    text: str = field(
+        default=os.path.join(sysconfig.get_path("stdlib"), "argparse.py"),
+        metadata={"help": "A text file."},
+    )
 
-    def __init__(self, blocks: int = 256) -> None:
-        library = Path(sysconfig.get_path("stdlib"))
-        text = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:40])
-        data = torch.tensor(list(text[: blocks * BLOCK]))
+
+class Bytes(torch.utils.data.Dataset):
+    """A text file in blocks of bytes."""
+
+    def __init__(self, text: str, blocks: int = 256) -> None:
+        data = torch.tensor(list(Path(text).read_bytes()[: blocks * BLOCK]))
         self.blocks = data[: len(data) // BLOCK * BLOCK].view(-1, BLOCK)
 
     def __len__(self) -> int:
@@ -31,14 +39,18 @@ class Bytes(torch.utils.data.Dataset):
 
 
 def main() -> None:
-    (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    parser = HfArgumentParser([TrainingArguments, DataArguments])
+    arguments, data = parser.parse_args_into_dataclasses()
     config = GPT2Config(
         vocab_size=256, n_positions=BLOCK, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,
         eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     torch.manual_seed(arguments.seed)
     trainer = Trainer(
-        model=GPT2LMHeadModel(config), args=arguments, train_dataset=Bytes(), eval_dataset=Bytes(16)
+        model=GPT2LMHeadModel(config),
+        args=arguments,
+        train_dataset=Bytes(data.text),
+        eval_dataset=Bytes(data.text, blocks=16),
     )
     result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     trainer.save_model()

@@ -1,14 +1,12 @@
 """The scripts in examples/python, as their users start them, on two CPU ranks."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from ranks import environment, launch
+from ranks import launch
 
 
 @pytest.fixture(scope="module")
@@ -84,29 +82,3 @@ def test_trainer_with_host_offload_and_bf16(build: Path, scripts: Path, tmp_path
     file.write_text(json.dumps(config))
     losses = trainer(build, scripts, tmp_path / "out", file, "--bf16")
     assert losses[-1] < losses[0]
-
-
-def test_accelerate_launch_with_lora(build: Path, scripts: Path, tmp_path: Path) -> None:
-    """Under accelerate's own launcher, which is torchrun's, with zero.Init and stage 3."""
-    pytest.importorskip("accelerate")
-    pytest.importorskip("peft")
-    command = [sys.executable, "-m", "zerorun.compat", "-m", "accelerate.commands.accelerate_cli"]
-    command += ["launch", "--config_file", str(scripts / "accelerate_zero3.yaml")]
-    command += ["--main_process_port", "0", str(scripts / "accelerate_lora.py"), "out"]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    losses = []
-    for _ in range(2):  # the second run starts from the first one's adapter
-        job = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment(build, PATH=path),
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        found = re.search(r"ranks 2 loss (\S+) to (\S+)", ok(job))
-        losses.append([float(loss) for loss in found.groups()])
-    assert losses[0][1] < losses[0][0]
-    assert losses[1][0] < losses[0][0] - 0.1
-    assert (tmp_path / "out" / "adapter.bin").stat().st_size > 1000

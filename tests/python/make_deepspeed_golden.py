@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Writes data/deepspeed_curves.json: losses of the example scripts under real DeepSpeed.
+
+    python tests/python/make_deepspeed_golden.py PYTHON
+
+PYTHON has deepspeed, accelerate, transformers, peft and torch for the CPU (`bench/peers.py
+--deepspeed` makes one: build/peers/bin/python). Two CPU ranks; the scripts and their arguments are
+those of test_deepspeed_curves.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from curves import DATA, TRAINER_RUNS, accelerate_losses, trainer_arguments, trainer_losses
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPTS = ROOT / "examples" / "python"
+VERSION = "import deepspeed; print(deepspeed.__version__)"
+
+
+def run(python: str, *arguments: str | Path, cwd: Path) -> str:
+    variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    variables["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+    job = subprocess.run(
+        [python, *arguments],
+        cwd=cwd,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return job.stdout
+
+
+def main() -> None:
+    python = os.path.abspath(sys.argv[1])
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29544"]
+    accelerate = ["-m", "accelerate.commands.accelerate_cli", "launch", "--config_file"]
+    # DeepSpeed's host offload changes where the optimizer runs, and needs a compiler.
+    yaml = (SCRIPTS / "accelerate_zero3.yaml").read_text().replace("device: cpu", "device: none")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "accelerate.yaml").write_text(yaml)
+        curves = {}
+        for key in TRAINER_RUNS:
+            arguments = trainer_arguments(key, SCRIPTS, folder / key, folder)
+            run(python, *torchrun, SCRIPTS / "trainer.py", *arguments, cwd=folder)
+            curves[f"trainer-{key}"] = trainer_losses(folder / key)
+        arguments = [SCRIPTS / "accelerate_lora.py", "out", "--text", ROOT / "LICENSE"]
+        output = run(python, *accelerate, folder / "accelerate.yaml", *arguments, cwd=folder)
+        curves["accelerate-lora"] = accelerate_losses(output)
+        version = run(python, "-c", VERSION, cwd=folder).split()[-1]
+    DATA.parent.mkdir(exist_ok=True)
+    DATA.write_text(json.dumps({"deepspeed": version, "losses": curves}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
