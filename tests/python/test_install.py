@@ -75,3 +75,12 @@ def test_pip_install_brings_command_program_and_package(root: Path, tmp_path: Pa
     output = run(sys.executable, "-c", script, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert output.split() == [str(tmp_path / "zerorun" / "__init__.py"), "0"]
     assert (tmp_path / "zerorun" / "py.typed").exists()
+    (tmp_path / "ask.py").write_text(
+        "import importlib.metadata, deepspeed\n"
+        "print(deepspeed.__version__, importlib.metadata.version('deepspeed'))\n"
+    )
+    compat = [sys.executable, "-m", "zerorun.compat", tmp_path / "ask.py"]
+    names = run(*compat, env=os.environ | {"PYTHONPATH": str(tmp_path)}).split()
+    assert names[0] == names[1] == "0.19.8+zerorun"
+    assert os.access(tmp_path / "zerorun" / "compat" / "bin" / "deepspeed", os.X_OK)
+    assert (tmp_path / "zerorun_compat.pth").exists()

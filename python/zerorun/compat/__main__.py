@@ -9,10 +9,17 @@ from zerorun.compat import install
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
-        sys.exit("usage: python -m zerorun.compat [-m MODULE | SCRIPT] ARGUMENTS")
+    usage = "usage: python -m zerorun.compat [-m MODULE | SCRIPT] ARGUMENTS"
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(usage)
+        return
+    is_module = arguments[:1] == ["-m"]
+    if len(arguments) < 1 + is_module:
+        sys.exit(usage)
+    if not is_module and not os.path.exists(arguments[0]):
+        sys.exit(f"zerorun.compat: error: no script {arguments[0]}\n{usage}")
     install()
-    if arguments[0] == "-m":
+    if is_module:
         sys.argv = arguments[1:]
         sys.path.insert(0, os.getcwd())
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
