@@ -72,12 +72,14 @@ void GradientPool::trim() {
 }
 
 GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                 GradientInspector& inspector, GradientNorm& norm, Stream& stream)
+                                 GradientInspector& inspector, GradientNorm& norm, Stream& stream,
+                                 Offload* offload)
     : context_(context),
       buckets_(buckets),
       inspector_(inspector),
       norm_(norm),
       stream_(stream),
+      offload_(offload),
       in_place_(reduces_in_place(context)),
       locations_(context.specs.size()),
       contributions_(context.specs.size(), Contribution::none),
@@ -216,22 +218,39 @@ void GradientReducer::launch_ready() {
 
 void GradientReducer::launch(int index) {
   Progress& progress = progress_[static_cast<size_t>(index)];
-  const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+  Bucket& bucket = buckets_[static_cast<size_t>(index)];
   inspector_.look_at(bucket, progress.buffer);
   const TensorView outgoing = prepare(progress);
   stream_.wait(context_.device.inline_stream().record());
-  const Output output = micro_step_ == 0 ? Output::overwrite : Output::accumulate;
+  reduce(bucket, outgoing, progress);
+  progress.state = State::launched;
+}
+
+void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& progress) {
+  const bool first = micro_step_ == 0;
+  const Output output = first ? Output::overwrite : Output::accumulate;
+  HostGradients* const host = bucket.offloaded ? &offload_->gradients : nullptr;
+  const TensorView reduced =
+      host == nullptr ? bucket.reduced : host->output(bucket, output, stream_);
   if (context_.policy.shard_state) {
-    progress.done =
-        context_.comm.reduce_scatter(outgoing, bucket.reduced, output, stream_, bucket.label);
+    // What rests elsewhere is added to there.
+    progress.done = context_.comm.reduce_scatter(
+        outgoing, reduced, host == nullptr ? output : Output::overwrite, stream_, bucket.label);
   } else {
-    progress.done = context_.comm.all_reduce(outgoing, bucket.reduced, ReduceOp::sum, output,
-                                             stream_, bucket.label);
+    progress.done =
+        context_.comm.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
   }
   if (pool_) pool_->release(progress.slot, progress.done);
   if (comm_pool_) comm_pool_->release(progress.comm_slot, progress.done);
-  if (is_last()) norm_.add(bucket, stream_);
-  progress.state = State::launched;
+  const bool whole = host == nullptr || first;  // the gradient so far is what was just reduced
+  if (is_last() && whole) norm_.add(bucket, reduced, 0, stream_);
+  if (host == nullptr) return;
+  const Event taken = host->take(bucket, reduced, output, stream_);
+  if (in_place_) progress.done = taken;  // backward writes there again
+  if (is_last() && !whole) {
+    norm_.add(bucket, bucket.reduced, 0, stream_);
+    norm_.add_host(bucket, offload_->lane);
+  }
 }
 
 TensorView GradientReducer::prepare(Progress& progress) {

@@ -8,6 +8,7 @@
 #include "zero/bucket.h"
 #include "zero/gradient_inspector.h"
 #include "zero/gradient_norm.h"
+#include "zero/offload.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -49,9 +50,11 @@ class GradientPool {
 // reduction keeps one order of summation at every stage.
 class GradientReducer {
  public:
-  // `inspector` sees each bucket before its reduction, `norm` after the last micro-step's.
+  // `inspector` sees each bucket before its reduction, `norm` after the last micro-step's;
+  // `offload` is null when nothing is offloaded.
   GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                  GradientInspector& inspector, GradientNorm& norm, Stream& stream);
+                  GradientInspector& inspector, GradientNorm& norm, Stream& stream,
+                  Offload* offload);
 
   GradientView gradient(ParameterId parameter);
   void ready(ParameterId parameter);
@@ -87,6 +90,8 @@ class GradientReducer {
   void complete_missing(int bucket);
   void launch_ready();
   void launch(int bucket);
+  // Reduces what goes out and brings it to where it rests.
+  void reduce(Bucket& bucket, TensorView outgoing, Progress& progress);
   // Whether this micro-step ends the batch.
   bool is_last() const;
   // Whether this micro-step's gradients stay with this rank, to be reduced with the next one's:
@@ -100,6 +105,7 @@ class GradientReducer {
   GradientInspector& inspector_;
   GradientNorm& norm_;
   Stream& stream_;
+  Offload* const offload_;
   const bool in_place_;
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;    // when gradients travel in a dtype of their own
