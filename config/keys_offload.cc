@@ -12,9 +12,7 @@ constexpr std::string_view kZenflow = "/zero_optimization/zenflow";
 
 constexpr std::string_view kParamPath = "/zero_optimization/offload_param/nvme_path";
 constexpr std::string_view kOptimizerPath = "/zero_optimization/offload_optimizer/nvme_path";
-constexpr std::string_view kWhatIsGathered =
-    "what is gathered is what is in memory; /zero_optimization/stage3_max_live_parameters bounds "
-    "it";
+constexpr std::string_view kInMemory = "parameters rest in memory";
 
 template <auto Member>
 constexpr KeyBinding bind_optimizer() {
@@ -29,11 +27,13 @@ constexpr KeyBinding bind_aio() {
   return bind_member<&Config::offload, &OffloadConfig::aio, Member>();
 }
 
-constexpr KeySpec device(std::string_view pointer, KeyBinding binding, std::string_view doc) {
+constexpr KeySpec device(std::string_view pointer, KeyBinding binding, std::string_view choices,
+                         std::string_view later, std::string_view doc) {
   return {.pointer = pointer,
           .type = KeyType::string,
           .fallback = R"("none")",
-          .choices = "none|cpu|nvme",
+          .choices = choices,
+          .later = later,
           .doc = doc,
           .binding = binding};
 }
@@ -49,26 +49,25 @@ constexpr KeySpec works_with(std::string_view gate, std::string_view pointer, un
 
 constexpr auto kKeys = std::to_array<KeySpec>({
     block("/zero_optimization/offload_param", "Where parameters rest between uses (stage 3)."),
-    device(kParam, bind_param<&OffloadParamConfig::device>(),
-           "none: on the device of the rank. cpu: in host memory, once for all ranks of a host. "
-           "nvme: in a file, once for all ranks of a host."),
-    works_with(kParam, kParamPath, KeyType::string, "null",
-               bind_param<&OffloadParamConfig::nvme_path>(), "Folder for parameters on NVMe."),
+    device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu", "nvme",
+           "none: on the device of the rank. cpu: in host memory; CPU ranks of one host have them "
+           "once for all."),
+    no_effect(kParamPath, KeyType::string, "null", "Folder for parameters on NVMe.", kInMemory),
     with_range(no_effect("/zero_optimization/offload_param/buffer_count", KeyType::integer, "5",
-                         "Staging buffers between NVMe and memory.", kWhatIsGathered),
+                         "Staging buffers between NVMe and memory.", kInMemory),
                kPositive),
     with_range(no_effect("/zero_optimization/offload_param/buffer_size", KeyType::integer,
-                         "100000000", "Elements of a staging buffer.", kWhatIsGathered),
+                         "100000000", "Elements of a staging buffer.", kInMemory),
                kPositive),
     with_range(no_effect("/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
-                         "1000000000", "Elements that stay in host memory.", kWhatIsGathered),
+                         "1000000000", "Elements that stay in host memory.", kInMemory),
                kNonNegative),
     always_on("/zero_optimization/offload_param/pin_memory", "true", "Page-locked host memory."),
 
     block("/zero_optimization/offload_optimizer",
           "Where masters, optimizer states and reduced gradients rest between steps (stages 1 to "
           "3); the host's cores update what rests there. The numbers are the same as without."),
-    device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(),
+    device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(), "none|cpu|nvme", "",
            "none: on the device of the rank. cpu: in host memory. nvme: masters and states in a "
            "file, gradients in host memory."),
     works_with(kOptimizer, kOptimizerPath, KeyType::string, "null",
@@ -157,8 +156,8 @@ constexpr auto kKeys = std::to_array<KeySpec>({
                {.low = 1, .high = 4096}),
     with_range(works_with(kOptimizer, "/aio/intra_op_parallelism", KeyType::integer, "1",
                           bind_aio<&AioConfig::threads>(),
-                          "Threads per transfer, where the kernel refuses io_uring: as many as "
-                          "queue_depth unless given."),
+                          "Threads per transfer, where the kernel refuses io_uring: this many, or "
+                          "queue_depth when that is more."),
                {.low = 1, .high = 256}),
     {.pointer = "/aio/thread_count",
      .type = KeyType::integer,

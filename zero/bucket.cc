@@ -104,12 +104,20 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets) {
   }
   if (total == 0) return;
   const int ranks = context_.comm.world_size();
+  const bool on_host = context_.offload.param.device != OffloadDevice::none;
+  if (on_host && &context_.device.host() != &context_.device) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_param/device: got \"cpu\", which works with CPU ranks so far, "
+        "but this rank is on {}; expected \"none\"",
+        context_.device.name());
+  }
+  const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
   std::optional<TensorView> slab;
   if (context_.share_parameters && context_.comm.reads_peers()) {
-    slab = share(total * ranks, Sharing::per_host, MemoryCategory::parameters);
+    slab = share(total * ranks, Sharing::per_host, category);
   }
   const bool resident = slab.has_value();
-  if (!resident) slab = share(total, Sharing::per_rank, MemoryCategory::parameters);
+  if (!resident) slab = share(total, Sharing::per_rank, category);
   ZR_CHECK(slab, "transport {} gives no per-rank memory", context_.comm.transport());
   int64_t cursor = 0;
   for (Bucket& bucket : buckets) {

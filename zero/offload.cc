@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "config/env.h"
+#include "core/check.h"
+#include "offload/nvme_state_store.h"
 #include "zero/sharded_optimizer.h"
 
 namespace zerorun {
@@ -15,6 +17,17 @@ int ranks_of_this_host(int world_size) {
   return static_cast<int>(
       read_environment_int("LOCAL_WORLD_SIZE", 1, world_size).value_or(world_size));
 }
+std::unique_ptr<StateStore> make_store(const EngineContext& context, HostSlab& slab,
+                                       std::span<const StateLayout> pieces) {
+  const OffloadOptimizerConfig& config = context.offload.optimizer;
+  if (config.device == OffloadDevice::cpu) return make_host_state_store(slab, pieces);
+  return make_nvme_state_store(context.device, slab, pieces,
+                               {.folder = config.nvme_path.value_or(""),
+                                .label = fmt::format("optimizer states of rank {}", context.rank),
+                                .buffer_count = static_cast<int>(config.buffer_count),
+                                .aio = context.offload.aio});
+}
+
 }  // namespace
 
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
@@ -25,6 +38,11 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   for (const StateLayout& piece : host_pieces) {
     largest = std::max(largest, piece.numel);
     sizes.states += host_state_nbytes(piece);
+  }
+  const OffloadOptimizerConfig& config = sharding.offload.optimizer;
+  if (config.device == OffloadDevice::nvme) {
+    sizes.states = nvme_staging_nbytes(host_pieces, static_cast<int>(config.buffer_count));
+    sizes.file = nvme_file_nbytes(host_pieces);
   }
   // Gradients that are added, and directions, go in fp32.
   const bool has_direction = direction_numel(sharding, rules, buckets).numel > 0;
@@ -38,9 +56,9 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
 Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
                  const OffloadSizes& sizes, std::span<const StateLayout> host_pieces)
     : slab(context.device, sizes.pinned(), ranks_of_this_host(context.world_size)),
+      states(make_store(context, slab, host_pieces)),
       lane(context.device, slab, sizes.down, sizes.up),
-      gradients(context, buckets, slab, lane),
-      states(make_host_state_store(slab, host_pieces)) {}
+      gradients(context, buckets, slab, lane) {}
 
 std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
                                       std::span<const Optimizer> rules) {

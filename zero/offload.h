@@ -18,7 +18,8 @@ struct OffloadSizes {
   HostLane::Staging down;
   HostLane::Staging up;
   size_t gradients = 0;
-  size_t states = 0;
+  size_t states = 0;  // in memory, or what of them is staged
+  uint64_t file = 0;  // on NVMe
   // Of the host's memory that is locked.
   size_t pinned() const { return down.nbytes() + up.nbytes() + gradients + states; }
 };
@@ -32,9 +33,9 @@ struct Offload {
           std::span<const StateLayout> host_pieces);
 
   HostSlab slab;
+  std::unique_ptr<StateStore> states;
   HostLane lane;
   HostGradients gradients;
-  std::unique_ptr<StateStore> states;
 };
 
 // Null when nothing is offloaded. Throws ConfigError when the host does not have the memory.

@@ -139,15 +139,12 @@ struct OffloadOptimizerConfig {
   OffloadDevice device = OffloadDevice::none;
   std::optional<std::string> nvme_path;  // a folder on a local disk
   int64_t buffer_count = 4;              // staging buffers between file and memory
-  bool pin_memory = true;
   double ratio = 1.0;  // part of the states that is offloaded; the rest stays on the device
 };
 
 // zero_optimization.offload_param: parameters of stage 3.
 struct OffloadParamConfig {
-  OffloadDevice device = OffloadDevice::none;
-  std::optional<std::string> nvme_path;  // a folder on a local disk
-  bool pin_memory = true;
+  OffloadDevice device = OffloadDevice::none;  // not nvme
 };
 
 // The aio block: how files are read and written.

@@ -233,8 +233,6 @@ std::vector<Effect> offload_effects() {
        [](const Config& c) { return c.offload.optimizer.ratio == 0.25; }},
       {"/zero_optimization/offload_param/device", R"("cpu")",
        [](const Config& c) { return c.offload.param.device == OffloadDevice::cpu; }},
-      {"/zero_optimization/offload_param/nvme_path", R"("/disk")",
-       [](const Config& c) { return c.offload.param.nvme_path == "/disk"; }},
       {"/zero_optimization/sub_group_size", "1000",
        [](const Config& c) { return c.offload.sub_group_size == 1000; }},
       {"/aio/block_size", "8192", [](const Config& c) { return c.offload.aio.block_size == 8192; }},

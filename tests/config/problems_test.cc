@@ -102,6 +102,9 @@ TEST(Problems, OffloadThatCannotBeMeant) {
       problems_of(
           R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}})"),
       HasSubstr("needs /zero_optimization/offload_optimizer/nvme_path"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 3, "offload_param":
+              {"device": "nvme", "nvme_path": "/disk"}}})"),
+              HasSubstr("got \"nvme\", not supported yet"));
   EXPECT_THAT(problems_of(R"({"aio": {"block_size": 5000}})"),
               HasSubstr("/aio/block_size (1:24): got 5000, expected a multiple of 4096"));
   EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 2, "offload_optimizer":

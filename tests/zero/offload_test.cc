@@ -37,10 +37,12 @@ Config offloaded(Config config, double ratio = 1.0, OffloadDevice device = Offlo
   config.offload.optimizer.device = device;
   config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
   config.offload.optimizer.ratio = ratio;
-  config.offload.sub_group_size = 300;
+  config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
   config.offload.aio.block_size = 4096;
   return config;
 }
+
+const char* name(OffloadDevice device) { return device == OffloadDevice::cpu ? "cpu" : "nvme"; }
 
 void expect_same(const ToyOutcome& outcome, const ToyOutcome& expected, const std::string& what) {
   EXPECT_EQ(outcome.hash, expected.hash) << what;
@@ -60,12 +62,12 @@ TEST(Offload, GivesTheSameBitsAtEveryStageRatioDtypeAndAccumulation) {
         const Config config = base_config(stage, dtype, accumulation);
         const ToyOutcome expected = toy_train(config, 2);
         for (const double ratio : {0.0, 0.3, 1.0}) {
-          for (const bool overlap : {false, true}) {
-            Config other = offloaded(config, ratio);
-            other.zero.overlap_comm = overlap;
+          for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+            Config other = offloaded(config, ratio, device);
+            other.zero.overlap_comm = device == OffloadDevice::cpu || ratio < 1;
             expect_same(toy_train(other, 2), expected,
-                        fmt::format("{} stage {} accumulation {} ratio {} overlap {}",
-                                    name_of(dtype), stage, accumulation, ratio, overlap));
+                        fmt::format("{} stage {} accumulation {} ratio {} {}", name_of(dtype),
+                                    stage, accumulation, ratio, name(device)));
           }
         }
       }
@@ -122,7 +124,8 @@ TEST(Offload, GivesTheSameBitsWithEveryOptimizer) {
         config.zero.stage = stage;
         const ToyOutcome expected = toy_train(config, 2);
         for (const double ratio : {0.4, 1.0}) {
-          expect_same(toy_train(offloaded(config, ratio), 2), expected,
+          const OffloadDevice device = ratio < 1 ? OffloadDevice::cpu : OffloadDevice::nvme;
+          expect_same(toy_train(offloaded(config, ratio, device), 2), expected,
                       fmt::format("{} {} master_is_param {} states {} stage {} ratio {}", rule.type,
                                   name_of(dtype), rule.master_is_param, name_of(rule.state_dtype),
                                   stage, ratio));
@@ -155,7 +158,10 @@ TEST(Offload, ASkippedStepWritesNothing) {
     const Config config = base_config(stage, DType::fp16, 2);
     const ToyOutcome expected = toy_train(config, 2, 5, 2);
     EXPECT_EQ(expected.skipped, 1);
-    expect_same(toy_train(offloaded(config), 2, 5, 2), expected, fmt::format("stage {}", stage));
+    for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+      expect_same(toy_train(offloaded(config, 1.0, device), 2, 5, 2), expected,
+                  fmt::format("stage {} {}", stage, name(device)));
+    }
   }
   run_ranks(1, [](Communicator& comm) {
     const auto device = make_cpu_device();
@@ -281,6 +287,30 @@ TEST(Offload, RatioIsThePartOfTheElements) {
   }
 }
 
+TEST(Offload, ParametersRestOnTheHostOncePerHost) {
+  const Config config = base_config(3);
+  Config other = offloaded(config);
+  other.offload.param.device = OffloadDevice::cpu;
+  for (const bool share : {true, false}) {
+    other.share_parameters = share;
+    const auto inspect = [&](Engine& engine, Device& device, Communicator&) {
+      int64_t sharded = 0;
+      int64_t replicated = 0;
+      for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+        if (!engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) continue;
+        (engine.is_sharded(id) ? sharded : replicated) += engine.numel(id) * 2;
+      }
+      // What stays gathered is on the device, padding included; the rest is not.
+      const int64_t on_device = device.memory_use(MemoryCategory::parameters).live_bytes;
+      EXPECT_GE(on_device, replicated);
+      EXPECT_LT(on_device, replicated + sharded / 2);
+      EXPECT_GE(device.memory_use(MemoryCategory::pinned).live_bytes, sharded / 2);
+    };
+    expect_same(toy_train(other, 2, 4, -1, inspect), toy_train(config, 2),
+                fmt::format("share {}", share));
+  }
+}
+
 void expect_config_error(const Config& config, const std::string& part) {
   run_ranks(1, [&](Communicator& comm) {
     const auto device = make_cpu_device();
@@ -295,6 +325,16 @@ void expect_config_error(const Config& config, const std::string& part) {
 
 TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
   expect_config_error(offloaded(base_config(0)), "needs /zero_optimization/stage 1, 2 or 3, got 0");
+  Config nvme = offloaded(base_config(2), 1.0, OffloadDevice::nvme);
+  nvme.offload.optimizer.nvme_path = "/no/such/folder";
+  expect_config_error(
+      nvme, "/no/such/folder: No such file or directory; expected a folder on a local disk");
+  nvme.offload.optimizer.nvme_path = "/dev/shm";
+  expect_config_error(nvme, "/dev/shm is a folder in memory (tmpfs)");
+  nvme.offload.optimizer.nvme_path = "/proc";
+  expect_config_error(nvme, "nvme_path /proc: cannot create a file: ");
+  nvme.optimizer.type = std::string(kExternalOptimizer);
+  expect_config_error(nvme, "the optimizer is the caller's");
   Config param = base_config(2);
   param.offload.param.device = OffloadDevice::cpu;
   expect_config_error(param, "needs /zero_optimization/stage 3, got 2");
