@@ -60,9 +60,25 @@ bool reduces_in_place(const Sharding& sharding) {
 
 BucketMemory::BucketMemory(const EngineContext& context, std::vector<Bucket>& buckets)
     : context_(context) {
-  place_replicated(buckets);
-  place_sharded(buckets);
-  place_gradients(buckets);
+  const BucketNumels numels = count_numels(context, buckets);
+  place_replicated(buckets, numels.replicated);
+  place_sharded(buckets, numels.sharded);
+  place_gradients(buckets, numels.home, numels.reduced);
+}
+
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets) {
+  BucketNumels numels;
+  for (const Bucket& bucket : buckets) {
+    if (bucket.plan.shard_params) {
+      numels.sharded += bucket.layout.shard_numel;
+    } else {
+      numels.replicated += bucket.layout.padded_numel();
+    }
+    if (!bucket.plan.trainable) continue;
+    if (!sharding.policy.shard_grads) numels.home += bucket.layout.padded_numel();
+    if (!reduces_in_place(sharding)) numels.reduced += bucket.host_from;
+  }
+  return numels;
 }
 
 std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
@@ -77,11 +93,7 @@ std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
   return view_of(buffers_.back(), context_.param_dtype, numel);
 }
 
-void BucketMemory::place_replicated(std::vector<Bucket>& buckets) {
-  int64_t total = 0;
-  for (const Bucket& bucket : buckets) {
-    if (!bucket.plan.shard_params) total += bucket.layout.padded_numel();
-  }
+void BucketMemory::place_replicated(std::vector<Bucket>& buckets, int64_t total) {
   if (total == 0) return;
   const std::optional<TensorView> slab =
       share(total, Sharing::per_rank, MemoryCategory::parameters);
@@ -97,11 +109,7 @@ void BucketMemory::place_replicated(std::vector<Bucket>& buckets) {
   }
 }
 
-void BucketMemory::place_sharded(std::vector<Bucket>& buckets) {
-  int64_t total = 0;
-  for (const Bucket& bucket : buckets) {
-    if (bucket.plan.shard_params) total += bucket.layout.shard_numel;
-  }
+void BucketMemory::place_sharded(std::vector<Bucket>& buckets, int64_t total) {
   if (total == 0) return;
   const int ranks = context_.comm.world_size();
   const bool on_host = context_.offload.param.device != OffloadDevice::none;
@@ -134,16 +142,9 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets) {
   }
 }
 
-void BucketMemory::place_gradients(std::vector<Bucket>& buckets) {
+void BucketMemory::place_gradients(std::vector<Bucket>& buckets, int64_t home, int64_t reduced) {
   const StagePolicy& policy = context_.policy;
   const bool in_place = reduces_in_place(context_);
-  int64_t home = 0;
-  int64_t reduced = 0;
-  for (const Bucket& bucket : buckets) {
-    if (!bucket.plan.trainable) continue;
-    if (!policy.shard_grads) home += bucket.layout.padded_numel();
-    if (!in_place) reduced += bucket.host_from;
-  }
   TensorView home_slab;
   if (home > 0) {
     const std::optional<TensorView> slab =

@@ -62,6 +62,15 @@ struct EngineContext : Sharding {
 // micro-step and one dtype.
 bool reduces_in_place(const Sharding& sharding);
 
+// Elements of all buckets' memory on one rank.
+struct BucketNumels {
+  int64_t replicated = 0;  // parameters that every rank holds in full
+  int64_t sharded = 0;     // this rank's part of the others
+  int64_t home = 0;        // gradients that stay where backward writes them
+  int64_t reduced = 0;     // reduced gradients that rest on the device, beside those
+};
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets);
+
 // Owner of the buckets' parameter memory and of their gradient memory outside the pool.
 class BucketMemory {
  public:
@@ -69,9 +78,9 @@ class BucketMemory {
   BucketMemory(const EngineContext& context, std::vector<Bucket>& buckets);
 
  private:
-  void place_replicated(std::vector<Bucket>& buckets);
-  void place_sharded(std::vector<Bucket>& buckets);
-  void place_gradients(std::vector<Bucket>& buckets);
+  void place_replicated(std::vector<Bucket>& buckets, int64_t total);
+  void place_sharded(std::vector<Bucket>& buckets, int64_t total);
+  void place_gradients(std::vector<Bucket>& buckets, int64_t home, int64_t reduced);
   // One block for all; nothing when the transport cannot give it.
   std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category);
 

@@ -36,12 +36,6 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Without Muon, matrices are parameters like all others.
-std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon) {
-  for (ParameterSpec& spec : specs) spec.use_muon = spec.use_muon && has_muon;
-  return specs;
-}
-
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, Device& device, Communicator& comm,

@@ -71,6 +71,21 @@ void GradientPool::trim() {
   }
 }
 
+GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets) {
+  GradientPools pools;
+  int trainable = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable) continue;
+    ++trainable;
+    pools.slot_numel = std::max(pools.slot_numel, bucket.layout.padded_numel());
+  }
+  if (sharding.policy.shard_grads) pools.slots = std::min(kSlots, trainable);
+  if (sharding.comm_dtype != sharding.param_dtype) {
+    pools.comm_slots = std::min(kCommSlots, trainable);
+  }
+  return pools;
+}
+
 GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
                                  GradientInspector& inspector, GradientNorm& norm, Stream& stream,
                                  Offload* offload)
@@ -84,25 +99,18 @@ GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucke
       locations_(context.specs.size()),
       contributions_(context.specs.size(), Contribution::none),
       progress_(buckets.size()) {
-  int64_t largest = 0;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
     schedule_.push_back(bucket.index);
-    largest = std::max(largest, bucket.layout.padded_numel());
     for (const Placement& placement : bucket.layout.placements) {
       locations_[static_cast<size_t>(placement.parameter)] = {bucket.index, placement.offset,
                                                               placement.numel};
     }
   }
-  const auto slots = [&](int wanted) {
-    return std::min(wanted, static_cast<int>(schedule_.size()));
-  };
-  if (schedule_.empty()) return;
-  if (context.policy.shard_grads) {
-    pool_.emplace(context, context.param_dtype, largest, slots(kSlots));
-  }
-  if (context.comm_dtype != context.param_dtype) {
-    comm_pool_.emplace(context, context.comm_dtype, largest, slots(kCommSlots));
+  const GradientPools pools = gradient_pools(context, buckets);
+  if (pools.slots > 0) pool_.emplace(context, context.param_dtype, pools.slot_numel, pools.slots);
+  if (pools.comm_slots > 0) {
+    comm_pool_.emplace(context, context.comm_dtype, pools.slot_numel, pools.comm_slots);
   }
 }
 

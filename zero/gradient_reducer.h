@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "zero/bucket.h"
@@ -41,6 +42,14 @@ class GradientPool {
   std::shared_ptr<void> ledger_entry_;
   std::vector<Slot> slots_;
 };
+
+// What GradientReducer keeps in flight.
+struct GradientPools {
+  int64_t slot_numel = 0;  // of the largest bucket
+  int slots = 0;           // in the parameters' dtype
+  int comm_slots = 0;      // in the dtype of gradients on their way
+};
+GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
 
 // From a parameter's gradient to its bucket's reduced gradient.
 //
