@@ -128,11 +128,10 @@ class EngineImpl final : public Engine {
   double gradient_average() const override { return control_.average(); }
 
   EngineProgress progress() const override {
-    return {step_count_, skipped_steps_, control_.scaler_state()};
+    return {counts_.step_count, counts_.skipped_steps, control_.scaler_state()};
   }
   void set_progress(const EngineProgress& progress) override {
-    step_count_ = progress.step_count;
-    skipped_steps_ = progress.skipped_steps;
+    counts_ = progress;
     control_.load_scaler_state(progress.loss_scaler);
   }
   std::span<ParameterGroup> groups() override { return groups_; }
@@ -188,8 +187,7 @@ class EngineImpl final : public Engine {
   ParameterGatherer gatherer_;
   std::vector<Home> homes_;  // by owning parameter
   EngineTimings timings_;
-  int64_t step_count_ = 0;
-  int64_t skipped_steps_ = 0;
+  EngineProgress counts_;  // of steps
   bool step_due_ = false;
 };
 
@@ -240,7 +238,7 @@ StepControl::Decision EngineImpl::decide() {
   gatherer_.invalidate();
   const Stopwatch watch(timings_.optimizer_s);
   const StepControl::Decision decision = control_.decide(comm_stream());
-  ++(decision.result.applied ? step_count_ : skipped_steps_);
+  ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);
   return decision;
 }
 
@@ -248,7 +246,7 @@ StepResult EngineImpl::step() {
   const StepControl::Decision decision = decide();
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  optimizer_.step(step_count_, decision.grad_scale, groups_, comm_stream(),
+  optimizer_.step(counts_.step_count, decision.grad_scale, groups_, comm_stream(),
                   [&](const Bucket& bucket) {
                     if (context_.policy.shard_state) publish(bucket);
                   });

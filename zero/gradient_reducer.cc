@@ -95,7 +95,6 @@ GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucke
       norm_(norm),
       stream_(stream),
       offload_(offload),
-      in_place_(reduces_in_place(context)),
       locations_(context.specs.size()),
       contributions_(context.specs.size(), Contribution::none),
       progress_(buckets.size()) {
@@ -151,7 +150,7 @@ void GradientReducer::set_boundary(std::optional<bool> boundary) {
   boundary_ = boundary;
 }
 
-bool GradientReducer::carries() const { return in_place_ && !is_last(); }
+bool GradientReducer::carries() const { return reduces_in_place(context_) && !is_last(); }
 
 bool GradientReducer::is_last() const {
   return boundary_.value_or((micro_step_ + 1) % context_.accumulation_steps == 0);
@@ -177,7 +176,8 @@ bool GradientReducer::end_micro_step() {
 }
 
 void GradientReducer::extend_batch() {
-  ZR_CHECK(!in_place_, "a batch that was reduced in place goes on: end_micro_step came too early");
+  ZR_CHECK(!reduces_in_place(context_),
+           "a batch that was reduced in place goes on: end_micro_step came too early");
   ZR_CHECK(next_ == 0 && micro_step_ == 0, "extend_batch within a batch");
   norm_.restart(stream_);
   micro_step_ = 1;
@@ -254,7 +254,7 @@ void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& prog
   if (is_last() && whole) norm_.add(bucket, reduced, 0, stream_);
   if (host == nullptr) return;
   const Event taken = host->take(bucket, reduced, output, stream_);
-  if (in_place_) progress.done = taken;  // backward writes there again
+  if (reduces_in_place(context_)) progress.done = taken;  // backward writes there again
   if (is_last() && !whole) {
     norm_.add(bucket, bucket.reduced, 0, stream_);
     norm_.add_host(bucket, offload_->lane);

@@ -115,7 +115,6 @@ class GradientReducer {
   GradientNorm& norm_;
   Stream& stream_;
   Offload* const offload_;
-  const bool in_place_;
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;    // when gradients travel in a dtype of their own
   std::vector<Location> locations_;          // by parameter
