@@ -1,4 +1,5 @@
-// What offloading costs a step of one rank, bf16 and AdamW, without forward and backward:
+// What offloading costs a step of one rank, bf16 and AdamW, without forward and backward. Without
+// arguments both of these, with 100 million parameters:
 //   bench_offload host [MILLIONS]            the step with states on the host, over that without,
 //                                            and over a copy of the bytes that it moves
 //   bench_offload nvme DIRECTORY [MILLIONS]  the step with states in a file, over the time that the
@@ -180,7 +181,12 @@ void bench_nvme(const std::string& folder, double millions) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (!arguments.empty() && arguments[0] == "host") {
+  if (arguments.empty()) {
+    zerorun::bench::bench_host(100);
+    zerorun::bench::bench_nvme(".", 100);
+    return 0;
+  }
+  if (arguments[0] == "host") {
     zerorun::bench::bench_host(arguments.size() > 1 ? std::stod(arguments[1]) : 100);
     return 0;
   }
@@ -188,6 +194,6 @@ int main(int argc, char** argv) {
     zerorun::bench::bench_nvme(arguments[1], arguments.size() > 2 ? std::stod(arguments[2]) : 333);
     return 0;
   }
-  fmt::print("bench_offload host [MILLIONS] | bench_offload nvme DIRECTORY [MILLIONS]\n");
+  fmt::print("bench_offload | bench_offload host [MILLIONS] | bench_offload nvme DIRECTORY [MILLIONS]\n");
   return 2;
 }
