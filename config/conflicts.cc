@@ -88,6 +88,35 @@ void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                optimizer.momentum, optimizer.dampening);
 }
 
+void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
+  const auto check = [&](std::string_view block, OffloadDevice device,
+                         const std::optional<std::string>& path, int least_stage) {
+    const std::string pointer = fmt::format("/zero_optimization/{}/device", block);
+    const auto given = keys.find(pointer);
+    // Its older form has no block; the engine checks the stage then.
+    if (device == OffloadDevice::none || given == keys.end()) return;
+    const auto& where = given->second.node->where;
+    if (config.zero.stage < least_stage) {
+      problems.add(pointer, where, "{} needs /zero_optimization/stage {}, got {}",
+                   to_text(*given->second.node), least_stage == 3 ? "3" : "1, 2 or 3",
+                   config.zero.stage);
+    }
+    if (device == OffloadDevice::nvme && path.value_or("").empty()) {
+      problems.add(pointer, where,
+                   "\"nvme\" needs /zero_optimization/{}/nvme_path, a folder on a local disk",
+                   block);
+    }
+  };
+  const OffloadConfig& offload = config.offload;
+  check("offload_optimizer", offload.optimizer.device, offload.optimizer.nvme_path, 1);
+  check("offload_param", offload.param.device, std::nullopt, 3);
+  constexpr std::string_view kBlock = "/aio/block_size";
+  const JsonNode* block = given_value(keys, kBlock);
+  if (block != nullptr && offload.aio.block_size % 4096 != 0) {
+    problems.add(kBlock, block->where, "got {}, expected a multiple of 4096", to_text(*block));
+  }
+}
+
 void check_schedule(const GivenKeys& keys, const SchedulerConfig& scheduler,
                     ConfigProblems& problems) {
   for (const KeyProblem& problem : schedule_problems(scheduler)) {
@@ -116,6 +145,7 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_accumulation(keys, config.precision, problems);
   check_division(keys, problems);
   check_nesterov(keys, config.optimizer, problems);
+  check_offload(keys, config, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
 }

@@ -62,6 +62,18 @@ void derive_muon(const GivenKeys& keys, OptimizerConfig& optimizer) {
   optimizer.lr = optimizer.muon_lr;  // what parameter groups start from
 }
 
+// The older forms of offload_optimizer, offload_param and intra_op_parallelism.
+void derive_offload(const GivenKeys& keys, OffloadConfig& offload) {
+  if (is_true(keys, "/zero_optimization/cpu_offload"))
+    offload.optimizer.device = OffloadDevice::cpu;
+  if (is_true(keys, "/zero_optimization/cpu_offload_param")) {
+    offload.param.device = OffloadDevice::cpu;
+  }
+  if (const JsonNode* threads = given_value(keys, "/aio/thread_count")) {
+    offload.aio.threads = as_integer(*threads).value_or(1);
+  }
+}
+
 bool says_auto(const GivenKeys& keys, std::string_view pointer) {
   const auto key = keys.find(pointer);
   return key != keys.end() && is_auto(*key->second.spec, *key->second.node);
@@ -94,6 +106,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   }
   derive_precision(keys, config.precision);
   derive_muon(keys, config.optimizer);
+  derive_offload(keys, config.offload);
   derive_scheduler(keys, config.optimizer.lr, config.scheduler);
   return config;
 }

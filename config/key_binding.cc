@@ -23,6 +23,11 @@ void read_value(const JsonNode& node, float& out) { out = static_cast<float>(nod
 void read_value(const JsonNode& node, double& out) { out = node.number; }
 void read_value(const JsonNode& node, std::string& out) { out = node.text; }
 
+void read_value(const JsonNode& node, std::optional<std::string>& out) {
+  out.reset();
+  if (node.kind != JsonNode::Kind::null) out = node.text;
+}
+
 void read_value(const JsonNode& node, std::optional<DType>& out) {
   if (node.kind == JsonNode::Kind::null) {
     out.reset();
@@ -52,6 +57,12 @@ void read_value(const JsonNode& node, GradientReduction& out) {
   out = node.text == "sum" ? GradientReduction::sum : GradientReduction::mean;
 }
 
+void read_value(const JsonNode& node, OffloadDevice& out) {
+  out = node.text == "cpu"    ? OffloadDevice::cpu
+        : node.text == "nvme" ? OffloadDevice::nvme
+                              : OffloadDevice::none;
+}
+
 void read_value(const JsonNode& node, WarmupShape& out) {
   out = node.text == "linear" ? WarmupShape::linear : WarmupShape::log;
 }
@@ -69,6 +80,10 @@ std::string write_value(int64_t value) { return std::to_string(value); }
 std::string write_value(float value) { return fmt::format("{}", value); }
 std::string write_value(double value) { return to_text(value); }
 std::string write_value(const std::string& value) { return to_text(std::string_view(value)); }
+
+std::string write_value(const std::optional<std::string>& value) {
+  return value ? to_text(std::string_view(*value)) : "null";
+}
 
 std::string write_value(const std::optional<DType>& value) {
   return value ? to_text(name_of(*value)) : "null";
@@ -88,6 +103,18 @@ std::string write_value(const std::vector<double>& value) {
 
 std::string write_value(GradientReduction value) {
   return value == GradientReduction::sum ? R"("sum")" : R"("mean")";
+}
+
+std::string write_value(OffloadDevice value) {
+  switch (value) {
+    case OffloadDevice::none:
+      return R"("none")";
+    case OffloadDevice::cpu:
+      return R"("cpu")";
+    case OffloadDevice::nvme:
+      return R"("nvme")";
+  }
+  return "null";
 }
 
 std::string write_value(WarmupShape value) {

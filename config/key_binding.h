@@ -22,10 +22,12 @@ void read_value(const JsonNode& node, int64_t& out);
 void read_value(const JsonNode& node, float& out);
 void read_value(const JsonNode& node, double& out);
 void read_value(const JsonNode& node, std::string& out);
+void read_value(const JsonNode& node, std::optional<std::string>& out);
 void read_value(const JsonNode& node, std::optional<DType>& out);
 void read_value(const JsonNode& node, std::optional<int64_t>& out);
 void read_value(const JsonNode& node, std::vector<double>& out);  // a number or an array of them
 void read_value(const JsonNode& node, GradientReduction& out);
+void read_value(const JsonNode& node, OffloadDevice& out);
 void read_value(const JsonNode& node, WarmupShape& out);
 void read_value(const JsonNode& node, DecayShape& out);
 
@@ -35,10 +37,12 @@ std::string write_value(int64_t value);
 std::string write_value(float value);
 std::string write_value(double value);
 std::string write_value(const std::string& value);
+std::string write_value(const std::optional<std::string>& value);
 std::string write_value(const std::optional<DType>& value);
 std::string write_value(const std::optional<int64_t>& value);
 std::string write_value(const std::vector<double>& value);
 std::string write_value(GradientReduction value);
+std::string write_value(OffloadDevice value);
 std::string write_value(WarmupShape value);
 std::string write_value(DecayShape value);
 

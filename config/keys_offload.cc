@@ -10,51 +10,96 @@ constexpr std::string_view kParam = "/zero_optimization/offload_param/device";
 constexpr std::string_view kOptimizer = "/zero_optimization/offload_optimizer/device";
 constexpr std::string_view kZenflow = "/zero_optimization/zenflow";
 
-constexpr KeySpec device(std::string_view pointer, std::string_view doc) {
-  return with_choices(not_yet(pointer, KeyType::string, R"("none")", doc), "none|cpu|nvme");
+constexpr std::string_view kParamPath = "/zero_optimization/offload_param/nvme_path";
+constexpr std::string_view kOptimizerPath = "/zero_optimization/offload_optimizer/nvme_path";
+constexpr std::string_view kInMemory = "parameters rest in memory";
+
+template <auto Member>
+constexpr KeyBinding bind_optimizer() {
+  return bind_member<&Config::offload, &OffloadConfig::optimizer, Member>();
+}
+template <auto Member>
+constexpr KeyBinding bind_param() {
+  return bind_member<&Config::offload, &OffloadConfig::param, Member>();
+}
+template <auto Member>
+constexpr KeyBinding bind_aio() {
+  return bind_member<&Config::offload, &OffloadConfig::aio, Member>();
+}
+
+constexpr KeySpec device(std::string_view pointer, KeyBinding binding, std::string_view choices,
+                         std::string_view later, std::string_view doc) {
+  return {.pointer = pointer,
+          .type = KeyType::string,
+          .fallback = R"("none")",
+          .choices = choices,
+          .later = later,
+          .doc = doc,
+          .binding = binding};
+}
+constexpr KeySpec works_with(std::string_view gate, std::string_view pointer, unsigned type,
+                             std::string_view fallback, KeyBinding binding, std::string_view doc) {
+  return {.pointer = pointer,
+          .type = type,
+          .fallback = fallback,
+          .doc = doc,
+          .gate = gate,
+          .binding = binding};
 }
 
 constexpr auto kKeys = std::to_array<KeySpec>({
     block("/zero_optimization/offload_param", "Where parameters rest between uses (stage 3)."),
-    device(kParam, "none: on the device of the rank."),
-    gated(kParam, "/zero_optimization/offload_param/nvme_path", KeyType::string, "null",
-          "Folder for parameters on NVMe."),
-    with_range(gated(kParam, "/zero_optimization/offload_param/buffer_count", KeyType::integer, "5",
-                     "Staging buffers between NVMe and memory."),
+    device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu", "nvme",
+           "none: on the device of the rank. cpu: in host memory; CPU ranks of one host have them "
+           "once for all."),
+    no_effect(kParamPath, KeyType::string, "null", "Folder for parameters on NVMe.", kInMemory),
+    with_range(no_effect("/zero_optimization/offload_param/buffer_count", KeyType::integer, "5",
+                         "Staging buffers between NVMe and memory.", kInMemory),
                kPositive),
-    with_range(gated(kParam, "/zero_optimization/offload_param/buffer_size", KeyType::integer,
-                     "100000000", "Elements of a staging buffer."),
+    with_range(no_effect("/zero_optimization/offload_param/buffer_size", KeyType::integer,
+                         "100000000", "Elements of a staging buffer.", kInMemory),
                kPositive),
-    with_range(gated(kParam, "/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
-                     "1000000000", "Elements that stay in host memory."),
+    with_range(no_effect("/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
+                         "1000000000", "Elements that stay in host memory.", kInMemory),
                kNonNegative),
-    gated(kParam, "/zero_optimization/offload_param/pin_memory", KeyType::boolean, "true",
-          "Page-locked host memory."),
+    always_on("/zero_optimization/offload_param/pin_memory", "true", "Page-locked host memory."),
 
-    block("/zero_optimization/offload_optimizer", "Where optimizer states rest between steps."),
-    device(kOptimizer, "none: on the device of the rank."),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/nvme_path", KeyType::string, "null",
-          "Folder for optimizer states on NVMe."),
-    with_range(gated(kOptimizer, "/zero_optimization/offload_optimizer/buffer_count",
-                     KeyType::integer, "4", "Staging buffers between NVMe and memory."),
-               kPositive),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/pin_memory", KeyType::boolean, "true",
-          "Page-locked host memory."),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/pipeline_read", KeyType::boolean,
-          "false", "Reads from NVMe while the optimizer computes."),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/pipeline_write", KeyType::boolean,
-          "false", "Writes to NVMe while the optimizer computes."),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/pipeline", KeyType::boolean, "false",
-          "Both of the two above."),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/fast_init", KeyType::boolean, "false",
-          "Skips the first write to NVMe."),
-    with_range(gated(kOptimizer, "/zero_optimization/offload_optimizer/ratio", KeyType::number, "1",
-                     "Part of the states that is offloaded."),
+    block("/zero_optimization/offload_optimizer",
+          "Where masters, optimizer states and reduced gradients rest between steps (stages 1 to "
+          "3); the host's cores update what rests there. The numbers are the same as without."),
+    device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(), "none|cpu|nvme", "",
+           "none: on the device of the rank. cpu: in host memory. nvme: masters and states in a "
+           "file, gradients in host memory."),
+    works_with(kOptimizer, kOptimizerPath, KeyType::string, "null",
+               bind_optimizer<&OffloadOptimizerConfig::nvme_path>(),
+               "Folder for optimizer states on NVMe. The file has no name and is gone with the "
+               "process."),
+    with_range(
+        works_with(kOptimizer, "/zero_optimization/offload_optimizer/buffer_count",
+                   KeyType::integer, "4", bind_optimizer<&OffloadOptimizerConfig::buffer_count>(),
+                   "Staging buffers between NVMe and memory, of up to 4 Mi elements with all "
+                   "of their states each. 3 read, compute and write at the same time."),
+        {.low = 2, .high = 64}),
+    always_on("/zero_optimization/offload_optimizer/pin_memory", "true",
+              "Page-locked host memory."),
+    always_on("/zero_optimization/offload_optimizer/pipeline_read", "false",
+              "Reads from NVMe while the optimizer computes."),
+    always_on("/zero_optimization/offload_optimizer/pipeline_write", "false",
+              "Writes to NVMe while the optimizer computes."),
+    always_on("/zero_optimization/offload_optimizer/pipeline", "false", "Both of the two above."),
+    always_on("/zero_optimization/offload_optimizer/fast_init", "false",
+              "States that are zero at the start are not written to NVMe."),
+    with_range(works_with(kOptimizer, "/zero_optimization/offload_optimizer/ratio", KeyType::number,
+                          "1", bind_optimizer<&OffloadOptimizerConfig::ratio>(),
+                          "Part of each shard's states that is offloaded, by elements; the rest "
+                          "stays on the device (stages 1 to 3)."),
                {.low = 0, .high = 1}),
-    gated(kOptimizer, "/zero_optimization/offload_optimizer/super_offload", KeyType::boolean,
-          "false", "Steps in a process of its own."),
-    with_range(gated(kOptimizer, "/zero_optimization/offload_optimizer/cpuadam_cores_perc",
-                     KeyType::number, "0.8", "Part of the cores for that process."),
+    not_yet("/zero_optimization/offload_optimizer/super_offload", KeyType::boolean, "false",
+            "Steps ahead of the decision about the gradient, and takes them back.",
+            "remove it: the host's step already runs beside the copies"),
+    with_range(gated("/zero_optimization/offload_optimizer/super_offload",
+                     "/zero_optimization/offload_optimizer/cpuadam_cores_perc", KeyType::number,
+                     "0.8", "Part of the cores for that."),
                {.low = 0, .high = 1}),
 
     {.pointer = "/zero_optimization/cpu_offload",
@@ -78,7 +123,8 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
     {.pointer = kZenflow,
      .status = KeyStatus::not_yet,
-     .doc = "Selective asynchronous optimizer step on the CPU."},
+     .doc = "Selective asynchronous optimizer step on the CPU, with stale gradients.",
+     .note = "remove it; offload_optimizer alone gives the numbers of a run without offload"},
     gated(kZenflow, "/zero_optimization/zenflow/topk_ratio", KeyType::number, "0.1",
           "Part of the gradients that is applied at once."),
     gated(kZenflow, "/zero_optimization/zenflow/select_strategy", KeyType::string, R"("auto")",
@@ -101,14 +147,18 @@ constexpr auto kKeys = std::to_array<KeySpec>({
           "Optimizer steps per epoch."),
 
     block("/aio", "Asynchronous file I/O of NVMe offload."),
-    with_range(
-        gated(kOptimizer, "/aio/block_size", KeyType::integer, "1048576", "Bytes per request."),
-        kPositive),
-    with_range(gated(kOptimizer, "/aio/queue_depth", KeyType::integer, "8", "Requests in flight."),
-               kPositive),
-    with_range(gated(kOptimizer, "/aio/intra_op_parallelism", KeyType::integer, "1",
-                     "Threads per transfer."),
-               kPositive),
+    with_range(works_with(kOptimizer, "/aio/block_size", KeyType::integer, "1048576",
+                          bind_aio<&AioConfig::block_size>(),
+                          "Bytes per request: a multiple of 4096. `zerorun bench nvme` compares."),
+               {.low = 4096, .high = 1 << 28}),
+    with_range(works_with(kOptimizer, "/aio/queue_depth", KeyType::integer, "8",
+                          bind_aio<&AioConfig::queue_depth>(), "Requests in flight."),
+               {.low = 1, .high = 4096}),
+    with_range(works_with(kOptimizer, "/aio/intra_op_parallelism", KeyType::integer, "1",
+                          bind_aio<&AioConfig::threads>(),
+                          "Threads per transfer, where the kernel refuses io_uring: this many, or "
+                          "queue_depth when that is more."),
+               {.low = 1, .high = 256}),
     {.pointer = "/aio/thread_count",
      .type = KeyType::integer,
      .fallback = "1",
@@ -116,11 +166,10 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .status = KeyStatus::deprecated,
      .doc = "Older name.",
      .note = "/aio/intra_op_parallelism"},
-    gated(kOptimizer, "/aio/single_submit", KeyType::boolean, "false",
-          "Submits requests one by one."),
-    gated(kOptimizer, "/aio/overlap_events", KeyType::boolean, "true",
-          "Submits while it waits for completions."),
-    gated(kOptimizer, "/aio/use_gds", KeyType::boolean, "false", "GPUDirect Storage."),
+    no_effect("/aio/single_submit", KeyType::boolean, "false", "Submits requests one by one.",
+              "requests are submitted as fast as the queue takes them"),
+    always_on("/aio/overlap_events", "true", "Submits while it waits for completions."),
+    not_yet("/aio/use_gds", KeyType::boolean, "false", "GPUDirect Storage."),
 });
 
 }  // namespace

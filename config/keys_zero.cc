@@ -6,7 +6,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kFused = "the optimizer step is one pass over each shard";
 constexpr std::string_view kPython = "concerns Python modules only";
 constexpr std::string_view kSameCost = "a collective over a whole bucket already costs the least";
 
@@ -101,9 +100,13 @@ constexpr auto kKeys = std::to_array<KeySpec>({
               "A resumed job continues from the fp32 master parameters."),
     not_yet("/zero_optimization/elastic_checkpoint", KeyType::boolean, "false",
             "Loads checkpoints at another number of ranks."),
-    with_range(no_effect("/zero_optimization/sub_group_size", KeyType::integer, "1000000000",
-                         "Elements per tile of the optimizer step (stage 3).", kFused),
-               kPositive),
+    {.pointer = "/zero_optimization/sub_group_size",
+     .type = KeyType::integer,
+     .fallback = "1000000000",
+     .range = kPositive,
+     .doc = "Elements of offloaded states that are moved and updated together, at most; never more "
+            "than 4 Mi, and at least 256. Without offload a step is one pass over each shard.",
+     .binding = bind_member<&Config::offload, &OffloadConfig::sub_group_size>()},
     {.pointer = "/zero_optimization/stage3_gather_16bit_weights_on_model_save",
      .type = KeyType::boolean,
      .fallback = "false",

@@ -16,6 +16,10 @@ std::string_view name_of(MemoryCategory category) {
       return "activations";
     case MemoryCategory::other:
       return "other";
+    case MemoryCategory::pinned:
+      return "pinned";
+    case MemoryCategory::nvme:
+      return "nvme";
   }
   return "?";
 }

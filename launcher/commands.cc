@@ -10,7 +10,9 @@
 #include "config/nearest.h"
 #include "config/report.h"
 #include "core/check.h"
+#include "launcher/bench_nvme.h"
 #include "launcher/host_report.h"
+#include "launcher/plan.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
 
@@ -22,6 +24,8 @@ namespace {
 struct ToolArguments {
   std::string path;
   RunFacts facts{.world_size = 1};
+  PlanOptions plan;
+  uint64_t bench_gib = 1;
 };
 
 void print(const std::string& text) {
@@ -65,6 +69,49 @@ void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
   });
 }
 
+void define_plan(CLI::App& tools, PlanOptions& plan) {
+  CLI::App* tool = tools.add_subcommand(
+      "plan", "Bytes per rank for a configuration and a model, before anything runs");
+  tool->add_option("FILE", plan.config, "A ds_config.json. Default: stage 2, bf16, AdamW");
+  tool->add_option("--model", plan.model,
+                   "nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, a Hugging Face "
+                   "config.json, or a number of parameters (1.3B)")
+      ->required();
+  tool->add_option("--world_size,--world-size", plan.world_size, "Ranks. Default: 1")
+      ->check(CLI::PositiveNumber);
+  tool->add_option("--ranks_per_host,--ranks-per-host", plan.ranks_per_host, "Default: all")
+      ->check(CLI::PositiveNumber);
+  tool->add_flag("--cpu", plan.cpu, "CPU ranks: everything is host memory");
+  tool->add_option("--gpu_memory,--gpu-memory", plan.device_memory,
+                   "Of each device (80GB): says what fits");
+  tool->add_option("--host_memory,--host-memory", plan.host_memory, "Of each host (512GiB)");
+  tool->add_option("--disk", plan.disk, "Of each host (2TB)");
+  tool->add_option("--nvme_path,--nvme-path", plan.nvme_path, "Folder that --fit may offload to");
+  tool->add_option("--micro_batch,--micro-batch", plan.micro_batch, "Default: the file's")
+      ->check(CLI::PositiveNumber);
+  tool->add_option("--seq_len,--seq-len", plan.seq_len,
+                   "Tokens of a sequence: counts the activations of the bundled models")
+      ->check(CLI::PositiveNumber);
+  tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
+  tool->add_option("--fit", plan.fit, "Write the fastest configuration that fits to this file");
+  tool->callback([&plan] { print(plan_report(plan)); });
+}
+
+void define_bench(CLI::App& tools, ToolArguments& arguments) {
+  CLI::App* bench = tools.add_subcommand("bench", "Measurements")->require_subcommand(1);
+  CLI::App* nvme =
+      bench->add_subcommand("nvme", "A disk as NVMe offload uses it, and what a step would cost");
+  nvme->add_option("DIR", arguments.path, "A folder on the disk")->required();
+  nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read. Default: 1")
+      ->check(CLI::Range(1, 1024));
+  nvme->callback([&arguments] {
+    bench_nvme(arguments.path, arguments.bench_gib << 30, [](const std::string& line) {
+      print(line);
+      std::fflush(stdout);
+    });
+  });
+}
+
 void define_tools(CLI::App& tools, ToolArguments& arguments) {
   define_config(tools, arguments);
   define_ckpt(tools, arguments);
@@ -73,11 +120,8 @@ void define_tools(CLI::App& tools, ToolArguments& arguments) {
   tools.add_subcommand("version", "The version")->callback([] {
     print("zerorun " ZERORUN_VERSION);
   });
-  for (const char* name : {"plan", "bench"}) {
-    tools.add_subcommand(name, "Not there yet")->allow_extras()->callback([name] {
-      fail<ConfigError>("zerorun {} is not there yet", name);
-    });
-  }
+  define_plan(tools, arguments.plan);
+  define_bench(tools, arguments);
 }
 
 // CLI11 says of "chekc" only that it was not expected.

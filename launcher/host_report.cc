@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "config/env.h"
-#include "launcher/cgroup.h"
+#include "core/cgroup.h"
 #include "launcher/cpus.h"
 #include "launcher/environment.h"
 #include "launcher/program.h"

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <iterator>
 
+#include "core/cgroup.h"
 #include "launcher/address.h"
-#include "launcher/cgroup.h"
 #include "launcher/cpus.h"
 #include "launcher/deepspeed_compat.h"
 #include "launcher/resources.h"

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "launcher/cgroup.h"
+#include "core/cgroup.h"
 #include "launcher/job.h"
 #include "launcher/output.h"
 #include "launcher/process.h"

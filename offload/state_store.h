@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -11,26 +13,44 @@
 
 namespace zerorun {
 
-// The tensors kept for a shard: the master copy and the optimizer's states.
+class HostSlab;
+
+// The tensors kept for a piece of a shard: the master copy and the optimizer's states.
 struct StateLayout {
-  int64_t numel = 0;  // of the shard
+  int64_t numel = 0;  // of the piece
   std::vector<StateSpec> tensors;
 };
 
-// Where the shards' states rest between steps. The engine acquires a shard before it reads or
-// writes it and releases it afterwards; where the bytes are in between (this device, pinned host
-// memory, a file) is the store's affair.
+// Where optimizer states rest between steps, piece by piece. The engine acquires a piece before it
+// reads or writes it and releases it afterwards; where the bytes are in between (this device,
+// pinned host memory, a file) is the store's affair. A new store is filled with zeros.
+//
+// Pieces are used in the order in which they are acquired; each is released before it is acquired
+// again.
 class StateStore {
  public:
   virtual ~StateStore() = default;
-  // Zero-filled states of one more shard; returns its index.
-  virtual int add(const StateLayout& layout) = 0;
-  // The views, in the order of the layout's tensors, valid until release.
-  virtual std::vector<TensorView> acquire(int shard, Stream& stream) = 0;
-  virtual void release(int shard, Stream& stream) = 0;
+  // The views of the piece, in the order of its layout's tensors. They hold the piece as soon as
+  // `stream` gets there, until it gets to the release.
+  virtual std::vector<TensorView> acquire(int piece, Stream& stream) = 0;
+  // `changed`: the first so many tensors were written to; the others keep what they held before.
+  virtual void release(int piece, Stream& stream, size_t changed) = 0;
+  void release(int piece, Stream& stream) {
+    release(piece, stream, std::numeric_limits<size_t>::max());
+  }
+  // Views of a piece at rest, to read and to write, for as long as the store lives; nothing may be
+  // acquired. After writing: accept_changes.
+  virtual std::vector<TensorView> rest(int piece) = 0;
+  virtual void accept_changes() {}
 };
 
 // States stay in the device's memory.
-std::unique_ptr<StateStore> make_device_state_store(Device& device);
+std::unique_ptr<StateStore> make_device_state_store(Device& device,
+                                                    std::span<const StateLayout> pieces);
+// States rest in host memory.
+std::unique_ptr<StateStore> make_host_state_store(HostSlab& slab,
+                                                  std::span<const StateLayout> pieces);
+// Bytes of `slab` that the states of a piece take.
+size_t host_state_nbytes(const StateLayout& piece);
 
 }  // namespace zerorun

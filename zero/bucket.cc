@@ -1,40 +1,84 @@
 #include "zero/bucket.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
 
 namespace zerorun {
 
-std::vector<Bucket> make_buckets(const EngineContext& context, std::span<const int64_t> numels,
+namespace {
+
+// Elements of offloaded states that are moved and updated together, at most: enough to keep copies
+// and disks busy, few enough that staging stays small.
+constexpr int64_t kMaxPieceNumel = int64_t{1} << 22;
+
+void hold_states(const Sharding& sharding, Bucket& bucket) {
+  const BucketLayout& layout = bucket.layout;
+  const OffloadOptimizerConfig& offload = sharding.offload.optimizer;
+  bucket.held_from = sharding.policy.shard_state ? sharding.rank * layout.shard_numel : 0;
+  bucket.held_numel = sharding.policy.shard_state ? layout.shard_numel : layout.padded_numel();
+  bucket.host_from = bucket.held_numel;
+  if (!bucket.plan.trainable) return;
+  bucket.offloaded = sharding.offloads_states();
+  const auto on_device =
+      static_cast<int64_t>(static_cast<double>(bucket.held_numel) * (1.0 - offload.ratio));
+  if (bucket.offloaded) {
+    const int64_t cut = cut_near(layout, bucket.held_from + on_device, bucket.held_from);
+    bucket.host_from = on_device == 0 ? 0 : std::min(bucket.held_numel, cut - bucket.held_from);
+  }
+  const int64_t piece = std::clamp(sharding.offload.sub_group_size, kNormChunk, kMaxPieceNumel);
+  bucket.pieces = cut_pieces(layout, bucket.held_from, bucket.held_numel, bucket.host_from, piece);
+}
+
+}  // namespace
+
+std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64_t> numels,
                                  std::span<const ModuleId> modules) {
   std::vector<Bucket> buckets;
-  for (BucketPlan& plan : plan_buckets(context.specs, numels, modules, context.zero)) {
+  for (BucketPlan& plan : plan_buckets(sharding.specs, numels, modules, sharding.zero)) {
     Bucket bucket;
     bucket.index = static_cast<int>(buckets.size());
-    bucket.layout =
-        lay_out(plan.parameters, context.comm.world_size(), context.parameter_alignment);
+    bucket.layout = lay_out(plan.parameters, sharding.world_size, sharding.parameter_alignment);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
-      return context.specs[static_cast<size_t>(parameter.parameter)].name;
+      return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
     };
     bucket.label = fmt::format("bucket {} ({} .. {})", bucket.index, name(plan.parameters.front()),
                                name(plan.parameters.back()));
     bucket.plan = std::move(plan);
+    hold_states(sharding, bucket);
     buckets.push_back(std::move(bucket));
   }
   return buckets;
 }
 
-bool reduces_in_place(const EngineContext& context) {
-  return !context.policy.shard_grads && context.accumulation_steps == 1 &&
-         context.comm_dtype == context.param_dtype && context.accum_dtype == context.param_dtype;
+bool reduces_in_place(const Sharding& sharding) {
+  return !sharding.policy.shard_grads && sharding.accumulation_steps == 1 &&
+         sharding.comm_dtype == sharding.param_dtype &&
+         sharding.accum_dtype == sharding.param_dtype;
 }
 
 BucketMemory::BucketMemory(const EngineContext& context, std::vector<Bucket>& buckets)
     : context_(context) {
-  place_replicated(buckets);
-  place_sharded(buckets);
-  place_gradients(buckets);
+  const BucketNumels numels = count_numels(context, buckets);
+  place_replicated(buckets, numels.replicated);
+  place_sharded(buckets, numels.sharded);
+  place_gradients(buckets, numels.home, numels.reduced);
+}
+
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets) {
+  BucketNumels numels;
+  for (const Bucket& bucket : buckets) {
+    if (bucket.plan.shard_params) {
+      numels.sharded += bucket.layout.shard_numel;
+    } else {
+      numels.replicated += bucket.layout.padded_numel();
+    }
+    if (!bucket.plan.trainable) continue;
+    if (!sharding.policy.shard_grads) numels.home += bucket.layout.padded_numel();
+    if (!reduces_in_place(sharding)) numels.reduced += bucket.host_from;
+  }
+  return numels;
 }
 
 std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
@@ -49,11 +93,7 @@ std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
   return view_of(buffers_.back(), context_.param_dtype, numel);
 }
 
-void BucketMemory::place_replicated(std::vector<Bucket>& buckets) {
-  int64_t total = 0;
-  for (const Bucket& bucket : buckets) {
-    if (!bucket.plan.shard_params) total += bucket.layout.padded_numel();
-  }
+void BucketMemory::place_replicated(std::vector<Bucket>& buckets, int64_t total) {
   if (total == 0) return;
   const std::optional<TensorView> slab =
       share(total, Sharing::per_rank, MemoryCategory::parameters);
@@ -69,19 +109,23 @@ void BucketMemory::place_replicated(std::vector<Bucket>& buckets) {
   }
 }
 
-void BucketMemory::place_sharded(std::vector<Bucket>& buckets) {
-  int64_t total = 0;
-  for (const Bucket& bucket : buckets) {
-    if (bucket.plan.shard_params) total += bucket.layout.shard_numel;
-  }
+void BucketMemory::place_sharded(std::vector<Bucket>& buckets, int64_t total) {
   if (total == 0) return;
   const int ranks = context_.comm.world_size();
+  const bool on_host = context_.offload.param.device != OffloadDevice::none;
+  if (on_host && &context_.device.host() != &context_.device) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_param/device: got \"cpu\", which works with CPU ranks so far, "
+        "but this rank is on {}; expected \"none\"",
+        context_.device.name());
+  }
+  const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
   std::optional<TensorView> slab;
   if (context_.share_parameters && context_.comm.reads_peers()) {
-    slab = share(total * ranks, Sharing::per_host, MemoryCategory::parameters);
+    slab = share(total * ranks, Sharing::per_host, category);
   }
   const bool resident = slab.has_value();
-  if (!resident) slab = share(total, Sharing::per_rank, MemoryCategory::parameters);
+  if (!resident) slab = share(total, Sharing::per_rank, category);
   ZR_CHECK(slab, "transport {} gives no per-rank memory", context_.comm.transport());
   int64_t cursor = 0;
   for (Bucket& bucket : buckets) {
@@ -98,19 +142,9 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets) {
   }
 }
 
-void BucketMemory::place_gradients(std::vector<Bucket>& buckets) {
+void BucketMemory::place_gradients(std::vector<Bucket>& buckets, int64_t home, int64_t reduced) {
   const StagePolicy& policy = context_.policy;
   const bool in_place = reduces_in_place(context_);
-  const auto reduced_numel = [&](const Bucket& bucket) {
-    return policy.shard_state ? bucket.layout.shard_numel : bucket.layout.padded_numel();
-  };
-  int64_t home = 0;
-  int64_t reduced = 0;
-  for (const Bucket& bucket : buckets) {
-    if (!bucket.plan.trainable) continue;
-    if (!policy.shard_grads) home += bucket.layout.padded_numel();
-    if (!in_place) reduced += reduced_numel(bucket);
-  }
   TensorView home_slab;
   if (home > 0) {
     const std::optional<TensorView> slab =
@@ -132,11 +166,10 @@ void BucketMemory::place_gradients(std::vector<Bucket>& buckets) {
       home_cursor += bucket.layout.padded_numel();
     }
     if (in_place) {
-      const int64_t own = policy.shard_state ? context_.comm.rank() * bucket.layout.shard_numel : 0;
-      bucket.reduced = bucket.grad.slice(own, reduced_numel(bucket));
+      bucket.reduced = bucket.grad.slice(bucket.held_from, bucket.held_numel);
     } else {
-      bucket.reduced = reduced_slab.slice(reduced_cursor, reduced_numel(bucket));
-      reduced_cursor += reduced_numel(bucket);
+      bucket.reduced = reduced_slab.slice(reduced_cursor, bucket.host_from);
+      reduced_cursor += bucket.host_from;
     }
   }
 }

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "zero/partition.h"
-#include "zero/stage.h"
+#include "zero/sharding.h"
+#include "zero/state_pieces.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
@@ -27,33 +28,48 @@ struct Bucket {
   TensorView param_full;
   bool resident = false;  // sharded, but all shards lie in memory of this host: always addressable
 
+  // The part of the bucket whose optimizer states and reduced gradient this rank holds: its shard,
+  // or the whole bucket at stage 0.
+  int64_t held_from = 0;
+  int64_t held_numel = 0;
+  // A part of it, the same on all ranks but for rounding, is offloaded to the host.
+  bool offloaded = false;
+  int64_t host_from = 0;  // first element of the held part that is; held_numel when none is
+  std::vector<StatePiece> pieces;  // of the held part; none when frozen
+
   // Gradients. `grad` is where backward writes below stage 2 (from stage 2 on: a pool slot).
-  // `reduced` is this rank's part of the reduced gradient (the whole bucket at stage 0).
+  // `reduced` and `host_reduced` are the held part of the reduced gradient before and from
+  // `host_from`.
   TensorView grad;
   TensorView reduced;
+  TensorView host_reduced;
+  Event host_ready;  // host_reduced is complete
 
-  int state_shard = -1;  // index in the StateStore; -1 for frozen parameters
+  // A part of the held part that does not span host_from.
+  TensorView reduced_part(int64_t begin, int64_t numel) const {
+    return begin < host_from ? reduced.slice(begin, numel)
+                             : host_reduced.slice(begin - host_from, numel);
+  }
 };
 
 // What every part of the engine needs to know; constant after construction.
-struct EngineContext {
+struct EngineContext : Sharding {
   Device& device;
   Communicator& comm;
-  std::span<const ParameterSpec> specs;
-  StagePolicy policy;
-  ZeroConfig zero;
-  DType param_dtype = DType::fp32;
-  DType comm_dtype = DType::fp32;   // of gradients on their way
-  DType accum_dtype = DType::fp32;  // of reduced gradients
-  double pre_scale = 1.0;           // what each rank multiplies its gradient with before the sum
-  int64_t accumulation_steps = 1;
-  bool share_parameters = true;
-  int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
 };
 
 // Whether the reduced gradient replaces the gradient that it was made from: below stage 2, with one
 // micro-step and one dtype.
-bool reduces_in_place(const EngineContext& context);
+bool reduces_in_place(const Sharding& sharding);
+
+// Elements of all buckets' memory on one rank.
+struct BucketNumels {
+  int64_t replicated = 0;  // parameters that every rank holds in full
+  int64_t sharded = 0;     // this rank's part of the others
+  int64_t home = 0;        // gradients that stay where backward writes them
+  int64_t reduced = 0;     // reduced gradients that rest on the device, beside those
+};
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets);
 
 // Owner of the buckets' parameter memory and of their gradient memory outside the pool.
 class BucketMemory {
@@ -62,9 +78,9 @@ class BucketMemory {
   BucketMemory(const EngineContext& context, std::vector<Bucket>& buckets);
 
  private:
-  void place_replicated(std::vector<Bucket>& buckets);
-  void place_sharded(std::vector<Bucket>& buckets);
-  void place_gradients(std::vector<Bucket>& buckets);
+  void place_replicated(std::vector<Bucket>& buckets, int64_t total);
+  void place_sharded(std::vector<Bucket>& buckets, int64_t total);
+  void place_gradients(std::vector<Bucket>& buckets, int64_t home, int64_t reduced);
   // One block for all; nothing when the transport cannot give it.
   std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category);
 
@@ -74,7 +90,7 @@ class BucketMemory {
 };
 
 // Buckets with their layouts; memory comes later.
-std::vector<Bucket> make_buckets(const EngineContext& context, std::span<const int64_t> numels,
+std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64_t> numels,
                                  std::span<const ModuleId> modules);
 
 }  // namespace zerorun

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <array>
+
+#include "offload/host_lane.h"
 #include "zero/bucket.h"
 #include "zerorun/exact_sum.h"
 
@@ -11,8 +14,11 @@ class GradientNorm {
  public:
   explicit GradientNorm(const EngineContext& context);
 
-  // Adds this rank's part of the bucket's reduced gradient, after what is on the stream.
-  void add(const Bucket& bucket, Stream& stream);
+  // Adds this rank's part of the bucket's reduced gradient, which is at `reduced` for the elements
+  // of the held part from `begin` on, after what is on the stream.
+  void add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream);
+  // The same of its offloaded part, where that rests.
+  void add_host(const Bucket& bucket, HostLane& lane);
 
   // Forgets what was added, after what is on the stream.
   void restart(Stream& stream);
@@ -25,9 +31,15 @@ class GradientNorm {
   Result finish(Stream& stream);
 
  private:
+  template <typename Add>
+  void for_each_part(const Bucket& bucket, TensorView reduced, int64_t begin, const Add& add);
+
   const EngineContext& context_;
+  const bool has_host_;  // gradients may rest on the host
   Buffer words_;
-  TensorView view_;
+  TensorView view_;  // of the device; behind them, room for those of the host
+  std::array<int64_t, ExactSum::kWords> host_{};
+  Event host_done_;
 };
 
 }  // namespace zerorun

@@ -71,36 +71,45 @@ void GradientPool::trim() {
   }
 }
 
+GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets) {
+  GradientPools pools;
+  int trainable = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable) continue;
+    ++trainable;
+    pools.slot_numel = std::max(pools.slot_numel, bucket.layout.padded_numel());
+  }
+  if (sharding.policy.shard_grads) pools.slots = std::min(kSlots, trainable);
+  if (sharding.comm_dtype != sharding.param_dtype) {
+    pools.comm_slots = std::min(kCommSlots, trainable);
+  }
+  return pools;
+}
+
 GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                 GradientInspector& inspector, GradientNorm& norm, Stream& stream)
+                                 GradientInspector& inspector, GradientNorm& norm, Stream& stream,
+                                 Offload* offload)
     : context_(context),
       buckets_(buckets),
       inspector_(inspector),
       norm_(norm),
       stream_(stream),
-      in_place_(reduces_in_place(context)),
+      offload_(offload),
       locations_(context.specs.size()),
       contributions_(context.specs.size(), Contribution::none),
       progress_(buckets.size()) {
-  int64_t largest = 0;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
     schedule_.push_back(bucket.index);
-    largest = std::max(largest, bucket.layout.padded_numel());
     for (const Placement& placement : bucket.layout.placements) {
       locations_[static_cast<size_t>(placement.parameter)] = {bucket.index, placement.offset,
                                                               placement.numel};
     }
   }
-  const auto slots = [&](int wanted) {
-    return std::min(wanted, static_cast<int>(schedule_.size()));
-  };
-  if (schedule_.empty()) return;
-  if (context.policy.shard_grads) {
-    pool_.emplace(context, context.param_dtype, largest, slots(kSlots));
-  }
-  if (context.comm_dtype != context.param_dtype) {
-    comm_pool_.emplace(context, context.comm_dtype, largest, slots(kCommSlots));
+  const GradientPools pools = gradient_pools(context, buckets);
+  if (pools.slots > 0) pool_.emplace(context, context.param_dtype, pools.slot_numel, pools.slots);
+  if (pools.comm_slots > 0) {
+    comm_pool_.emplace(context, context.comm_dtype, pools.slot_numel, pools.comm_slots);
   }
 }
 
@@ -141,7 +150,7 @@ void GradientReducer::set_boundary(std::optional<bool> boundary) {
   boundary_ = boundary;
 }
 
-bool GradientReducer::carries() const { return in_place_ && !is_last(); }
+bool GradientReducer::carries() const { return reduces_in_place(context_) && !is_last(); }
 
 bool GradientReducer::is_last() const {
   return boundary_.value_or((micro_step_ + 1) % context_.accumulation_steps == 0);
@@ -167,7 +176,8 @@ bool GradientReducer::end_micro_step() {
 }
 
 void GradientReducer::extend_batch() {
-  ZR_CHECK(!in_place_, "a batch that was reduced in place goes on: end_micro_step came too early");
+  ZR_CHECK(!reduces_in_place(context_),
+           "a batch that was reduced in place goes on: end_micro_step came too early");
   ZR_CHECK(next_ == 0 && micro_step_ == 0, "extend_batch within a batch");
   norm_.restart(stream_);
   micro_step_ = 1;
@@ -216,22 +226,39 @@ void GradientReducer::launch_ready() {
 
 void GradientReducer::launch(int index) {
   Progress& progress = progress_[static_cast<size_t>(index)];
-  const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+  Bucket& bucket = buckets_[static_cast<size_t>(index)];
   inspector_.look_at(bucket, progress.buffer);
   const TensorView outgoing = prepare(progress);
   stream_.wait(context_.device.inline_stream().record());
-  const Output output = micro_step_ == 0 ? Output::overwrite : Output::accumulate;
+  reduce(bucket, outgoing, progress);
+  progress.state = State::launched;
+}
+
+void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& progress) {
+  const bool first = micro_step_ == 0;
+  const Output output = first ? Output::overwrite : Output::accumulate;
+  HostGradients* const host = bucket.offloaded ? &offload_->gradients : nullptr;
+  const TensorView reduced =
+      host == nullptr ? bucket.reduced : host->output(bucket, output, stream_);
   if (context_.policy.shard_state) {
-    progress.done =
-        context_.comm.reduce_scatter(outgoing, bucket.reduced, output, stream_, bucket.label);
+    // What rests elsewhere is added to there.
+    progress.done = context_.comm.reduce_scatter(
+        outgoing, reduced, host == nullptr ? output : Output::overwrite, stream_, bucket.label);
   } else {
-    progress.done = context_.comm.all_reduce(outgoing, bucket.reduced, ReduceOp::sum, output,
-                                             stream_, bucket.label);
+    progress.done =
+        context_.comm.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
   }
   if (pool_) pool_->release(progress.slot, progress.done);
   if (comm_pool_) comm_pool_->release(progress.comm_slot, progress.done);
-  if (is_last()) norm_.add(bucket, stream_);
-  progress.state = State::launched;
+  const bool whole = host == nullptr || first;  // the gradient so far is what was just reduced
+  if (is_last() && whole) norm_.add(bucket, reduced, 0, stream_);
+  if (host == nullptr) return;
+  const Event taken = host->take(bucket, reduced, output, stream_);
+  if (reduces_in_place(context_)) progress.done = taken;  // backward writes there again
+  if (is_last() && !whole) {
+    norm_.add(bucket, bucket.reduced, 0, stream_);
+    norm_.add_host(bucket, offload_->lane);
+  }
 }
 
 TensorView GradientReducer::prepare(Progress& progress) {

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "zero/bucket.h"
 #include "zero/gradient_inspector.h"
 #include "zero/gradient_norm.h"
+#include "zero/offload.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -41,6 +43,14 @@ class GradientPool {
   std::vector<Slot> slots_;
 };
 
+// What GradientReducer keeps in flight.
+struct GradientPools {
+  int64_t slot_numel = 0;  // of the largest bucket
+  int slots = 0;           // in the parameters' dtype
+  int comm_slots = 0;      // in the dtype of gradients on their way
+};
+GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
+
 // From a parameter's gradient to its bucket's reduced gradient.
 //
 // Each micro-step reduces every trainable bucket once, in the buckets' order, on every rank: a
@@ -49,9 +59,11 @@ class GradientPool {
 // reduction keeps one order of summation at every stage.
 class GradientReducer {
  public:
-  // `inspector` sees each bucket before its reduction, `norm` after the last micro-step's.
+  // `inspector` sees each bucket before its reduction, `norm` after the last micro-step's;
+  // `offload` is null when nothing is offloaded.
   GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                  GradientInspector& inspector, GradientNorm& norm, Stream& stream);
+                  GradientInspector& inspector, GradientNorm& norm, Stream& stream,
+                  Offload* offload);
 
   GradientView gradient(ParameterId parameter);
   void ready(ParameterId parameter);
@@ -87,6 +99,8 @@ class GradientReducer {
   void complete_missing(int bucket);
   void launch_ready();
   void launch(int bucket);
+  // Reduces what goes out and brings it to where it rests.
+  void reduce(Bucket& bucket, TensorView outgoing, Progress& progress);
   // Whether this micro-step ends the batch.
   bool is_last() const;
   // Whether this micro-step's gradients stay with this rank, to be reduced with the next one's:
@@ -100,7 +114,7 @@ class GradientReducer {
   GradientInspector& inspector_;
   GradientNorm& norm_;
   Stream& stream_;
-  const bool in_place_;
+  Offload* const offload_;
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;    // when gradients travel in a dtype of their own
   std::vector<Location> locations_;          // by parameter

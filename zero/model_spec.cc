@@ -28,6 +28,11 @@ int64_t count_elements(const ParameterSpec& spec) {
 
 }  // namespace
 
+std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon) {
+  for (ParameterSpec& spec : specs) spec.use_muon = spec.use_muon && has_muon;
+  return specs;
+}
+
 ModelSpec::ModelSpec(std::vector<ParameterSpec> specs, size_t group_count)
     : specs_(std::move(specs)) {
   if (specs_.empty()) fail<ConfigError>("the model has no parameters");

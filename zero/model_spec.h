@@ -11,6 +11,9 @@
 
 namespace zerorun {
 
+// Without Muon, matrices are parameters like all others.
+std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon);
+
 // The checked parameter list of a model: names resolved, sizes counted, modules numbered.
 class ModelSpec {
  public:

@@ -7,34 +7,48 @@
 
 namespace zerorun {
 
-ShardedOptimizer::ShardedOptimizer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                   std::vector<Optimizer> rules, const PrecisionConfig& precision,
-                                   std::unique_ptr<StateStore> store)
+const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket) {
+  return bucket.plan.use_muon ? rules[1] : rules[0];
+}
+
+std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
+                                       std::vector<Bucket>& buckets, bool on_host) {
+  std::vector<StateLayout> layouts;
+  for (Bucket& bucket : buckets) {
+    for (StatePiece& piece : bucket.pieces) {
+      if (piece.on_host != on_host) continue;
+      piece.index = static_cast<int>(layouts.size());
+      StateLayout& layout = layouts.emplace_back();
+      layout.numel = piece.numel();
+      // The host has no parameters that could be their own masters.
+      if (on_host || sharding.separate_master()) {
+        layout.tensors.push_back({"master", sharding.master_dtype()});
+      }
+      const auto states = rule_of(rules, bucket).states();
+      layout.tensors.insert(layout.tensors.end(), states.begin(), states.end());
+    }
+  }
+  return layouts;
+}
+
+ShardedOptimizer::ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
+                                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane)
     : context_(context),
       buckets_(buckets),
       rules_(std::move(rules)),
-      separate_master_(context.param_dtype != DType::fp32 && !precision.master_is_param),
-      store_(std::move(store)) {
-  for (Bucket& bucket : buckets) {
-    runs_.push_back(bucket.plan.trainable ? runs_of(bucket) : std::vector<Run>{});
-    if (!bucket.plan.trainable) continue;
-    if (bucket.plan.use_muon) check_matrices(bucket);
-    StateLayout layout;
-    layout.numel = held_numel(bucket);
-    if (separate_master_) layout.tensors.push_back({"master", DType::fp32});
-    for (const StateSpec& spec : rule_of(bucket).states()) layout.tensors.push_back(spec);
-    bucket.state_shard = store_->add(layout);
+      stores_(std::move(stores)),
+      lane_(lane) {
+  for (const Bucket& bucket : buckets) {
+    if (bucket.plan.trainable && bucket.plan.use_muon) check_matrices(bucket);
+    auto& of_bucket = runs_.emplace_back();
+    for (const StatePiece& piece : bucket.pieces) of_bucket.push_back(runs_of(bucket, piece));
   }
   allocate_direction();
 }
 
-const Optimizer& ShardedOptimizer::rule_of(const Bucket& bucket) const {
-  return bucket.plan.use_muon ? rules_.at(1) : rules_.at(0);
-}
-
 std::span<const StateSpec> ShardedOptimizer::state_specs(const Bucket& bucket) const {
   if (!bucket.plan.trainable) return {};
-  return rule_of(bucket).states();
+  return rule_of(rules_, bucket).states();
 }
 
 void ShardedOptimizer::check_matrices(const Bucket& bucket) const {
@@ -46,26 +60,15 @@ void ShardedOptimizer::check_matrices(const Bucket& bucket) const {
   }
 }
 
-int64_t ShardedOptimizer::held_from(const Bucket& bucket) const {
-  return context_.policy.shard_state ? context_.comm.rank() * bucket.layout.shard_numel : 0;
-}
-
-int64_t ShardedOptimizer::held_numel(const Bucket& bucket) const {
-  return context_.policy.shard_state ? bucket.layout.shard_numel : bucket.layout.padded_numel();
-}
-
-TensorView ShardedOptimizer::param_of(const Bucket& bucket) const {
-  return context_.policy.shard_state ? bucket.param_shard : bucket.param_full;
-}
-
-std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucket) const {
-  const int64_t from = held_from(bucket);
-  const Optimizer& rule = rule_of(bucket);
+std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucket,
+                                                             const StatePiece& piece) const {
+  const int64_t from = bucket.held_from;
+  const Optimizer& rule = rule_of(rules_, bucket);
   // A value that covers several elements must not cover padding, whose gradient is anything.
   const bool merge = rule.passes() == Optimizer::Passes::one && !rule.rounds_stochastically() &&
                      rule.alignment() == 1;
   std::vector<Run> runs;
-  for (const Interval& part : bucket.layout.intervals(from, from + held_numel(bucket))) {
+  for (const Interval& part : bucket.layout.intervals(from + piece.begin, from + piece.end)) {
     const int group = context_.specs[static_cast<size_t>(part.parameter)].group;
     const int64_t end = part.offset - from + part.numel;
     // Padding between neighbours is updated with them: longer runs cost less than the padding.
@@ -78,37 +81,46 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucke
   return runs;
 }
 
-std::vector<TensorView> ShardedOptimizer::acquire(const Bucket& bucket, Stream& stream) {
-  std::vector<TensorView> views = store_->acquire(bucket.state_shard, stream);
-  if (!separate_master_) views.insert(views.begin(), param_of(bucket));
-  return views;
+const std::vector<ShardedOptimizer::Run>& ShardedOptimizer::runs(const Work& work) const {
+  const auto piece = static_cast<size_t>(&work.piece - work.bucket.pieces.data());
+  return runs_[static_cast<size_t>(work.bucket.index)][piece];
 }
 
-void ShardedOptimizer::release(const Bucket& bucket, Stream& stream) {
-  store_->release(bucket.state_shard, stream);
+TensorView ShardedOptimizer::param_of(const Bucket& bucket, const StatePiece& piece) const {
+  const TensorView held = context_.policy.shard_state ? bucket.param_shard : bucket.param_full;
+  return held.slice(piece.begin, piece.numel());
+}
+
+std::vector<TensorView> ShardedOptimizer::with_master(const Bucket& bucket, const StatePiece& piece,
+                                                      std::vector<TensorView> views) const {
+  if (!piece.on_host && !context_.separate_master()) {
+    views.insert(views.begin(), param_of(bucket, piece));
+  }
+  return views;
 }
 
 TensorView ShardedOptimizer::part_of(const Bucket& bucket, TensorView view, size_t index,
                                      int64_t begin, int64_t numel) const {
   if (index == 0) return view.slice(begin, numel);
-  const StateSpec& spec = rule_of(bucket).states()[index - 1];
+  const StateSpec& spec = rule_of(rules_, bucket).states()[index - 1];
   ZR_CHECK(begin % spec.block == 0, "{} cannot be cut at element {}", spec.name, begin);
   return view.slice(begin / spec.block, spec.numel(numel));
 }
 
-UpdateTensors ShardedOptimizer::tensors_of(const Bucket& bucket, std::span<const TensorView> views,
-                                           const Run& run) const {
+UpdateTensors ShardedOptimizer::tensors_of(const Work& work, const Run& run) const {
   const int64_t numel = run.end - run.begin;
+  const int64_t begin = run.begin - work.piece.begin;
   UpdateTensors tensors;
-  tensors.master = views[0].slice(run.begin, numel);
-  tensors.grad = bucket.reduced.slice(run.begin, numel);
-  tensors.param = param_of(bucket).slice(run.begin, numel);
+  tensors.master = work.views[0].slice(begin, numel);
+  tensors.grad = work.bucket.reduced_part(run.begin, numel);
+  const bool in_place = context_.master_is_param;
+  tensors.param = in_place ? tensors.master : work.param.slice(begin, numel);
   tensors.parameter = run.first.parameter;
   tensors.element = run.first.begin;
-  const std::span<const StateSpec> specs = rule_of(bucket).states();
+  const std::span<const StateSpec> specs = rule_of(rules_, work.bucket).states();
   size_t states = 0;
   for (size_t i = 0; i < specs.size(); ++i) {
-    const TensorView part = part_of(bucket, views[i + 1], i + 1, run.begin, numel);
+    const TensorView part = part_of(work.bucket, work.views[i + 1], i + 1, begin, numel);
     if (specs[i].block == 1) {
       tensors.states.at(states++) = part;
     } else {
@@ -118,34 +130,78 @@ UpdateTensors ShardedOptimizer::tensors_of(const Bucket& bucket, std::span<const
   return tensors;
 }
 
-void ShardedOptimizer::update(const Bucket& bucket, const Step& step) {
-  Stream& stream = context_.device.inline_stream();
-  const std::vector<TensorView> views = acquire(bucket, stream);
-  const Optimizer& rule = rule_of(bucket);
-  for (const Run& run : runs(bucket)) {
-    context_.device.update(stream, rule.scalars(step.count, step.grad_scale, step.of(run)),
-                           tensors_of(bucket, views, run));
+ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StatePiece& piece) {
+  Device& device = piece.on_host ? lane_->host() : context_.device;
+  Stream& stream = piece.on_host ? lane_->stream() : device.inline_stream();
+  return {bucket,
+          piece,
+          device,
+          stream,
+          with_master(bucket, piece, store_of(piece).acquire(piece.index, stream)),
+          piece.on_host ? TensorView{} : param_of(bucket, piece)};
+}
+
+void ShardedOptimizer::end(Work& work) {
+  if (work.piece.on_host && work.param.data != nullptr) {
+    if (context_.master_is_param) work.device.cast(work.stream, work.views[0], work.param);
+    lane_->send(work.param, param_of(work.bucket, work.piece));
   }
-  release(bucket, stream);
+  store_of(work.piece).release(work.piece.index, work.stream);
+}
+
+void ShardedOptimizer::update(const Bucket& bucket, bool on_host, const Scalars& scalars) {
+  for (const StatePiece& piece : bucket.pieces) {
+    if (piece.on_host != on_host) continue;
+    Work work = begin(bucket, piece);
+    if (on_host) work.param = lane_->outgoing(piece.numel(), context_.param_dtype);
+    for (const Run& run : runs(work)) {
+      work.device.update(work.stream, scalars(run), tensors_of(work, run));
+    }
+    end(work);
+  }
+}
+
+void ShardedOptimizer::update_all(const std::function<bool(const Bucket&)>& wanted,
+                                  const std::function<Scalars(const Bucket&)>& scalars_of,
+                                  Stream& comm_stream, const Publish& publish) {
+  std::vector<Event> uploaded(buckets_.size());
+  for (const Bucket& bucket : buckets_) {
+    if (!bucket.plan.trainable || !wanted(bucket) || !bucket.offloaded) continue;
+    lane_->stream().wait(bucket.host_ready);
+    update(bucket, true, scalars_of(bucket));
+    uploaded[static_cast<size_t>(bucket.index)] = lane_->sent();
+  }
+  for (const Bucket& bucket : buckets_) {
+    if (!bucket.plan.trainable || !wanted(bucket)) continue;
+    update(bucket, false, scalars_of(bucket));
+    comm_stream.wait(uploaded[static_cast<size_t>(bucket.index)]);
+    publish(bucket);
+  }
 }
 
 void ShardedOptimizer::step(int64_t count, float grad_scale, std::span<const ParameterGroup> groups,
-                            Stream& comm_stream,
-                            const std::function<void(const Bucket&)>& publish) {
+                            Stream& comm_stream, const Publish& publish) {
   const Step step{count, grad_scale, groups};
   if (rules_.front().passes() == Optimizer::Passes::lamb) {
     lamb_step(step, comm_stream, publish);
     return;
   }
+  const auto is_muon = [&](const Bucket& bucket) {
+    return rule_of(rules_, bucket).passes() == Optimizer::Passes::muon;
+  };
+  const auto scalars_of = [&](const Bucket& bucket) -> Scalars {
+    const Optimizer& rule = rule_of(rules_, bucket);
+    return [&rule, &step](const Run& run) {
+      return rule.scalars(step.count, step.grad_scale, step.of(run));
+    };
+  };
   for (const Bucket& bucket : buckets_) {
-    if (!bucket.plan.trainable) continue;
-    if (rule_of(bucket).passes() == Optimizer::Passes::muon) {
-      muon_step(bucket, step, comm_stream);
-    } else {
-      update(bucket, step);
-    }
+    if (!bucket.plan.trainable || !is_muon(bucket)) continue;
+    muon_step(bucket, step, comm_stream);
     publish(bucket);
   }
+  update_all([&](const Bucket& bucket) { return !is_muon(bucket); }, scalars_of, comm_stream,
+             publish);
 }
 
 }  // namespace zerorun

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "offload/host_lane.h"
 #include "offload/state_store.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
@@ -13,37 +14,54 @@
 
 namespace zerorun {
 
+// Where the states of pieces rest, by StatePiece::on_host.
+struct StateStores {
+  std::unique_ptr<StateStore> device;
+  std::unique_ptr<StateStore> host;  // null when nothing is offloaded
+};
+
+// By ParameterSpec::use_muon: the rule for this bucket.
+const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket);
+// The layouts of all pieces that rest on the host, or of all that do not; numbers the pieces.
+std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
+                                       std::vector<Bucket>& buckets, bool on_host);
+
+// Elements in fp32 of what rules with two passes keep between them, for one bucket at a time.
+struct DirectionSize {
+  int64_t numel = 0;
+  int64_t work = 0;  // of orthogonalization
+};
+DirectionSize direction_numel(const Sharding& sharding, std::span<const Optimizer> rules,
+                              std::span<const Bucket> buckets);
+
 // The optimizer states of this rank's shards and the steps over them.
 class ShardedOptimizer {
  public:
-  // Collective. `rules` as of make_optimizers. Throws ConfigError when a parameter does not fit its
-  // rule, naming it.
-  ShardedOptimizer(const EngineContext& context, std::vector<Bucket>& buckets,
-                   std::vector<Optimizer> rules, const PrecisionConfig& precision,
-                   std::unique_ptr<StateStore> store);
+  // Collective. `rules` as of make_optimizers; `lane` is null when nothing is offloaded. Throws
+  // ConfigError when a parameter does not fit its rule, naming it.
+  ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
+                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane);
 
+  using Publish = std::function<void(const Bucket&)>;
   // Updates every trainable bucket's shard (master, states, and the parameter in its dtype) and
-  // calls `publish` for it. `step` counts from 1; `grad_scale` multiplies the gradient. Collective;
-  // what the ranks exchange goes over `comm_stream`.
+  // calls `publish` for it; what `publish` puts on `comm_stream` finds the updated shard. Offloaded
+  // pieces are updated beside the others. `step` counts from 1; `grad_scale` multiplies the
+  // gradient. Collective; what the ranks exchange goes over `comm_stream`.
   void step(int64_t step, float grad_scale, std::span<const ParameterGroup> groups,
-            Stream& comm_stream, const std::function<void(const Bucket&)>& publish);
+            Stream& comm_stream, const Publish& publish);
 
-  DType master_dtype() const { return separate_master_ ? DType::fp32 : context_.param_dtype; }
   std::span<const StateSpec> state_specs(const Bucket& bucket) const;
-  // Masters and states, each with its view; acquired until `release`. `master` first.
-  std::vector<TensorView> acquire(const Bucket& bucket, Stream& stream);
-  void release(const Bucket& bucket, Stream& stream);
-  // The part of the `index`th of these views that belongs to elements [begin, begin + numel) of the
-  // held part.
-  TensorView part_of(const Bucket& bucket, TensorView view, size_t index, int64_t begin,
-                     int64_t numel) const;
-  // First element of the bucket that this rank's states cover (0 at stage 0).
-  int64_t held_from(const Bucket& bucket) const;
-  // Elements of the bucket that this rank's states cover.
-  int64_t held_numel(const Bucket& bucket) const;
+
+  // zero/state_access.cc
+  // As Engine::initialize_parameters; `publish` as in step.
+  void initialize(const Engine::FillFunction& fill, const Publish& publish);
+  // As Engine::state_intervals.
+  std::vector<StateInterval> intervals();
+  // As Engine::publish_masters.
+  void recast(Stream& comm_stream, const Publish& publish);
 
  private:
-  // Neighbours within the held part that are updated by one call.
+  // Neighbours within a piece that are updated by one call; elements of the held part.
   struct Run {
     int64_t begin = 0;
     int64_t end = 0;
@@ -59,36 +77,63 @@ class ShardedOptimizer {
       return groups[static_cast<size_t>(run.group)];
     }
   };
+  // A piece while it is acquired, and who computes on it.
+  struct Work {
+    const Bucket& bucket;
+    const StatePiece& piece;
+    Device& device;
+    Stream& stream;
+    std::vector<TensorView> views;  // master and states
+    TensorView param;               // of the piece, in its dtype, where the device writes it
+  };
 
-  const Optimizer& rule_of(const Bucket& bucket) const;
   void check_matrices(const Bucket& bucket) const;
-  std::vector<Run> runs_of(const Bucket& bucket) const;
-  const std::vector<Run>& runs(const Bucket& bucket) const {
-    return runs_[static_cast<size_t>(bucket.index)];
+  std::vector<Run> runs_of(const Bucket& bucket, const StatePiece& piece) const;
+  const std::vector<Run>& runs(const Work& work) const;
+  StateStore& store_of(const StatePiece& piece) {
+    return piece.on_host ? *stores_.host : *stores_.device;
   }
-  // Where the updated parameters of the held part go.
-  TensorView param_of(const Bucket& bucket) const;
-  UpdateTensors tensors_of(const Bucket& bucket, std::span<const TensorView> views,
-                           const Run& run) const;
-  void update(const Bucket& bucket, const Step& step);
+  // Where the updated parameters of a piece go.
+  TensorView param_of(const Bucket& bucket, const StatePiece& piece) const;
+  // Master and states, where a piece without a master of its own has its parameters.
+  std::vector<TensorView> with_master(const Bucket& bucket, const StatePiece& piece,
+                                      std::vector<TensorView> views) const;
+  // The part of the `index`th view of a piece that belongs to elements [begin, begin + numel) of
+  // it.
+  TensorView part_of(const Bucket& bucket, TensorView view, size_t index, int64_t begin,
+                     int64_t numel) const;
+  StateInterval interval_of(const Bucket& bucket, const StatePiece& piece, const Interval& part,
+                            std::span<const TensorView> views) const;
+  void fill(const Bucket& bucket, const StatePiece& piece, std::span<const TensorView> views,
+            const Engine::FillFunction& source, std::span<float> host, TensorView staging);
+
+  Work begin(const Bucket& bucket, const StatePiece& piece);
+  // The updated parameters go to the device; the states to rest.
+  void end(Work& work);
+  UpdateTensors tensors_of(const Work& work, const Run& run) const;
+  using Scalars = std::function<UpdateScalars(const Run&)>;
+  // One pass over the pieces that rest on the host, or over those that do not.
+  void update(const Bucket& bucket, bool on_host, const Scalars& scalars);
+  // One pass over all buckets, offloaded pieces beside the others; publishes.
+  void update_all(const std::function<bool(const Bucket&)>& wanted,
+                  const std::function<Scalars(const Bucket&)>& scalars_of, Stream& comm_stream,
+                  const Publish& publish);
 
   // zero/two_pass_step.cc
   void allocate_direction();
-  // First pass over the held part; returns its direction, which begins at element `at` of
-  // direction_.
-  TensorView find_direction(const Bucket& bucket, const Step& step,
-                            std::span<const TensorView> views, int64_t at);
-  void lamb_step(const Step& step, Stream& comm_stream,
-                 const std::function<void(const Bucket&)>& publish);
+  // First pass over a piece; its direction goes to `out`, in fp32.
+  void find_direction(const Work& work, const Step& step, TensorView out);
+  void lamb_step(const Step& step, Stream& comm_stream, const Publish& publish);
   void muon_step(const Bucket& bucket, const Step& step, Stream& comm_stream);
+  void apply_direction(const Bucket& bucket, const Step& step, TensorView direction);
 
   const EngineContext& context_;
   const std::vector<Bucket>& buckets_;
   const std::vector<Optimizer> rules_;
-  const bool separate_master_;
-  std::unique_ptr<StateStore> store_;
-  std::vector<std::vector<Run>> runs_;  // by bucket
-  // Of one bucket at a time, in fp32: Lamb's direction of the held part, Muon's of the whole.
+  StateStores stores_;
+  HostLane* const lane_;
+  std::vector<std::vector<std::vector<Run>>> runs_;  // by bucket and piece
+  // Of one bucket at a time, in fp32: Lamb's direction of a piece, Muon's of the whole.
   Buffer direction_;
   std::shared_ptr<void> ledger_;
   Buffer work_;  // of orthogonalization

@@ -18,6 +18,10 @@ class CpuDevice final : public Device {
   std::string name() const override { return "cpu"; }
 
   Buffer allocate(size_t nbytes, MemoryCategory category) override;
+  Buffer allocate_pinned(size_t nbytes) override {
+    return allocate(nbytes, MemoryCategory::pinned);
+  }
+  Device& host() override { return *this; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
   MemoryUse memory_use(MemoryCategory category) const override;
 

@@ -44,7 +44,9 @@ HostBlock allocate_host(size_t nbytes) {
     return {};
   }
   if (nbytes >= kHugePage) return map_huge(nbytes);
-  void* const data = std::aligned_alloc(kAlignment, round_up(std::max<size_t>(nbytes, 1), 64));
+  const size_t alignment = nbytes < kPage ? kAlignment : kPage;
+  void* const data =
+      std::aligned_alloc(alignment, round_up(std::max<size_t>(nbytes, 1), alignment));
   if (data == nullptr) return {};
   return {data, [data] { std::free(data); }};
 }

@@ -131,12 +131,44 @@ struct ZeroConfig {
   int64_t max_reuse_distance = 1'000'000'000;   // elements
 };
 
+// Where something rests while it is not used: on the rank's device, in host memory, in a file.
+enum class OffloadDevice : uint8_t { none, cpu, nvme };
+
+// zero_optimization.offload_optimizer: masters, optimizer states and reduced gradients.
+struct OffloadOptimizerConfig {
+  OffloadDevice device = OffloadDevice::none;
+  std::optional<std::string> nvme_path;  // a folder on a local disk
+  int64_t buffer_count = 4;              // staging buffers between file and memory
+  double ratio = 1.0;  // part of the states that is offloaded; the rest stays on the device
+};
+
+// zero_optimization.offload_param: parameters of stage 3.
+struct OffloadParamConfig {
+  OffloadDevice device = OffloadDevice::none;  // not nvme
+};
+
+// The aio block: how files are read and written.
+struct AioConfig {
+  int64_t block_size = 1 << 20;  // bytes of a request
+  int64_t queue_depth = 8;       // requests in flight
+  int64_t threads = 1;           // intra_op_parallelism: when the kernel refuses io_uring
+};
+
+struct OffloadConfig {
+  OffloadOptimizerConfig optimizer;
+  OffloadParamConfig param;
+  AioConfig aio;
+  // sub_group_size: elements of a shard that are staged and updated together, at most.
+  int64_t sub_group_size = 1'000'000'000;
+};
+
 struct Config {
   BatchConfig batch;
   PrecisionConfig precision;
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   ZeroConfig zero;
+  OffloadConfig offload;
   double gradient_clipping = 1.0;  // max global L2 norm; 0 = off
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;

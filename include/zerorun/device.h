@@ -19,8 +19,10 @@ enum class MemoryCategory : uint8_t {
   buckets,
   activations,
   other,
+  pinned,  // host memory where offloaded states and gradients rest, and their staging
+  nvme,    // bytes of files
 };
-inline constexpr int kMemoryCategories = 6;
+inline constexpr int kMemoryCategories = 8;
 ZR_API std::string_view name_of(MemoryCategory category);
 
 struct MemoryUse {
@@ -57,7 +59,8 @@ class ZR_API Stream {
  public:
   virtual ~Stream() = default;
   virtual Event record() = 0;
-  // Later work on this stream waits for `event`; the caller does not.
+  // Later work on this stream waits for `event`, which may be of another device's stream; the
+  // caller does not.
   virtual void wait(const Event& event) = 0;
   // Blocks until all submitted work is done; rethrows its first error.
   virtual void synchronize() = 0;
@@ -122,6 +125,11 @@ class ZR_API Device {
 
   // 64-byte aligned, uninitialised. Throws DeviceError listing what each category holds.
   virtual Buffer allocate(size_t nbytes, MemoryCategory category) = 0;
+  // Host memory, page-aligned and uninitialised, that copies to and from this device reach at full
+  // speed; counted as `pinned`. Throws DeviceError.
+  virtual Buffer allocate_pinned(size_t nbytes) = 0;
+  // The device that computes on host memory; a CPU device itself.
+  virtual Device& host() = 0;
   // Counts memory that somebody else allocated (shared memory, a framework); the ledger entry ends
   // with the returned handle.
   virtual std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) = 0;

@@ -86,6 +86,8 @@ struct StateInterval {
   // Complete from the last end_micro_step to the next gradient(); without data when frozen.
   TensorView grad;
   std::vector<TensorView> states;  // in the order of Engine::state_specs; empty when frozen
+  // Offloaded: `master`, `grad` and `states` are in host memory, and `master` never is `param`.
+  bool on_host = false;
 };
 
 // Seconds spent since the last call of Engine::take_timings.

@@ -221,11 +221,33 @@ std::vector<Effect> zero_effects() {
   };
 }
 
+std::vector<Effect> offload_effects() {
+  return {
+      {"/zero_optimization/offload_optimizer/device", R"("cpu")",
+       [](const Config& c) { return c.offload.optimizer.device == OffloadDevice::cpu; }},
+      {"/zero_optimization/offload_optimizer/nvme_path", R"("/disk")",
+       [](const Config& c) { return c.offload.optimizer.nvme_path == "/disk"; }},
+      {"/zero_optimization/offload_optimizer/buffer_count", "3",
+       [](const Config& c) { return c.offload.optimizer.buffer_count == 3; }},
+      {"/zero_optimization/offload_optimizer/ratio", "0.25",
+       [](const Config& c) { return c.offload.optimizer.ratio == 0.25; }},
+      {"/zero_optimization/offload_param/device", R"("cpu")",
+       [](const Config& c) { return c.offload.param.device == OffloadDevice::cpu; }},
+      {"/zero_optimization/sub_group_size", "1000",
+       [](const Config& c) { return c.offload.sub_group_size == 1000; }},
+      {"/aio/block_size", "8192", [](const Config& c) { return c.offload.aio.block_size == 8192; }},
+      {"/aio/queue_depth", "3", [](const Config& c) { return c.offload.aio.queue_depth == 3; }},
+      {"/aio/intra_op_parallelism", "3",
+       [](const Config& c) { return c.offload.aio.threads == 3; }},
+  };
+}
+
 TEST(ParseConfig, PutsEveryWorkingKeyIntoItsMember) {
   const Config defaults;
   std::set<std::string_view> seen;
-  for (const auto& effects : {batch_and_precision_effects(), scaler_effects(), optimizer_effects(),
-                              warmup_effects(), cycle_effects(), zero_effects()}) {
+  for (const auto& effects :
+       {batch_and_precision_effects(), scaler_effects(), optimizer_effects(), warmup_effects(),
+        cycle_effects(), zero_effects(), offload_effects()}) {
     for (const Effect& effect : effects) {
       EXPECT_FALSE(effect.is_seen(defaults)) << effect.pointer << " could not be told apart";
       EXPECT_TRUE(effect.is_seen(parse_config(document(effect.pointer, effect.value)).config))

@@ -92,13 +92,49 @@ TEST(Problems, OptimizersThatDeepSpeedKnowsAreToldApartFromTypingErrors) {
               HasSubstr("use /gradient_clipping"));
 }
 
-TEST(Problems, OffloadIsNotSupportedYet) {
-  const std::string message = problems_of(
-      R"({"zero_optimization": {"offload_param": {"device": "cpu", "pin_memory": true}}})");
-  EXPECT_THAT(message, HasSubstr("test.json: 1 problem\n"));
-  EXPECT_THAT(message, HasSubstr("/zero_optimization/offload_param/device (1:52): got \"cpu\", not "
-                                 "supported yet by zerorun "));
-  EXPECT_THAT(message, HasSubstr("; expected \"none\""));
+TEST(Problems, OffloadThatCannotBeMeant) {
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"offload_param": {"device": "cpu"}}})"),
+              HasSubstr("/zero_optimization/offload_param/device (1:52): \"cpu\" needs "
+                        "/zero_optimization/stage 3, got 0"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})"),
+              HasSubstr("needs /zero_optimization/stage 1, 2 or 3, got 0"));
+  EXPECT_THAT(
+      problems_of(
+          R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}})"),
+      HasSubstr("needs /zero_optimization/offload_optimizer/nvme_path"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 3, "offload_param":
+              {"device": "nvme", "nvme_path": "/disk"}}})"),
+              HasSubstr("got \"nvme\", not supported yet"));
+  EXPECT_THAT(problems_of(R"({"aio": {"block_size": 5000}})"),
+              HasSubstr("/aio/block_size (1:24): got 5000, expected a multiple of 4096"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
+              {"device": "cpu", "super_offload": true}}})"),
+              HasSubstr("not supported yet"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}})"),
+              HasSubstr("/zero_optimization/zenflow"));
+}
+
+TEST(Problems, OffloadIsReadInItsOldAndItsNewForm) {
+  const ParsedConfig parsed = parse_config(R"({"zero_optimization": {"stage": 3,
+      "offload_optimizer": {"device": "NVMe", "nvme_path": "/disk", "ratio": 0.3,
+                            "buffer_count": 3, "fast_init": true},
+      "offload_param": {"device": "cpu", "pin_memory": true}, "sub_group_size": 1000},
+      "aio": {"block_size": 8192, "queue_depth": 2, "thread_count": 3}})");
+  const OffloadConfig& offload = parsed.config.offload;
+  EXPECT_EQ(offload.optimizer.device, OffloadDevice::nvme);
+  EXPECT_EQ(offload.optimizer.nvme_path, "/disk");
+  EXPECT_EQ(offload.optimizer.ratio, 0.3);
+  EXPECT_EQ(offload.optimizer.buffer_count, 3);
+  EXPECT_EQ(offload.param.device, OffloadDevice::cpu);
+  EXPECT_EQ(offload.aio.block_size, 8192);
+  EXPECT_EQ(offload.aio.queue_depth, 2);
+  EXPECT_EQ(offload.aio.threads, 3);
+  EXPECT_EQ(offload.sub_group_size, 1000);
+  const Config old = parse_config(R"({"zero_optimization": {"stage": 3, "cpu_offload": true,
+                                      "cpu_offload_param": true}})")
+                         .config;
+  EXPECT_EQ(old.offload.optimizer.device, OffloadDevice::cpu);
+  EXPECT_EQ(old.offload.param.device, OffloadDevice::cpu);
 }
 
 TEST(Problems, ContradictionsNameBothSides) {
@@ -136,8 +172,6 @@ TEST(Problems, OneSettingUnderTwoNames) {
 }
 
 TEST(Problems, DeprecatedNamesAskForWhatTheirReplacementsDo) {
-  EXPECT_THAT(problems_of(R"({"zero_optimization": {"cpu_offload": true}})"),
-              HasSubstr("got true, not supported yet"));
   const ParsedConfig parsed =
       parse_config(R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})");
   EXPECT_THAT(parsed.warnings, ::testing::ElementsAre(HasSubstr(

@@ -42,6 +42,7 @@ inline const ConfigValue* find_value(const ParsedConfig& parsed, std::string_vie
 inline std::string other_value(const KeySpec& spec) {
   const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
   if (has(KeyType::boolean)) return spec.fallback == "true" ? "false" : "true";
+  if (spec.name() == "block_size") return "8192";
   if (has(KeyType::integer))
     return spec.range.high < 2017 ? spec.range.high == 3 ? "2" : "17" : "2017";
   if (has(KeyType::number)) return "0.25";
@@ -77,6 +78,9 @@ inline std::string document(std::string_view pointer, std::string_view value) {
   if (pointer.ends_with("nesterov")) json[Pointer("/optimizer/params/momentum")] = 0.5;
   if (pointer.ends_with("optimizer_states")) {
     json[Pointer("/bf16/bf16_master_weights_and_grads")] = true;
+  }
+  if (pointer.find("/offload_") != std::string_view::npos) {
+    json[Pointer("/zero_optimization/stage")] = 3;
   }
   json[Pointer(std::string(pointer))] = nlohmann::json::parse(value);
   return json.dump(2);

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "tests/launcher/scratch.h"
+#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

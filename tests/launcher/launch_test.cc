@@ -9,7 +9,7 @@
 
 #include "launcher/cpus.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/launcher/scratch.h"
+#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <csignal>
 
-#include "tests/launcher/scratch.h"
+#include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

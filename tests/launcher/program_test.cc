@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/launcher/scratch.h"
+#include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "tests/launcher/launcher_process.h"
-#include "tests/launcher/scratch.h"
+#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

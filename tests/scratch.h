@@ -16,7 +16,7 @@ namespace zerorun::testing {
 class Scratch {
  public:
   Scratch() {
-    std::string name = ::testing::TempDir() + "zerorun_launcher_XXXXXX";
+    std::string name = ::testing::TempDir() + "zerorun_test_XXXXXX";
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + name);
     path_ = name;
   }

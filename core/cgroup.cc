@@ -1,4 +1,4 @@
-#include "launcher/cgroup.h"
+#include "core/cgroup.h"
 
 #include <fmt/format.h>
 
@@ -74,6 +74,16 @@ std::optional<int64_t> ControlGroup::memory_limit() const {
   const auto limit = read_number(memory_ / "memory.limit_in_bytes");
   // Version 1 says "no limit" with a number near 2^63.
   if (limit && *limit < int64_t{1} << 60) return limit;
+  return std::nullopt;
+}
+
+std::optional<int64_t> ControlGroup::memory_use() const {
+  if (const auto use = read_number(unified_ / "memory.current")) {
+    return *use - read_field(unified_ / "memory.stat", "inactive_file").value_or(0);
+  }
+  if (const auto use = read_number(memory_ / "memory.usage_in_bytes")) {
+    return *use - read_field(memory_ / "memory.stat", "total_inactive_file").value_or(0);
+  }
   return std::nullopt;
 }
 

@@ -1,8 +1,8 @@
-#include "launcher/cgroup.h"
+#include "core/cgroup.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/launcher/scratch.h"
+#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

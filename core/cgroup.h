@@ -17,6 +17,8 @@ class ControlGroup {
   std::optional<int64_t> oom_kills() const;
   // Bytes this group may use.
   std::optional<int64_t> memory_limit() const;
+  // Bytes this group uses now, the cache of files that can be dropped left out.
+  std::optional<int64_t> memory_use() const;
   // CPUs' worth of time this group may use.
   std::optional<double> cpu_quota() const;
 

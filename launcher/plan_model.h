@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "zerorun/engine.h"
+
+namespace zerorun {
+
+// A model as `zerorun plan` sees it.
+struct PlanModel {
+  std::string description;
+  std::vector<ParameterSpec> specs;
+  int64_t hidden_size = 0;
+  // Of forward and backward, for each token of a micro-batch; 0: not known. For the models of the
+  // bundled program `train`.
+  double activation_nbytes_per_token = 0.0;
+  double recomputed_nbytes_per_token = 0.0;  // with --recompute
+};
+
+// A size of the bundled program `train` ("nano" to "gpt2-xl"), the path of a Hugging Face
+// config.json of a GPT-2 or a model of the Llama kind, or a number of parameters ("350M", "1.3B").
+// Throws ConfigError naming what it can be, or the file and the key that is missing.
+PlanModel plan_model(const std::string& name);
+
+}  // namespace zerorun

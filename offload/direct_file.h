@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "offload/block_io.h"
+
+namespace zerorun {
+
+// A file without a name, for direct I/O: its space is reserved at the start and free again when
+// the process ends, however it ends. The price: `ls` does not show it (`df` and `lsof` do).
+class DirectFile {
+ public:
+  // `label` stands for the file in messages. Throws ConfigError when the folder does not exist or
+  // is not on a disk with direct I/O and room for `nbytes`, saying which.
+  DirectFile(const std::filesystem::path& folder, const std::string& label, uint64_t nbytes);
+  DirectFile(const DirectFile&) = delete;
+  DirectFile& operator=(const DirectFile&) = delete;
+  ~DirectFile();
+
+  const OpenFile& open() const { return file_; }
+  uint64_t nbytes() const { return nbytes_; }
+  // All of it as memory, mapped on first use, for the lifetime of the file.
+  std::byte* map();
+  bool mapped() const { return map_ != nullptr; }
+  // What was written to the memory is in the file; the memory's pages may go.
+  void flush_map();
+
+ private:
+  OpenFile file_;
+  uint64_t nbytes_;
+  std::byte* map_ = nullptr;
+};
+
+}  // namespace zerorun

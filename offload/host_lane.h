@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "offload/host_slab.h"
+#include "zerorun/device.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+// Work on offloaded memory, beside the device's: copies down, kernels of the host's cores and
+// copies up run on a stream each, so that a step takes as long as the longest of the three.
+class HostLane {
+ public:
+  // Staging for what goes down, or up: `slots` views of `slot_nbytes` each.
+  struct Staging {
+    int slots = 0;
+    size_t slot_nbytes = 0;
+    size_t nbytes() const { return static_cast<size_t>(slots) * slot_nbytes; }
+  };
+  HostLane(Device& device, HostSlab& slab, Staging down, Staging up);
+
+  // The device of the host's cores, and its stream for offloaded states.
+  Device& host() const { return device_.host(); }
+  Stream& stream() { return *compute_; }
+
+  // Copies to host memory that outlives the copy, after what `after` has done.
+  Event fetch(TensorView src, TensorView dst, const Event& after);
+  // The same to staging; stream() waits for it. Read it before the `slots`th next call.
+  TensorView fetch(TensorView src, const Event& after);
+  // stream() is done with what the last fetch to staging returned.
+  void fetched();
+
+  // Staging for stream() to write to, and the copy of it to the device. One at a time.
+  TensorView outgoing(int64_t numel, DType dtype);
+  Event send(TensorView staged, TensorView dst);
+
+  // Everything sent so far.
+  Event sent() { return up_->record(); }
+  // Waits for all three streams; rethrows their first error.
+  void synchronize();
+
+ private:
+  // Staging slots in turn; one is free again after the event.
+  struct Ring {
+    std::vector<TensorView> slots;
+    std::vector<Event> free;
+    size_t next = 0;
+    TensorView view(int64_t numel, DType dtype) const;
+    void advance(Event free_after);
+  };
+  static Ring make_ring(HostSlab& slab, Staging staging);
+
+  Device& device_;
+  Ring incoming_;
+  Ring outgoing_;
+  // Last, so that their work is done before what it uses goes.
+  std::unique_ptr<Stream> down_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> up_;
+};
+
+}  // namespace zerorun

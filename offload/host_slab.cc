@@ -1,0 +1,27 @@
+#include "offload/host_slab.h"
+
+#include <cstring>
+
+#include "core/check.h"
+#include "core/host_limits.h"
+
+namespace zerorun {
+
+HostSlab::HostSlab(Device& device, size_t nbytes, int ranks) {
+  if (nbytes == 0) return;
+  check_host_memory(host_limits(), nbytes, ranks, "offloading");
+  buffer_ = device.allocate_pinned(nbytes);
+  // Touching every page now finds out now whether they are there.
+  std::memset(buffer_.data(), 0, nbytes);
+}
+
+TensorView HostSlab::take(int64_t numel, DType dtype) {
+  const size_t nbytes = nbytes_of(numel, dtype);
+  ZR_CHECK(taken_ + nbytes <= buffer_.nbytes(), "{} bytes more than the {} of the slab are taken",
+           taken_ + nbytes - buffer_.nbytes(), buffer_.nbytes());
+  const TensorView view = view_of(buffer_, dtype, numel, taken_);
+  taken_ += nbytes;
+  return view;
+}
+
+}  // namespace zerorun

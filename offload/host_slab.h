@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "zerorun/device.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+// All the pinned host memory of an engine: one block of exactly the size that was worked out
+// beforehand, from which views are cut. Nothing is allocated or freed after construction.
+class HostSlab {
+ public:
+  // Zero-filled. Throws ConfigError when the machine, the control group or the limit of locked
+  // memory does not have `nbytes` for each of `ranks` ranks of this host.
+  HostSlab(Device& device, size_t nbytes, int ranks);
+
+  // InternalError beyond the size of the slab.
+  TensorView take(int64_t numel, DType dtype);
+  size_t nbytes() const { return buffer_.nbytes(); }
+  size_t taken() const { return taken_; }
+
+  // What `numel` elements take up.
+  static constexpr size_t nbytes_of(int64_t numel, DType dtype) {
+    constexpr size_t kAlignment = 64;
+    const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
+    return (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+ private:
+  Buffer buffer_;
+  size_t taken_ = 0;
+};
+
+}  // namespace zerorun

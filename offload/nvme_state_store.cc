@@ -1,0 +1,239 @@
+#include "offload/nvme_state_store.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+#include "device/cpu/cpu_stream.h"
+
+namespace zerorun {
+
+namespace {
+
+// Each tensor of a piece begins at a multiple of kDirectAlignment.
+size_t record_nbytes(const StateLayout& piece) {
+  size_t nbytes = 0;
+  for (const StateSpec& spec : piece.tensors) {
+    nbytes += align_direct(static_cast<size_t>(spec.numel(piece.numel)) * size_of(spec.dtype));
+  }
+  return nbytes;
+}
+
+size_t slot_nbytes(std::span<const StateLayout> pieces) {
+  size_t nbytes = 0;
+  for (const StateLayout& piece : pieces) nbytes = std::max(nbytes, record_nbytes(piece));
+  return nbytes;
+}
+
+class NvmeStateStore final : public StateStore {
+ public:
+  NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
+                 const NvmeOptions& options, const BlockIoFactory& make_io);
+
+  using StateStore::release;
+  std::vector<TensorView> acquire(int piece, Stream& stream) override;
+  void release(int piece, Stream& stream, size_t changed) override;
+  std::vector<TensorView> rest(int piece) override;
+  void accept_changes() override;
+
+ private:
+  // What is known of a block's bytes in the file.
+  enum class Content : uint8_t { zeros, hashed, unknown };
+  struct Chunk {
+    Content content = Content::zeros;
+    uint64_t hash = 0;
+  };
+  struct Piece {
+    StateLayout layout;
+    uint64_t offset = 0;  // in the file
+    size_t nbytes = 0;
+    std::vector<Chunk> chunks;
+    size_t slot = 0;
+    Event written;
+  };
+  struct Slot {
+    TensorView memory;
+    Event free;
+  };
+
+  std::vector<TensorView> views_at(const Piece& piece, std::byte* data) const;
+  // The piece's first `nbytes` bytes, block by block.
+  std::vector<Block> blocks_of(const Piece& piece, std::byte* data, size_t nbytes) const;
+  void read(Piece& piece, std::byte* data);
+  void write(Piece& piece, std::byte* data, size_t nbytes);
+  void check(Piece& piece, size_t chunk, const Block& block) const;
+  void verify_all();
+
+  const size_t chunk_nbytes_;
+  DirectFile file_;
+  std::shared_ptr<void> ledger_;
+  std::vector<Piece> pieces_;
+  std::vector<Slot> slots_;
+  size_t next_slot_ = 0;
+  bool verified_ = false;  // all hashed blocks, since the last write
+  std::unique_ptr<BlockIo> reader_;
+  std::unique_ptr<BlockIo> writer_;
+  // Last, so that their work is done before what it uses goes.
+  std::unique_ptr<Stream> read_stream_;
+  std::unique_ptr<Stream> write_stream_;
+};
+
+NvmeStateStore::NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
+                               const NvmeOptions& options, const BlockIoFactory& make_io)
+    : chunk_nbytes_(static_cast<size_t>(options.aio.block_size)),
+      file_(options.folder, options.label, nvme_file_nbytes(pieces)),
+      ledger_(device.account(nvme_file_nbytes(pieces), MemoryCategory::nvme)),
+      read_stream_(device.host().make_stream("zerorun-read")),
+      write_stream_(device.host().make_stream("zerorun-write")) {
+  uint64_t offset = 0;
+  for (const StateLayout& layout : pieces) {
+    Piece& piece = pieces_.emplace_back();
+    piece.layout = layout;
+    piece.offset = offset;
+    piece.nbytes = record_nbytes(layout);
+    piece.chunks.resize((piece.nbytes + chunk_nbytes_ - 1) / chunk_nbytes_);
+    offset += piece.nbytes;
+  }
+  const auto nbytes = static_cast<int64_t>(slot_nbytes(pieces));
+  std::vector<std::span<std::byte>> memory;
+  for (int i = 0; i < options.buffer_count; ++i) {
+    slots_.push_back({slab.take(nbytes, DType::uint8), {}});
+    if (nbytes > 0) memory.push_back(slots_.back().memory.span<std::byte>());
+  }
+  const auto open = [&] {
+    return make_io ? make_io(file_.open(), memory)
+                   : make_block_io(file_.open(), options.aio, memory);
+  };
+  reader_ = open();
+  writer_ = open();
+}
+
+std::vector<TensorView> NvmeStateStore::views_at(const Piece& piece, std::byte* data) const {
+  std::vector<TensorView> views;
+  for (const StateSpec& spec : piece.layout.tensors) {
+    views.push_back({data, spec.numel(piece.layout.numel), spec.dtype});
+    data += align_direct(views.back().nbytes());
+  }
+  return views;
+}
+
+std::vector<Block> NvmeStateStore::blocks_of(const Piece& piece, std::byte* data,
+                                             size_t nbytes) const {
+  std::vector<Block> blocks;
+  for (size_t at = 0; at < nbytes; at += chunk_nbytes_) {
+    blocks.push_back({data + at, std::min(chunk_nbytes_, piece.nbytes - at), piece.offset + at});
+  }
+  return blocks;
+}
+
+std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream) {
+  Piece& piece = pieces_.at(static_cast<size_t>(index));
+  piece.slot = next_slot_;
+  next_slot_ = (next_slot_ + 1) % slots_.size();
+  const Slot& slot = slots_[piece.slot];
+  read_stream_->wait(slot.free);
+  read_stream_->wait(piece.written);
+  std::byte* const data = slot.memory.data;
+  cpu_stream(*read_stream_).submit([this, &piece, data] { read(piece, data); });
+  stream.wait(read_stream_->record());
+  return views_at(piece, data);
+}
+
+void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
+  Piece& piece = pieces_.at(static_cast<size_t>(index));
+  Slot& slot = slots_[piece.slot];
+  size_t nbytes = 0;
+  for (const TensorView& view : views_at(piece, slot.memory.data)) {
+    if (changed-- == 0) break;
+    nbytes += align_direct(view.nbytes());
+  }
+  if (nbytes == 0) {
+    slot.free = stream.record();
+    return;
+  }
+  verified_ = false;
+  write_stream_->wait(stream.record());
+  std::byte* const data = slot.memory.data;
+  cpu_stream(*write_stream_).submit([this, &piece, data, nbytes] { write(piece, data, nbytes); });
+  slot.free = piece.written = write_stream_->record();
+}
+
+void NvmeStateStore::read(Piece& piece, std::byte* data) {
+  std::vector<Block> blocks;
+  std::vector<size_t> chunks;
+  const std::vector<Block> all = blocks_of(piece, data, piece.nbytes);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (piece.chunks[i].content == Content::zeros) {
+      std::memset(all[i].data, 0, all[i].nbytes);
+    } else {
+      blocks.push_back(all[i]);
+      chunks.push_back(i);
+    }
+  }
+  reader_->transfer(Transfer::read, blocks, [&](size_t i) { check(piece, chunks[i], blocks[i]); });
+}
+
+void NvmeStateStore::write(Piece& piece, std::byte* data, size_t nbytes) {
+  const std::vector<Block> blocks = blocks_of(piece, data, nbytes);
+  writer_->transfer(Transfer::write, blocks, [&](size_t i) {
+    piece.chunks[i] = {Content::hashed, XXH3_64bits(blocks[i].data, blocks[i].nbytes)};
+  });
+}
+
+void NvmeStateStore::check(Piece& piece, size_t index, const Block& block) const {
+  Chunk& chunk = piece.chunks[index];
+  const uint64_t hash = XXH3_64bits(block.data, block.nbytes);
+  if (chunk.content == Content::hashed && chunk.hash != hash) {
+    fail<IoError>(
+        "{}: the {} bytes at offset {} are not what was written there (hash {:016x}, expected "
+        "{:016x}): the disk or its path is damaged; resume from the last checkpoint",
+        file_.open().path, block.nbytes, block.offset, hash, chunk.hash);
+  }
+  chunk = {Content::hashed, hash};
+}
+
+void NvmeStateStore::verify_all() {
+  read_stream_->synchronize();
+  write_stream_->synchronize();
+  if (verified_) return;
+  for (Piece& piece : pieces_) read(piece, slots_.front().memory.data);
+  verified_ = true;
+}
+
+std::vector<TensorView> NvmeStateStore::rest(int index) {
+  verify_all();
+  const Piece& piece = pieces_.at(static_cast<size_t>(index));
+  return views_at(piece, file_.map() + piece.offset);
+}
+
+void NvmeStateStore::accept_changes() {
+  if (!file_.mapped()) return;
+  file_.flush_map();
+  for (Piece& piece : pieces_) {
+    for (Chunk& chunk : piece.chunks) chunk.content = Content::unknown;
+  }
+}
+
+}  // namespace
+
+size_t nvme_staging_nbytes(std::span<const StateLayout> pieces, int buffer_count) {
+  return slot_nbytes(pieces) * static_cast<size_t>(buffer_count);
+}
+
+uint64_t nvme_file_nbytes(std::span<const StateLayout> pieces) {
+  uint64_t nbytes = 0;
+  for (const StateLayout& piece : pieces) nbytes += record_nbytes(piece);
+  return nbytes;
+}
+
+std::unique_ptr<StateStore> make_nvme_state_store(Device& device, HostSlab& slab,
+                                                  std::span<const StateLayout> pieces,
+                                                  const NvmeOptions& options,
+                                                  const BlockIoFactory& make_io) {
+  return std::make_unique<NvmeStateStore>(device, slab, pieces, options, make_io);
+}
+
+}  // namespace zerorun

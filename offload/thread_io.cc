@@ -1,0 +1,72 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "offload/block_io.h"
+
+namespace zerorun {
+
+namespace {
+
+void transfer_block(const OpenFile& file, Transfer direction, const Block& block) {
+  for (size_t done = 0; done < block.nbytes;) {
+    const auto at = static_cast<off_t>(block.offset + done);
+    const size_t left = block.nbytes - done;
+    const ssize_t moved = direction == Transfer::read
+                              ? ::pread(file.fd, block.data + done, left, at)
+                              : ::pwrite(file.fd, block.data + done, left, at);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) {
+      fail_transfer(file, direction, block.offset + done, left, moved < 0 ? errno : 0);
+    }
+    done += static_cast<size_t>(moved);
+  }
+}
+
+class ThreadIo final : public BlockIo {
+ public:
+  ThreadIo(OpenFile file, int threads) : file_(std::move(file)) {
+    for (int i = 0; i < threads; ++i) workers_.push_back(make_worker_stream("zerorun-io"));
+  }
+
+  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+    std::atomic<size_t> next = 0;
+    std::mutex mutex;
+    std::exception_ptr error;
+    const auto work = [&] {
+      try {
+        for (size_t i = next++; i < blocks.size(); i = next++) {
+          if (direction == Transfer::write) visit(i);
+          transfer_block(file_, direction, blocks[i]);
+          if (direction == Transfer::read) visit(i);
+        }
+      } catch (...) {
+        next = blocks.size();
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    };
+    for (const auto& worker : workers_) worker->submit(work);
+    for (const auto& worker : workers_) worker->synchronize();
+    if (error) std::rethrow_exception(error);
+  }
+
+  std::string_view name() const override { return "threads"; }
+
+ private:
+  const OpenFile file_;
+  std::vector<std::unique_ptr<CpuStream>> workers_;
+};
+
+}  // namespace
+
+std::unique_ptr<BlockIo> make_thread_io(const OpenFile& file, int threads) {
+  return std::make_unique<ThreadIo>(file, threads);
+}
+
+}  // namespace zerorun

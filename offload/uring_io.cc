@@ -1,0 +1,159 @@
+#include <liburing.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "core/check.h"
+#include "offload/block_io.h"
+
+namespace zerorun {
+
+namespace {
+
+class UringIo final : public BlockIo {
+ public:
+  // `ring` is initialised; this owns it.
+  UringIo(OpenFile file, const io_uring& ring, size_t depth,
+          std::span<const std::span<std::byte>> memory)
+      : file_(std::move(file)), ring_(ring), depth_(depth), memory_(memory.begin(), memory.end()) {
+    std::vector<iovec> vectors;
+    for (const auto& part : memory_) vectors.push_back({part.data(), part.size()});
+    // Refused beyond the limit of locked memory: transfers then map their pages one by one.
+    registered_ =
+        !vectors.empty() && io_uring_register_buffers(&ring_, vectors.data(),
+                                                      static_cast<unsigned>(vectors.size())) == 0;
+  }
+  UringIo(const UringIo&) = delete;
+  UringIo& operator=(const UringIo&) = delete;
+  ~UringIo() override { io_uring_queue_exit(&ring_); }
+
+  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+    std::vector<size_t> done(blocks.size(), 0);  // bytes
+    std::exception_ptr error;
+    const auto guarded = [&](const auto& action) {
+      try {
+        action();
+      } catch (...) {
+        if (!error) error = std::current_exception();
+      }
+    };
+    size_t next = 0;
+    size_t running = 0;
+    while (running > 0 || (next < blocks.size() && !error)) {
+      for (; running < depth_ && next < blocks.size() && !error; ++next) {
+        if (direction == Transfer::write) guarded([&] { visit(next); });
+        if (error) break;
+        guarded([&] { submit(direction, blocks[next], next, 0); });
+        if (!error) ++running;
+      }
+      if (running == 0) continue;
+      const auto [index, result] = wait();
+      --running;
+      if (result == -EINTR || result == -EAGAIN || result > 0) {
+        done[index] += static_cast<size_t>(std::max(result, 0));
+        if (done[index] == blocks[index].nbytes) {
+          fill_queue(direction, blocks, visit, guarded, next, running, error);
+          if (direction == Transfer::read) guarded([&] { visit(index); });
+        } else if (!error) {
+          guarded([&] { submit(direction, blocks[index], index, done[index]); });
+          if (!error) ++running;
+        }
+      } else {
+        guarded([&] {
+          fail_transfer(file_, direction, blocks[index].offset + done[index],
+                        blocks[index].nbytes - done[index], -result);
+        });
+      }
+    }
+    if (error) std::rethrow_exception(error);
+  }
+
+  std::string_view name() const override {
+    return registered_ ? "io_uring, registered buffers" : "io_uring";
+  }
+
+ private:
+  struct Completion {
+    size_t index = 0;
+    int result = 0;
+  };
+
+  void submit(Transfer direction, const Block& block, size_t index, size_t from) {
+    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
+    ZR_CHECK(entry != nullptr, "the queue of {} entries is full", depth_);
+    std::byte* const data = block.data + from;
+    const auto nbytes = static_cast<unsigned>(block.nbytes - from);
+    const int buffer = buffer_of(data);
+    const bool reads = direction == Transfer::read;
+    if (buffer >= 0 && reads) {
+      io_uring_prep_read_fixed(entry, file_.fd, data, nbytes, block.offset + from, buffer);
+    } else if (buffer >= 0) {
+      io_uring_prep_write_fixed(entry, file_.fd, data, nbytes, block.offset + from, buffer);
+    } else if (reads) {
+      io_uring_prep_read(entry, file_.fd, data, nbytes, block.offset + from);
+    } else {
+      io_uring_prep_write(entry, file_.fd, data, nbytes, block.offset + from);
+    }
+    io_uring_sqe_set_data64(entry, index);
+    while (true) {
+      const int submitted = io_uring_submit(&ring_);
+      if (submitted > 0) return;
+      if (submitted == -EINTR || submitted == -EAGAIN) continue;
+      fail_transfer(file_, direction, block.offset + from, nbytes, -submitted);
+    }
+  }
+
+  Completion wait() {
+    io_uring_cqe* entry = nullptr;
+    int status = -EINTR;
+    while (status == -EINTR) status = io_uring_wait_cqe(&ring_, &entry);
+    ZR_CHECK(status == 0, "waiting for {} failed with error {}", file_.path, -status);
+    const Completion completion{static_cast<size_t>(io_uring_cqe_get_data64(entry)), entry->res};
+    io_uring_cqe_seen(&ring_, entry);
+    return completion;
+  }
+
+  // Before a block that was read is looked at, the disk gets its next task.
+  template <typename Guarded>
+  void fill_queue(Transfer direction, std::span<const Block> blocks, const Visit& visit,
+                  const Guarded& guarded, size_t& next, size_t& running,
+                  const std::exception_ptr& error) {
+    if (next == blocks.size() || error) return;
+    if (direction == Transfer::write) guarded([&] { visit(next); });
+    if (error) return;
+    guarded([&] { submit(direction, blocks[next], next, 0); });
+    if (error) return;
+    ++next;
+    ++running;
+  }
+
+  int buffer_of(const std::byte* data) const {
+    if (!registered_) return -1;
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      if (data >= memory_[i].data() && data < memory_[i].data() + memory_[i].size()) {
+        return static_cast<int>(i);
+      }
+    }
+    return -1;
+  }
+
+  const OpenFile file_;
+  io_uring ring_;
+  const size_t depth_;
+  const std::vector<std::span<std::byte>> memory_;
+  bool registered_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<BlockIo> make_uring_io(const OpenFile& file, int queue_depth,
+                                       std::span<const std::span<std::byte>> memory) {
+  io_uring ring{};
+  if (io_uring_queue_init(static_cast<unsigned>(queue_depth), &ring, 0) != 0) return nullptr;
+  return std::make_unique<UringIo>(file, ring, static_cast<size_t>(queue_depth), memory);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,57 @@
+#include "core/host_limits.h"
+
+#include <gmock/gmock.h>
+
+#include <string>
+
+#include "tests/scratch.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Scratch;
+
+TEST(HostLimits, ReadsTheMachinesAndTheGroups) {
+  const Scratch root;
+  root.write("proc/meminfo", "MemTotal:  2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");
+  root.write("proc/self/cgroup", "0::/job\n");
+  root.write("sys/fs/cgroup/job/memory.max", "500000\n");
+  root.write("sys/fs/cgroup/job/memory.current", "300000\n");
+  root.write("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 100000\n");
+  const HostLimits limits = host_limits(root.path());
+  EXPECT_EQ(limits.available, 1'024'000);
+  EXPECT_EQ(limits.group_available, 300'000);
+}
+
+TEST(HostLimits, WithoutALimitThereIsNone) {
+  const Scratch root;
+  root.write("proc/self/cgroup", "0::/\n");
+  root.write("sys/fs/cgroup/memory.max", "max\n");
+  const HostLimits limits = host_limits(root.path());
+  EXPECT_FALSE(limits.available);
+  EXPECT_FALSE(limits.group_available);
+  check_host_memory(limits, size_t{1} << 50, 8, "a test");
+}
+
+TEST(HostLimits, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
+  HostLimits limits{.available = int64_t{16} << 30};
+  check_host_memory(limits, size_t{8} << 30, 2, "offloading");
+  const auto message = [&](size_t nbytes) -> std::string {
+    try {
+      check_host_memory(limits, nbytes, 2, "offloading");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(message((size_t{8} << 30) + 1),
+              HasSubstr("offloading needs 8.00 GiB of host memory for each of 2 ranks, 16.00 GiB "
+                        "in all; the machine has 16.00 GiB left"));
+  limits.group_available = int64_t{1} << 30;
+  EXPECT_THAT(message(size_t{1} << 30), HasSubstr("the control group has 1.00 GiB left"));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,99 @@
+#include "offload/block_io.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "offload/direct_file.h"
+#include "zerorun/device.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kNbytes = size_t{1} << 20;
+
+class BlockIoTest : public ::testing::TestWithParam<bool> {
+ protected:
+  std::unique_ptr<BlockIo> make(int depth) {
+    const std::vector<std::span<std::byte>> memory = {{buffer_.data(), kNbytes}};
+    if (GetParam()) return make_uring_io(file_.open(), depth, memory);
+    return make_thread_io(file_.open(), depth);
+  }
+  std::vector<Block> blocks(size_t block) {
+    std::vector<Block> all;
+    for (size_t at = 0; at < kNbytes; at += block) {
+      all.push_back({buffer_.data() + at, std::min(block, kNbytes - at), at});
+    }
+    return all;
+  }
+
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  const Buffer buffer_ = device_->allocate_pinned(kNbytes);
+  DirectFile file_{ZERORUN_BUILD_DIR, "test", kNbytes};
+};
+
+TEST_P(BlockIoTest, ReadsWhatItWroteAndVisitsEveryBlockOnce) {
+  for (const size_t block : {size_t{4096}, size_t{12288}, kNbytes}) {
+    for (const int depth : {1, 3, 64}) {
+      const auto io = make(depth);
+      if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
+      std::mt19937_64 random(block);
+      std::vector<uint64_t> expected(kNbytes / 8);
+      for (uint64_t& word : expected) word = random();
+      std::copy_n(reinterpret_cast<const std::byte*>(expected.data()), kNbytes, buffer_.data());
+      std::mutex mutex;
+      std::vector<int> visits(blocks(block).size(), 0);
+      const auto visit = [&](size_t i) {
+        const std::lock_guard lock(mutex);
+        ++visits[i];
+      };
+      io->transfer(Transfer::write, blocks(block), visit);
+      EXPECT_THAT(visits, ::testing::Each(1));
+      std::fill_n(buffer_.data(), kNbytes, std::byte{0});
+      io->transfer(Transfer::read, blocks(block), visit);
+      EXPECT_THAT(visits, ::testing::Each(2));
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                             reinterpret_cast<const uint64_t*>(buffer_.data())));
+    }
+  }
+}
+
+TEST_P(BlockIoTest, ReadingBeyondTheEndNamesFileAndOffset) {
+  const auto io = make(4);
+  if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
+  std::vector<Block> all = blocks(4096);
+  all[200].offset = 2 * kNbytes;
+  try {
+    io->transfer(Transfer::read, all, [](size_t) {});
+    ADD_FAILURE() << "no error";
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("test: cannot read 4096 bytes at offset 2097152: the file "
+                                        "ends before"));
+  }
+  io->transfer(Transfer::read, blocks(4096), [](size_t) {});  // it goes on
+}
+
+TEST_P(BlockIoTest, AnErrorOfTheVisitorEndsTheTransfer) {
+  const auto io = make(4);
+  if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
+  for (const Transfer direction : {Transfer::read, Transfer::write}) {
+    EXPECT_THROW(io->transfer(direction, blocks(4096),
+                              [](size_t i) {
+                                if (i == 100) throw IoError("damaged");
+                              }),
+                 IoError);
+  }
+  io->transfer(Transfer::read, blocks(4096), [](size_t) {});
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, BlockIoTest, ::testing::Bool(),
+                         [](const auto& way) { return way.param ? "Uring" : "Threads"; });
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,263 @@
+#include "offload/nvme_state_store.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "core/check.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+enum class Io { best, threads };
+
+// A BlockIo that fails its `fail_at`th block, with the error of a full disk, or changes it.
+class FaultyIo final : public BlockIo {
+ public:
+  enum class Fault { none, no_space, damage };
+  FaultyIo(std::unique_ptr<BlockIo> inner, OpenFile file, Transfer direction, int fail_at,
+           Fault fault)
+      : inner_(std::move(inner)),
+        file_(std::move(file)),
+        direction_(direction),
+        fail_at_(fail_at),
+        fault_(fault) {}
+  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+    inner_->transfer(direction, blocks, visit);
+    if (direction != direction_) return;
+    for (const Block& block : blocks) {
+      if (seen_++ != fail_at_) continue;
+      if (fault_ == Fault::no_space) {
+        fail_transfer(file_, direction, block.offset, block.nbytes, ENOSPC);
+      }
+      // Behind the store's back: one bit of what is in the file.
+      std::byte byte{};
+      EXPECT_EQ(::pread(buffered(), &byte, 1, static_cast<off_t>(block.offset)), 1);
+      byte ^= std::byte{4};
+      EXPECT_EQ(::pwrite(buffered(), &byte, 1, static_cast<off_t>(block.offset)), 1);
+      EXPECT_EQ(::fdatasync(buffered()), 0);
+    }
+  }
+  std::string_view name() const override { return "faulty"; }
+  ~FaultyIo() override {
+    if (buffered_ >= 0) ::close(buffered_);
+  }
+
+ private:
+  // The same file without O_DIRECT, which would ask for whole blocks.
+  int buffered() {
+    if (buffered_ < 0) {
+      buffered_ = ::open(fmt::format("/proc/self/fd/{}", file_.fd).c_str(), O_RDWR | O_CLOEXEC);
+    }
+    return buffered_;
+  }
+
+  std::unique_ptr<BlockIo> inner_;
+  OpenFile file_;
+  Transfer direction_;
+  int fail_at_;
+  Fault fault_;
+  int seen_ = 0;
+  int buffered_ = -1;
+};
+
+class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
+ protected:
+  NvmeStateStoreTest() {
+    options_.folder = ZERORUN_BUILD_DIR;
+    options_.label = "test states";
+    options_.buffer_count = 3;
+    options_.aio = {.block_size = 8192, .queue_depth = 3};
+  }
+  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& pieces,
+                                   const BlockIoFactory& factory = {}) {
+    slab_.emplace(*device_, nvme_staging_nbytes(pieces, options_.buffer_count), 1);
+    BlockIoFactory make_io = factory;
+    if (!make_io && GetParam() == Io::threads) {
+      make_io = [](const OpenFile& file, auto) { return make_thread_io(file, 3); };
+    }
+    auto store = make_nvme_state_store(*device_, *slab_, pieces, options_, make_io);
+    EXPECT_EQ(slab_->taken(), slab_->nbytes());
+    return store;
+  }
+  // Writes value + element to the piece's first tensor.
+  void write(StateStore& store, int piece, float value) {
+    const TensorView view = store.acquire(piece, *stream_)[0];
+    stream_->synchronize();
+    std::iota(view.span<float>().begin(), view.span<float>().end(), value);
+    store.release(piece, *stream_);
+  }
+  void expect_content(StateStore& store, int piece, float value) {
+    const TensorView view = store.acquire(piece, *stream_)[0];
+    stream_->synchronize();
+    for (int64_t i = 0; i < view.numel; ++i) {
+      ASSERT_EQ(view.as<float>()[i], value + static_cast<float>(i)) << "piece " << piece;
+    }
+    store.release(piece, *stream_, 0);
+  }
+
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  NvmeOptions options_;
+  std::optional<HostSlab> slab_;
+  std::unique_ptr<Stream> stream_ = device_->make_stream("test");
+};
+
+std::vector<StateLayout> some_pieces(int count = 7) {
+  std::vector<StateLayout> pieces;
+  for (int i = 0; i < count; ++i) {
+    pieces.push_back({1000 + 777 * i, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
+  }
+  return pieces;
+}
+
+TEST_P(NvmeStateStoreTest, PiecesComeBackAsTheyWereReleasedThroughFewerBuffers) {
+  const auto store = make(some_pieces());
+  for (int round = 0; round < 3; ++round) {
+    for (int piece = 0; piece < 7; ++piece) {
+      write(*store, piece, static_cast<float>(100000 * round + 10000 * piece));
+    }
+    for (int piece = 7; piece-- > 0;) {
+      expect_content(*store, piece, static_cast<float>(100000 * round + 10000 * piece));
+    }
+  }
+}
+
+TEST_P(NvmeStateStoreTest, WhatWasNeverWrittenIsZero) {
+  const auto store = make(some_pieces());
+  const std::vector<TensorView> views = store->acquire(3, *stream_);
+  stream_->synchronize();
+  for (const TensorView& view : views) {
+    for (const float value : view.span<float>()) ASSERT_EQ(value, 0.0F);
+  }
+  views[0].as<float>()[5] = 7;
+  store->release(3, *stream_, 1);
+  EXPECT_EQ(store->rest(3)[0].as<float>()[5], 7.0F);
+  EXPECT_EQ(store->rest(3)[2].as<float>()[5], 0.0F);
+  EXPECT_EQ(store->rest(6)[2].as<float>()[5], 0.0F);
+}
+
+TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
+  const auto store = make(some_pieces());
+  write(*store, 2, 5.0F);
+  const TensorView view = store->rest(2)[0];
+  EXPECT_EQ(view.as<float>()[1], 6.0F);
+  std::iota(view.span<float>().begin(), view.span<float>().end(), 50.0F);
+  store->accept_changes();
+  expect_content(*store, 2, 50.0F);
+  write(*store, 2, 70.0F);
+  EXPECT_EQ(store->rest(2)[0].as<float>()[1], 71.0F);
+  EXPECT_EQ(view.as<float>()[1], 71.0F);
+  expect_content(*store, 2, 70.0F);
+}
+
+TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
+  const auto store = make(some_pieces());
+  write(*store, 2, 5.0F);
+  store->rest(2)[0].as<float>()[0] = -1.0F;
+  store->acquire(2, *stream_);
+  EXPECT_THROW(stream_->synchronize(), IoError);
+}
+
+TEST_P(NvmeStateStoreTest, BytesAreCountedWhereTheyAre) {
+  const std::vector<StateLayout> pieces = {{1024, {{"master"}, {"exp_avg"}}}, {1, {{"master"}}}};
+  const auto store = make(pieces);
+  EXPECT_EQ(device_->memory_use(MemoryCategory::nvme).live_bytes, 2 * 4096 + 4096);
+  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, 3 * 2 * 4096);
+}
+
+TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
+  const fs::path folder = fs::path(ZERORUN_BUILD_DIR) / fmt::format("nvme_{}", ::getpid());
+  fs::create_directory(folder);
+  options_.folder = folder;
+  const auto store = make(some_pieces());
+  write(*store, 0, 1.0F);
+  EXPECT_TRUE(fs::is_empty(folder));
+  fs::remove(folder);
+  expect_content(*store, 0, 1.0F);
+}
+
+TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
+  for (int at = 0; at < 20; ++at) {
+    stream_ = device_->make_stream("test");  // a stream keeps its error
+    const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
+      return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, Transfer::write, at,
+                                        FaultyIo::Fault::damage);
+    });
+    for (int piece = 0; piece < 7; ++piece) write(*store, piece, 3.0F);
+    std::string message;
+    try {
+      for (int piece = 0; piece < 7; ++piece) {
+        store->acquire(piece, *stream_);
+        store->release(piece, *stream_, 0);
+      }
+      store->rest(0);
+    } catch (const IoError& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message,
+                ::testing::MatchesRegex(".*/test states: the [0-9]+ bytes at offset [0-9]+ .*"));
+    EXPECT_THAT(message, HasSubstr("are not what was written there"));
+  }
+}
+
+TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 50; ++round) {
+    const auto direction = random() % 2 == 0 ? Transfer::read : Transfer::write;
+    const int at = static_cast<int>(random() % 40);
+    const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
+      return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, direction, at,
+                                        FaultyIo::Fault::no_space);
+    });
+    const std::unique_ptr<Stream> stream = device_->make_stream("test");
+    const auto pass = [&] {
+      for (int round2 = 0; round2 < 4; ++round2) {
+        for (int piece = 0; piece < 7; ++piece) {
+          store->acquire(piece, *stream);
+          store->release(piece, *stream);
+        }
+      }
+      stream->synchronize();
+      store->rest(0);
+    };
+    try {
+      pass();
+      ADD_FAILURE() << "no error in round " << round;
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
+      EXPECT_THAT(error.what(), HasSubstr("/test states: cannot "));
+    }
+  }
+}
+
+TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
+  const std::vector<StateLayout> pieces(
+      1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
+  try {
+    HostSlab none(*device_, 0, 1);
+    make_nvme_state_store(*device_, none, pieces, options_);
+    ADD_FAILURE() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
+    EXPECT_THAT(error.what(), HasSubstr("GiB are free"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, NvmeStateStoreTest, ::testing::Values(Io::best, Io::threads),
+                         [](const auto& way) {
+                           return way.param == Io::best ? "Best" : "Threads";
+                         });
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,101 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "offload/host_slab.h"
+#include "offload/state_store.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+enum class Home { device, host };
+
+class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
+ protected:
+  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& pieces) {
+    if (GetParam() == Home::device) return make_device_state_store(*device_, pieces);
+    size_t nbytes = 0;
+    for (const StateLayout& piece : pieces) nbytes += host_state_nbytes(piece);
+    slab_ = std::make_unique<HostSlab>(*device_, nbytes, 1);
+    auto store = make_host_state_store(*slab_, pieces);
+    EXPECT_EQ(slab_->taken(), slab_->nbytes());
+    return store;
+  }
+  int64_t live(MemoryCategory category) const { return device_->memory_use(category).live_bytes; }
+
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  Stream& stream_ = device_->inline_stream();
+  std::unique_ptr<HostSlab> slab_;
+};
+
+TEST_P(ResidentStateStoreTest, StatesOfANewPieceAreZero) {
+  const auto store = make({{1000, {{"master"}, {"exp_avg"}}}});
+  const std::vector<TensorView> views = store->acquire(0, stream_);
+  ASSERT_EQ(views.size(), 2U);
+  for (const TensorView& view : views) {
+    EXPECT_EQ(view.numel, 1000);
+    EXPECT_EQ(view.dtype, DType::fp32);
+    const auto values = view.span<float>();
+    EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0F; }));
+  }
+  EXPECT_NE(views[0].data, views[1].data);
+}
+
+TEST_P(ResidentStateStoreTest, KeepsWhatWasWrittenAndShowsItAtRest) {
+  const auto store = make({{3, {{"exp_avg"}}}, {10, {{"exp_avg"}}}});
+  store->acquire(0, stream_)[0].as<float>()[2] = 5.0F;
+  store->release(0, stream_);
+  store->acquire(1, stream_)[0].as<float>()[0] = 7.0F;
+  store->release(1, stream_);
+  EXPECT_EQ(store->acquire(0, stream_)[0].as<float>()[2], 5.0F);
+  EXPECT_EQ(store->rest(1)[0].as<float>()[0], 7.0F);
+}
+
+TEST_P(ResidentStateStoreTest, StatesHaveTheDtypeAndLengthTheyAskFor) {
+  const auto store = make({{1000,
+                            {{"master", DType::bf16},
+                             {"exp_avg", DType::uint8},
+                             {"exp_avg_scale", DType::fp32, 256}}}});
+  const std::vector<TensorView> views = store->acquire(0, stream_);
+  EXPECT_EQ(views[0].dtype, DType::bf16);
+  EXPECT_EQ(views[1].dtype, DType::uint8);
+  EXPECT_EQ(views[1].numel, 1000);
+  EXPECT_EQ(views[2].numel, 4);
+  for (const std::byte byte : std::span(views[1].data, views[1].nbytes())) {
+    EXPECT_EQ(byte, std::byte{0});
+  }
+}
+
+TEST_P(ResidentStateStoreTest, PiecesMayBeEmpty) {
+  const auto store = make({{0, {{"exp_avg"}}}, {5, {}}});
+  EXPECT_TRUE(store->acquire(0, stream_)[0].empty());
+  EXPECT_TRUE(store->acquire(1, stream_).empty());
+}
+
+TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
+  const std::vector<StateLayout> pieces = {{1024, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}},
+                                           {16, {{"exp_avg"}, {"exp_avg_sq"}}}};
+  const auto store = make(pieces);
+  const bool on_device = GetParam() == Home::device;
+  const int64_t nbytes = 4 * (3 * 1024 + 2 * 16);
+  EXPECT_EQ(live(MemoryCategory::optimizer), on_device ? nbytes : 0);
+  EXPECT_EQ(live(MemoryCategory::pinned), on_device ? 0 : nbytes);
+  EXPECT_EQ(live(MemoryCategory::other), 0);
+}
+
+TEST_P(ResidentStateStoreTest, PiecesThatDoNotFitAreATypedError) {
+  EXPECT_THROW(make({{int64_t{1} << 55, {{"master"}}}}), Error);
+  EXPECT_EQ(live(MemoryCategory::optimizer), 0);
+  EXPECT_EQ(live(MemoryCategory::pinned), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Homes, ResidentStateStoreTest, ::testing::Values(Home::device, Home::host),
+                         [](const auto& home) {
+                           return home.param == Home::device ? "Device" : "Host";
+                         });
+
+}  // namespace
+}  // namespace zerorun

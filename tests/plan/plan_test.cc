@@ -1,0 +1,166 @@
+#include "launcher/plan.h"
+
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "examples/train/activations.h"
+#include "examples/train/gpt_config.h"
+#include "examples/train/parameters.h"
+#include "launcher/bench_nvme.h"
+#include "launcher/plan_model.h"
+#include "tests/scratch.h"
+#include "zerorun/config.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Scratch;
+
+int64_t count(const std::vector<ParameterSpec>& specs) {
+  int64_t total = 0;
+  for (const ParameterSpec& spec : specs) {
+    int64_t numel = 1;
+    for (const int64_t size : spec.shape) numel *= size;
+    total += numel;
+  }
+  return total;
+}
+
+TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
+  for (const std::string name : {"nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"}) {
+    train::GptConfig config = train::gpt_config(name);
+    config.vocabulary = name.starts_with("gpt2") ? 50257 : 256;
+    const PlanModel model = plan_model(name);
+    const std::vector<ParameterSpec> expected = train::parameter_specs(config);
+    ASSERT_EQ(model.specs.size(), expected.size()) << name;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(model.specs[i].shape, expected[i].shape) << name << " " << expected[i].name;
+      EXPECT_EQ(model.specs[i].group, expected[i].group);
+      EXPECT_EQ(model.specs[i].use_muon, expected[i].use_muon);
+      EXPECT_EQ(model.specs[i].module, expected[i].module);
+    }
+    EXPECT_EQ(model.activation_nbytes_per_token, train::activation_nbytes_per_token(config, false));
+    EXPECT_EQ(model.recomputed_nbytes_per_token, train::activation_nbytes_per_token(config, true));
+    EXPECT_EQ(model.hidden_size, config.width);
+  }
+}
+
+TEST(PlanModel, ReadsConfigsOfHuggingFace) {
+  const Scratch folder;
+  folder.write("gpt2.json", R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+                                "n_positions": 1024, "vocab_size": 50257})");
+  EXPECT_EQ(count(plan_model(folder.path() / "gpt2.json").specs), 124'439'808);
+  // meta-llama/Llama-3.2-1B and Llama-2-7b-hf; their published sizes.
+  folder.write("llama1b.json", R"({"model_type": "llama", "hidden_size": 2048,
+      "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+      "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": true})");
+  EXPECT_EQ(count(plan_model(folder.path() / "llama1b.json").specs), 1'235'814'400);
+  folder.write("llama7b.json", R"({"model_type": "llama", "hidden_size": 4096,
+      "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+      "vocab_size": 32000, "tie_word_embeddings": false})");
+  EXPECT_EQ(count(plan_model(folder.path() / "llama7b.json").specs), 6'738'415'616);
+}
+
+TEST(PlanModel, TakesANumberOfParameters) {
+  for (const auto& [text, expected] :
+       {std::pair("350M", 350e6), {"1.3B", 1.3e9}, {"175B", 175e9}}) {
+    EXPECT_NEAR(static_cast<double>(count(plan_model(text).specs)) / expected, 1.0, 0.01) << text;
+  }
+}
+
+TEST(PlanModel, SaysWhatItCanBe) {
+  const Scratch folder;
+  folder.write("bad.json", R"({"hidden_size": 10})");
+  try {
+    plan_model("gpt3");
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--model 'gpt3': expected nano, mini"));
+  }
+  try {
+    plan_model(folder.path() / "bad.json");
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/n_layer is missing"));
+  }
+}
+
+TEST(Plan, BytesAreReadWithTheirUnit) {
+  EXPECT_EQ(parse_bytes("80GB", "x"), 80'000'000'000);
+  EXPECT_EQ(parse_bytes("24GiB", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("24G", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("1.5TB", "x"), 1'500'000'000'000);
+  for (const char* wrong : {"", "GB", "80 GB", "80XB", "-1GB", "nanGB"}) {
+    EXPECT_THROW(parse_bytes(wrong, "--disk"), ConfigError) << wrong;
+  }
+}
+
+TEST(Plan, ReportsTheFilesSettingAndATableOfAll) {
+  const Scratch folder;
+  folder.write("ds.json", R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto",
+      "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
+                            "offload_optimizer": {"device": "cpu"}}})");
+  PlanOptions options;
+  options.config = folder.path() / "ds.json";
+  options.model = "gpt2";
+  options.world_size = 4;
+  options.device_memory = "1GiB";
+  options.seq_len = 512;
+  options.micro_batch = 2;
+  const std::string report = plan_report(options);
+  EXPECT_THAT(report, HasSubstr("gpt2: 124.4 M parameters; 4 ranks, 4 per host"));
+  EXPECT_THAT(report, HasSubstr("stage 3, optimizer cpu, bf16"));
+  EXPECT_THAT(report, ContainsRegex("moments +-\n"));
+  EXPECT_THAT(report, ContainsRegex("pinned +[0-9.]+ MiB"));
+  EXPECT_THAT(report, ContainsRegex("stage 0 +[0-9.]+ GiB +- +-  no"));
+  EXPECT_THAT(report, HasSubstr("stage 3, optimizer nvme, parameters cpu"));
+}
+
+TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
+  const Scratch folder;
+  folder.write("ds.json", R"({"bf16": {"enabled": true}, "gradient_clipping": 0.5,
+      "zero_optimization": {"stage": 1, "cpu_offload": true}})");
+  PlanOptions options;
+  options.config = folder.path() / "ds.json";
+  options.model = "1.3B";
+  options.fit = folder.path() / "fit.json";
+  const auto fit = [&](const std::string& device, const std::string& host) {
+    options.device_memory = device;
+    options.host_memory = host;
+    plan_report(options);
+    return load_config(options.fit).config;
+  };
+  const Config large = fit("80GB", "1GB");
+  EXPECT_EQ(large.zero.stage, 1);
+  EXPECT_EQ(large.offload.optimizer.device, OffloadDevice::none);
+  EXPECT_EQ(large.gradient_clipping, 0.5);
+  const Config medium = fit("16GB", "64GB");
+  EXPECT_EQ(medium.offload.optimizer.device, OffloadDevice::cpu);
+  EXPECT_LT(medium.offload.optimizer.ratio, 1.0);
+  options.nvme_path = "/disk";
+  const Config small = fit("8GB", "8GB");
+  EXPECT_EQ(small.offload.optimizer.device, OffloadDevice::nvme);
+  EXPECT_EQ(small.offload.optimizer.nvme_path, "/disk");
+  EXPECT_THROW(fit("1GB", "1GB"), ConfigError);
+}
+
+TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
+  std::string text;
+  bench_nvme(ZERORUN_BUILD_DIR, uint64_t{16} << 20,
+             [&](const std::string& line) { text += line + "\n"; });
+  EXPECT_THAT(text, HasSubstr("read GB/s"));
+  EXPECT_THAT(text, HasSubstr("1024 KiB       8"));
+  EXPECT_THAT(text, HasSubstr("best: \"aio\": {\"block_size\": "));
+  EXPECT_THAT(text, ContainsRegex("a step of Adam costs about [0-9.]+ s"));
+  EXPECT_THAT(text, Not(HasSubstr("inf")));
+  EXPECT_THROW(bench_nvme("/dev/shm", 1 << 20, [](const std::string&) {}), ConfigError);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,142 @@
+#include "zero/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "tests/harness.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+namespace {
+
+using testing::run_ranks;
+
+constexpr int64_t kWidth = 96;
+constexpr int kLayers = 6;
+
+std::vector<ParameterSpec> transformer() {
+  std::vector<ParameterSpec> specs = {{"wte", {512, kWidth}, "embed", 0, true, ""}};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const std::string module = "h." + std::to_string(layer);
+    specs.push_back({module + ".ln", {kWidth}, module, 1, true, ""});
+    specs.push_back({module + ".attn", {kWidth, 4 * kWidth}, module, 0, true, ""});
+    specs.back().use_muon = true;
+    specs.push_back({module + ".frozen", {kWidth, kWidth}, module, 0, layer != 2, ""});
+    specs.push_back({module + ".mlp", {kWidth, 8 * kWidth}, module, 0, true, ""});
+  }
+  return specs;
+}
+
+void train(Engine& engine, const Config& config) {
+  engine.initialize_parameters(
+      [](ParameterId, int64_t, std::span<float> out) { std::fill(out.begin(), out.end(), 0.1F); });
+  const auto specs = engine.parameters();
+  std::vector<std::string> modules = {"embed"};
+  for (int layer = 0; layer < kLayers; ++layer) modules.push_back("h." + std::to_string(layer));
+  const auto use = [&](const std::string& module, bool backward) {
+    engine.gather(engine.module_id(module));
+    for (ParameterId id = 0; id < static_cast<ParameterId>(specs.size()) && backward; ++id) {
+      const ParameterSpec& spec = specs[static_cast<size_t>(id)];
+      if (spec.module != module || !spec.trainable) continue;
+      engine.device().fill(engine.device().inline_stream(), engine.gradient(id).view, 0.01F);
+      engine.grad_ready(id);
+    }
+    engine.release(engine.module_id(module));
+  };
+  for (int step = 0; step < 2; ++step) {
+    for (int64_t micro = 0; micro < config.batch.accumulation_steps; ++micro) {
+      for (const std::string& module : modules) use(module, false);
+      for (size_t m = modules.size(); m-- > 0;) use(modules[m], true);
+      engine.end_micro_step();
+    }
+    engine.step();
+  }
+}
+
+void expect_planned(const Config& config, int world_size, const std::string& what) {
+  const MemoryPlan plan = plan_memory(config, transformer(), world_size, config.share_parameters);
+  run_ranks(world_size, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, transformer(),
+                                       {ParameterGroup{}, ParameterGroup{.name = "plain"}});
+    train(*engine, config);
+    const auto check = [&](int64_t planned, MemoryCategory category, bool peak) {
+      const MemoryUse use = device->memory_use(category);
+      const auto actual = static_cast<double>(peak ? use.peak_bytes : use.live_bytes);
+      EXPECT_NEAR(static_cast<double>(planned), actual, 0.03 * actual + 64)
+          << name_of(category) << ", " << what;
+    };
+    check(plan.parameters, MemoryCategory::parameters, false);
+    check(plan.gradients, MemoryCategory::gradients, false);
+    check(plan.masters + plan.moments, MemoryCategory::optimizer, false);
+    check(plan.buckets + plan.gathered, MemoryCategory::buckets, true);
+    check(plan.pinned, MemoryCategory::pinned, true);
+    check(plan.nvme, MemoryCategory::nvme, true);
+  });
+}
+
+TEST(MemoryPlan, IsWhatTheLedgerSaysOverStagesOffloadAndDtypes) {
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    for (const int64_t accumulation : {1, 2}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (const OffloadDevice home :
+             {OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme}) {
+          if (stage == 0 && home != OffloadDevice::none) continue;
+          for (const int world_size : {1, 2}) {
+            Config config;
+            config.batch.accumulation_steps = accumulation;
+            config.precision.param_dtype = dtype;
+            config.zero.stage = stage;
+            config.zero.reduce_bucket_size = 100'000;
+            config.zero.param_persistence_threshold = 1000;
+            config.offload.optimizer.device = home;
+            config.offload.optimizer.ratio = world_size == 1 ? 1.0 : 0.5;
+            config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+            config.offload.sub_group_size = 30'000;
+            config.share_parameters = accumulation == 1;
+            if (home != OffloadDevice::none && stage == 3)
+              config.offload.param.device = OffloadDevice::cpu;
+            expect_planned(
+                config, world_size,
+                fmt::format("{} accumulation {} stage {} home {} world {}", name_of(dtype),
+                            accumulation, stage, static_cast<int>(home), world_size));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryPlan, IsWhatTheLedgerSaysWithOtherOptimizers) {
+  for (const std::string type : {"SGD", "AdamW8bit", "Lamb", "Muon"}) {
+    for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
+      Config config;
+      config.batch.accumulation_steps = 1;
+      config.optimizer.type = type;
+      config.precision.param_dtype = DType::bf16;
+      config.precision.communication_dtype = DType::fp32;
+      config.zero.stage = 2;
+      config.zero.reduce_bucket_size = 100'000;
+      config.offload.optimizer.device = home;
+      expect_planned(config, 2, type);
+    }
+  }
+}
+
+TEST(MemoryPlan, GathersWithinTheReuseDistance) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.share_parameters = false;
+  expect_planned(config, 2, "no reuse");
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/harness.h"
+#include "tests/zero/virtual_clock.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+namespace {
+
+using testing::run_ranks;
+using testing::VirtualClock;
+using testing::VirtualCosts;
+using testing::VirtualTimeDevice;
+
+constexpr int kModules = 32;
+constexpr int64_t kNumel = 4096;
+constexpr double kNorm = 0.15;  // the words of the gradient norm go to the device and back
+
+// How long each bucket takes on its way.
+struct Costs {
+  double backward = 1.0;
+  double down = 1.0;
+  double step = 1.0;
+  double up = 1.0;
+};
+
+struct Exposed {
+  double backward = 0.0;  // from its start to the end of the micro-step
+  double step = 0.0;
+};
+
+Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
+  Exposed exposed;
+  run_ranks(1, [&](Communicator& comm) {
+    VirtualClock clock;
+    constexpr double kBytes = 2.0 * kNumel;
+    VirtualTimeDevice device(clock, {.download_per_byte = costs.down / kBytes,
+                                     .upload_per_byte = costs.up / kBytes,
+                                     .update_per_element = costs.step / kNumel});
+    std::vector<ParameterSpec> specs;
+    for (int i = 0; i < kModules; ++i) {
+      specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});
+    }
+    Config config;
+    config.batch.accumulation_steps = 1;
+    config.precision.param_dtype = DType::bf16;
+    config.zero.stage = stage;
+    config.zero.reduce_bucket_size = kNumel;
+    config.zero.param_persistence_threshold = 0;
+    config.zero.overlap_comm = true;
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = ratio;
+    const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
+    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.5F);
+    });
+    clock.caller += 1e6;  // whatever setting up took is over
+    const double start = clock.caller;
+    for (int i = kModules; i-- > 0;) {
+      const ModuleId module = engine->module_id("m" + std::to_string(i));
+      engine->gather(module);
+      device.fill(device.inline_stream(), engine->gradient(i).view, 0.01F);
+      clock.caller += costs.backward;
+      engine->grad_ready(i);
+      engine->release(module);
+    }
+    engine->end_micro_step();
+    const double end = clock.caller;
+    EXPECT_TRUE(engine->step().applied);
+    exposed = {end - start, clock.caller - end};
+  });
+  return exposed;
+}
+
+// Pieces in a row on three streams: the longest of the three, and the first and last piece's way.
+double pipelined(double a, double b) { return kModules * std::max(a, b) + std::min(a, b); }
+
+TEST(OffloadOverlap, GradientsGoDownBesideBackward) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    const Exposed exposed = run({.backward = 1.0, .down = 1.0, .step = 0.0, .up = 0.0}, stage);
+    EXPECT_NEAR(exposed.backward, kModules, 1e-3);
+    EXPECT_LE(exposed.step, 1.0 + kNorm) << "stage " << stage;  // the last bucket's
+  }
+}
+
+TEST(OffloadOverlap, TheStepTakesTheLongestOfItsPartsAndNotTheirSum) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    for (const auto& [step, up] : {std::pair(1.0, 1.0), {2.0, 0.5}, {0.5, 2.0}}) {
+      const Exposed exposed = run({.down = 1.0, .step = step, .up = up}, stage);
+      EXPECT_LE(exposed.step, 1.0 + pipelined(step, up) + kNorm)
+          << "stage " << stage << " step " << step << " up " << up;
+      EXPECT_GE(exposed.step, kModules * std::max(step, up) - 1e-3);
+    }
+  }
+}
+
+TEST(OffloadOverlap, SlowCopiesDownAreExposedOnce) {
+  const Exposed exposed = run({.backward = 0.1, .down = 2.0, .step = 1.0, .up = 1.0}, 2);
+  EXPECT_LE(exposed.backward + exposed.step, kModules * 2.0 + pipelined(1.0, 1.0) + 2.0);
+}
+
+TEST(OffloadOverlap, TheDevicesPartIsSteppedBesideTheHosts) {
+  const Exposed all = run({.down = 0.1, .step = 1.0, .up = 0.1}, 2, 1.0);
+  const Exposed half = run({.down = 0.1, .step = 1.0, .up = 0.1}, 2, 0.5);
+  EXPECT_NEAR(half.step / all.step, 0.5, 0.1);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,344 @@
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using testing::toy_initialize;
+using testing::toy_specs;
+using testing::toy_step;
+using testing::toy_train;
+using testing::ToyModel;
+using testing::ToyOutcome;
+
+Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
+  Config config;
+  config.batch.accumulation_steps = accumulation;
+  config.precision.param_dtype = dtype;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 700;
+  config.zero.param_persistence_threshold = 100;
+  config.gradient_clipping = 0.05;
+  return config;
+}
+
+// The same on the host, in pieces of a few hundred elements.
+Config offloaded(Config config, double ratio = 1.0, OffloadDevice device = OffloadDevice::cpu) {
+  config.offload.optimizer.device = device;
+  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.optimizer.ratio = ratio;
+  config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
+  config.offload.aio.block_size = 4096;
+  return config;
+}
+
+const char* name(OffloadDevice device) { return device == OffloadDevice::cpu ? "cpu" : "nvme"; }
+
+void expect_same(const ToyOutcome& outcome, const ToyOutcome& expected, const std::string& what) {
+  EXPECT_EQ(outcome.hash, expected.hash) << what;
+  EXPECT_EQ(outcome.norms.size(), expected.norms.size()) << what;
+  for (size_t i = 0; i < expected.norms.size(); ++i) {
+    EXPECT_TRUE(outcome.norms[i] == expected.norms[i] ||
+                (std::isnan(outcome.norms[i]) && std::isnan(expected.norms[i])))
+        << what << ": norm of step " << i;
+  }
+  EXPECT_EQ(outcome.skipped, expected.skipped) << what;
+}
+
+TEST(Offload, GivesTheSameBitsAtEveryStageRatioDtypeAndAccumulation) {
+  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+    for (const int64_t accumulation : {1, 3}) {
+      for (int stage = 1; stage <= 3; ++stage) {
+        const Config config = base_config(stage, dtype, accumulation);
+        const ToyOutcome expected = toy_train(config, 2);
+        for (const double ratio : {0.0, 0.3, 1.0}) {
+          for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+            Config other = offloaded(config, ratio, device);
+            other.zero.overlap_comm = device == OffloadDevice::cpu || ratio < 1;
+            expect_same(toy_train(other, 2), expected,
+                        fmt::format("{} stage {} accumulation {} ratio {} {}", name_of(dtype),
+                                    stage, accumulation, ratio, name(device)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Offload, GivesTheSameBitsAtEveryWorldSize) {
+  for (const int world_size : {1, 3, 4}) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      const Config config = base_config(stage, DType::bf16, 2);
+      for (const bool share : {false, true}) {
+        Config other = offloaded(config, 0.6);
+        other.share_parameters = share;
+        expect_same(toy_train(other, world_size), toy_train(config, world_size),
+                    fmt::format("world {} stage {} share {}", world_size, stage, share));
+      }
+    }
+  }
+}
+
+struct Rule {
+  std::string type;
+  bool master_is_param = false;
+  DType state_dtype = DType::fp32;
+  double momentum = 0.0;
+};
+
+TEST(Offload, GivesTheSameBitsWithEveryOptimizer) {
+  const std::vector<Rule> rules = {{"Adam"},
+                                   {"AdamW8bit"},
+                                   {"SGD"},
+                                   {"SGD", false, DType::fp32, 0.9},
+                                   {"Adagrad"},
+                                   {"Lion"},
+                                   {"Lamb"},
+                                   {"Muon", false, DType::fp32, 0.95},
+                                   {"AdamW", true, DType::bf16},
+                                   {"AdamW", true},
+                                   {"AdamW", false, DType::bf16},
+                                   {"AdamW8bit", true},
+                                   {"Lamb", true, DType::bf16},
+                                   {"Muon", true, DType::bf16, 0.95}};
+  for (const Rule& rule : rules) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      if (rule.master_is_param && dtype == DType::fp32) continue;
+      Config config = base_config(2, dtype);
+      config.optimizer.type = rule.type;
+      config.optimizer.momentum = rule.momentum;
+      config.optimizer.nesterov = rule.momentum > 0;
+      config.precision.master_is_param = rule.master_is_param;
+      config.precision.state_dtype = rule.state_dtype;
+      for (int stage = 1; stage <= 3; stage += 2) {
+        config.zero.stage = stage;
+        const ToyOutcome expected = toy_train(config, 2);
+        for (const double ratio : {0.4, 1.0}) {
+          const OffloadDevice device = ratio < 1 ? OffloadDevice::cpu : OffloadDevice::nvme;
+          expect_same(toy_train(offloaded(config, ratio, device), 2), expected,
+                      fmt::format("{} {} master_is_param {} states {} stage {} ratio {}", rule.type,
+                                  name_of(dtype), rule.master_is_param, name_of(rule.state_dtype),
+                                  stage, ratio));
+        }
+      }
+    }
+  }
+}
+
+TEST(Offload, GivesTheSameBitsWithOtherDtypesOfGradients) {
+  for (const int64_t accumulation : {1, 2}) {
+    for (const DType accum : {DType::fp32, DType::bf16}) {
+      for (const DType wire : {DType::fp32, DType::bf16}) {
+        if (accum == DType::bf16 && wire == DType::fp32) continue;
+        for (int stage = 1; stage <= 2; ++stage) {
+          Config config = base_config(stage, DType::bf16, accumulation);
+          config.precision.grad_accum_dtype = accum;
+          config.precision.communication_dtype = wire;
+          expect_same(toy_train(offloaded(config, 0.5), 2), toy_train(config, 2),
+                      fmt::format("sums in {}, wire in {}, accumulation {} stage {}",
+                                  name_of(accum), name_of(wire), accumulation, stage));
+        }
+      }
+    }
+  }
+}
+
+TEST(Offload, ASkippedStepWritesNothing) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    const Config config = base_config(stage, DType::fp16, 2);
+    const ToyOutcome expected = toy_train(config, 2, 5, 2);
+    EXPECT_EQ(expected.skipped, 1);
+    for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+      expect_same(toy_train(offloaded(config, 1.0, device), 2, 5, 2), expected,
+                  fmt::format("stage {} {}", stage, name(device)));
+    }
+  }
+  run_ranks(1, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const Config config = offloaded(base_config(2, DType::fp16));
+    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const auto masters = [&] {
+      std::vector<float> values;
+      for (const StateInterval& part : engine->state_intervals()) {
+        if (part.grad.data == nullptr) continue;
+        EXPECT_TRUE(part.on_host);
+        for (int64_t i = 0; i < part.numel; ++i) values.push_back(part.master.as<float>()[i]);
+      }
+      return values;
+    };
+    const std::vector<float> before = masters();
+    EXPECT_FALSE(toy_step(*engine, comm, config, 0, true).applied);
+    EXPECT_EQ(masters(), before);
+    EXPECT_TRUE(toy_step(*engine, comm, config, 1).applied);
+    EXPECT_NE(masters(), before);
+  });
+}
+
+TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
+  const auto train = [](const Config& config) {
+    uint64_t hash = 0;
+    run_ranks(1, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      for (int64_t step = 0; step < 3; ++step) {
+        EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 0, step));
+        engine->extend_batch();
+        EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 1, step));
+        engine->step();
+      }
+      hash = engine->parameter_hash();
+    });
+    return hash;
+  };
+  const Config config = base_config(2);
+  EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
+}
+
+TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
+  const auto train = [](Config config) {
+    config.optimizer.type = std::string(kExternalOptimizer);
+    uint64_t hash = 0;
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      for (int64_t step = 0; step < 3; ++step) {
+        ToyModel::micro_step(*engine, comm.rank(), 0, step);
+        engine->step([](std::span<const StateInterval> parts) {
+          for (const StateInterval& part : parts) {
+            for (int64_t i = 0; i < part.numel; ++i) {
+              part.master.as<float>()[i] -= 0.5F * part.grad.as<float>()[i];
+            }
+          }
+        });
+      }
+      const uint64_t result = engine->parameter_hash();
+      if (comm.rank() == 0) hash = result;
+    });
+    return hash;
+  };
+  const Config config = base_config(3);
+  EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
+}
+
+// What a rank holds for each trainable element: 16-bit parameters, fp32 master and Adam.
+TEST(Offload, TheLedgerShowsWhereStatesRestAndNothingIsAllocatedBySteps) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    Config config = offloaded(base_config(2));
+    config.zero.reduce_bucket_size = 1 << 20;
+    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const auto live = [&](MemoryCategory category) {
+      return device->memory_use(category).live_bytes;
+    };
+    EXPECT_EQ(live(MemoryCategory::optimizer), 0);
+    EXPECT_EQ(live(MemoryCategory::gradients), 0);
+    int64_t held = 0;
+    for (const StateInterval& part : engine->state_intervals()) {
+      if (part.grad.data != nullptr) held += part.numel;
+    }
+    const int64_t pinned = live(MemoryCategory::pinned);
+    EXPECT_GE(pinned, held * (12 + 2));
+    toy_step(*engine, comm, config, 0);
+    std::array<MemoryUse, kMemoryCategories> before;
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      before[static_cast<size_t>(i)] = device->memory_use(static_cast<MemoryCategory>(i));
+    }
+    for (int64_t step = 1; step < 4; ++step) toy_step(*engine, comm, config, step);
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      EXPECT_EQ(device->memory_use(category).live_bytes, before[static_cast<size_t>(i)].live_bytes);
+      EXPECT_EQ(device->memory_use(category).peak_bytes, before[static_cast<size_t>(i)].peak_bytes)
+          << name_of(category);
+    }
+    EXPECT_EQ(live(MemoryCategory::pinned), pinned);
+  });
+}
+
+TEST(Offload, RatioIsThePartOfTheElements) {
+  for (const double ratio : {0.0, 0.25, 0.5, 1.0}) {
+    run_ranks(1, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      Config config = offloaded(base_config(1), ratio);
+      const std::vector<ParameterSpec> specs = {{"w", {1000, 1000}, "w", 0, true, ""}};
+      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
+      int64_t on_host = 0;
+      for (const StateInterval& part : engine->state_intervals()) {
+        if (part.on_host) on_host += part.numel;
+      }
+      EXPECT_NEAR(static_cast<double>(on_host) / 1e6, ratio, 0.001);
+      const int64_t on_device = 1'000'000 - on_host;
+      EXPECT_NEAR(static_cast<double>(device->memory_use(MemoryCategory::optimizer).live_bytes),
+                  static_cast<double>(on_device) * 12, 12.0 * 1024);
+    });
+  }
+}
+
+TEST(Offload, ParametersRestOnTheHostOncePerHost) {
+  const Config config = base_config(3);
+  Config other = offloaded(config);
+  other.offload.param.device = OffloadDevice::cpu;
+  for (const bool share : {true, false}) {
+    other.share_parameters = share;
+    const auto inspect = [&](Engine& engine, Device& device, Communicator&) {
+      int64_t sharded = 0;
+      int64_t replicated = 0;
+      for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+        if (!engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) continue;
+        (engine.is_sharded(id) ? sharded : replicated) += engine.numel(id) * 2;
+      }
+      // What stays gathered is on the device, padding included; the rest is not.
+      const int64_t on_device = device.memory_use(MemoryCategory::parameters).live_bytes;
+      EXPECT_GE(on_device, replicated);
+      EXPECT_LT(on_device, replicated + sharded / 2);
+      EXPECT_GE(device.memory_use(MemoryCategory::pinned).live_bytes, sharded / 2);
+    };
+    expect_same(toy_train(other, 2, 4, -1, inspect), toy_train(config, 2),
+                fmt::format("share {}", share));
+  }
+}
+
+void expect_config_error(const Config& config, const std::string& part) {
+  run_ranks(1, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    try {
+      Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      ADD_FAILURE() << "no error with " << part;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(part));
+    }
+  });
+}
+
+TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
+  expect_config_error(offloaded(base_config(0)), "needs /zero_optimization/stage 1, 2 or 3, got 0");
+  Config nvme = offloaded(base_config(2), 1.0, OffloadDevice::nvme);
+  nvme.offload.optimizer.nvme_path = "/no/such/folder";
+  expect_config_error(
+      nvme, "/no/such/folder: No such file or directory; expected a folder on a local disk");
+  nvme.offload.optimizer.nvme_path = "/dev/shm";
+  expect_config_error(nvme, "/dev/shm is a folder in memory (tmpfs)");
+  nvme.offload.optimizer.nvme_path = "/proc";
+  expect_config_error(nvme, "nvme_path /proc: cannot create a file: ");
+  nvme.optimizer.type = std::string(kExternalOptimizer);
+  expect_config_error(nvme, "the optimizer is the caller's");
+  Config param = base_config(2);
+  param.offload.param.device = OffloadDevice::cpu;
+  expect_config_error(param, "needs /zero_optimization/stage 3, got 2");
+}
+
+}  // namespace
+}  // namespace zerorun

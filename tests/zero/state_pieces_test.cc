@@ -1,0 +1,59 @@
+#include "zero/state_pieces.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace zerorun {
+namespace {
+
+// Whether states may be cut at element `at` of the bucket.
+bool may_cut(const BucketLayout& layout, int64_t at) {
+  for (const Placement& placement : layout.placements) {
+    const int64_t inside = at - placement.offset;
+    if (inside > 0 && inside < placement.numel) return inside % kNormChunk == 0;
+  }
+  return true;
+}
+
+TEST(StatePieces, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<SizedParameter> parameters;
+    const int count = 1 + static_cast<int>(random() % 6);
+    for (int i = 0; i < count; ++i) {
+      const int64_t sizes[] = {0, 1, 97, 256, 1000, 5003};
+      parameters.push_back({i, sizes[random() % 6]});
+    }
+    const int world_size = 1 + static_cast<int>(random() % 4);
+    const BucketLayout layout = lay_out(parameters, world_size, random() % 2 == 0 ? 1 : 256);
+    for (int rank = 0; rank < world_size; ++rank) {
+      const int64_t from = rank * layout.shard_numel;
+      const int64_t numel = layout.shard_numel;
+      int64_t host_from = std::min(
+          numel,
+          cut_near(layout, from + static_cast<int64_t>(random() % (numel + 1)), from) - from);
+      if (random() % 4 == 0) host_from = 0;
+      const int64_t size = 256 + static_cast<int64_t>(random() % 1000);
+      const auto pieces = cut_pieces(layout, from, numel, host_from, size);
+      int64_t at = 0;
+      for (const StatePiece& piece : pieces) {
+        EXPECT_EQ(piece.begin, at);
+        EXPECT_LT(piece.begin, piece.end);
+        EXPECT_EQ(piece.on_host, piece.begin >= host_from);
+        EXPECT_TRUE(piece.begin == 0 || may_cut(layout, from + piece.begin));
+        int64_t numel_of_parameters = 0;
+        for (const Interval& part : layout.intervals(from + piece.begin, from + piece.end)) {
+          numel_of_parameters += part.numel;
+        }
+        EXPECT_TRUE(!piece.on_host || numel_of_parameters <= size + kNormChunk);
+        at = piece.end;
+      }
+      EXPECT_EQ(at, numel);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

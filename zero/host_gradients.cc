@@ -1,0 +1,96 @@
+#include "zero/host_gradients.h"
+
+#include <algorithm>
+
+namespace zerorun {
+
+namespace {
+
+// One bucket is reduced while another is on its way down.
+constexpr size_t kSlots = 2;
+
+// A sum that is added to another must not be rounded before.
+DType dtype_of(const Sharding& sharding, Output output) {
+  return output == Output::accumulate ? DType::fp32 : sharding.accum_dtype;
+}
+
+size_t slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+  int64_t numel = 0;
+  for (const Bucket& bucket : buckets) {
+    if (bucket.offloaded) numel = std::max(numel, bucket.held_numel);
+  }
+  const DType dtype = sharding.accumulation_steps > 1 ? DType::fp32 : sharding.accum_dtype;
+  return static_cast<size_t>(numel) * size_of(dtype);
+}
+
+}  // namespace
+
+size_t HostGradients::host_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+  size_t nbytes = 0;
+  for (const Bucket& bucket : buckets) {
+    nbytes += HostSlab::nbytes_of(bucket.held_numel - bucket.host_from, sharding.accum_dtype);
+  }
+  return nbytes;
+}
+
+size_t HostGradients::device_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+  return reduces_in_place(sharding) ? 0 : kSlots * slot_nbytes(sharding, buckets);
+}
+
+HostGradients::HostGradients(const EngineContext& context, std::vector<Bucket>& buckets,
+                             HostSlab& slab, HostLane& lane)
+    : context_(context), lane_(lane) {
+  for (Bucket& bucket : buckets) {
+    bucket.host_reduced = slab.take(bucket.held_numel - bucket.host_from, context.accum_dtype);
+  }
+  if (reduces_in_place(context)) return;
+  for (size_t i = 0; i < kSlots; ++i) {
+    slots_.push_back(
+        {context.device.allocate(slot_nbytes(context, buckets), MemoryCategory::buckets), {}});
+  }
+}
+
+TensorView HostGradients::output(const Bucket& bucket, Output output, Stream& stream) {
+  if (slots_.empty()) return bucket.reduced;  // reduced in place
+  current_ = (current_ + 1) % slots_.size();
+  Slot& slot = slots_[current_];
+  TensorView view{nullptr, bucket.held_numel, dtype_of(context_, output)};
+  if (slot.memory.nbytes() < view.nbytes()) {  // a batch that goes on (extend_batch)
+    slot.free.synchronize();
+    slot.memory = context_.device.allocate(view.nbytes(), MemoryCategory::buckets);
+  }
+  stream.wait(slot.free);
+  view.data = slot.memory.data();
+  return view;
+}
+
+Event HostGradients::take(Bucket& bucket, TensorView reduced, Output output, Stream& stream) {
+  Device& device = context_.device;
+  if (!slots_.empty() && bucket.host_from > 0) {
+    const TensorView kept = reduced.slice(0, bucket.host_from);
+    if (output == Output::accumulate) {
+      device.add(stream, kept, bucket.reduced);
+    } else {
+      device.cast(stream, kept, bucket.reduced);
+    }
+  }
+  const Event done = stream.record();
+  Event copied = done;
+  if (output == Output::overwrite) {
+    const int64_t numel = bucket.held_numel - bucket.host_from;
+    bucket.host_ready = copied =
+        lane_.fetch(reduced.slice(bucket.host_from, numel), bucket.host_reduced, done);
+  } else {
+    for (const StatePiece& piece : bucket.pieces) {
+      if (!piece.on_host) continue;
+      const TensorView staged = lane_.fetch(reduced.slice(piece.begin, piece.numel()), done);
+      lane_.host().add(lane_.stream(), staged, bucket.reduced_part(piece.begin, piece.numel()));
+      lane_.fetched();
+    }
+    bucket.host_ready = copied = lane_.stream().record();
+  }
+  if (!slots_.empty()) slots_[current_].free = copied;
+  return copied;
+}
+
+}  // namespace zerorun

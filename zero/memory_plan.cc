@@ -1,0 +1,91 @@
+#include "zero/memory_plan.h"
+
+#include <algorithm>
+
+#include "zero/bucket.h"
+#include "zero/gradient_reducer.h"
+#include "zero/model_spec.h"
+#include "zero/offload.h"
+#include "zero/sharded_optimizer.h"
+
+namespace zerorun {
+
+namespace {
+
+int64_t nbytes_of(int64_t numel, DType dtype) {
+  return numel * static_cast<int64_t>(size_of(dtype));
+}
+
+void plan_states(std::span<const StateLayout> pieces, MemoryPlan& plan) {
+  for (const StateLayout& piece : pieces) {
+    for (const StateSpec& spec : piece.tensors) {
+      const int64_t nbytes = nbytes_of(spec.numel(piece.numel), spec.dtype);
+      (spec.name == "master" ? plan.masters : plan.moments) += nbytes;
+    }
+  }
+}
+
+// What ParameterGatherer keeps full at one time: what comes next, and what is used again soon.
+// Backward visits modules in reverse, so half of the reuse distance lies on each side of the turn.
+int64_t gathered_numel(const Sharding& sharding, const ModelSpec& model,
+                       std::span<const Bucket> buckets) {
+  std::vector<int64_t> modules(static_cast<size_t>(model.module_count()), 0);
+  int64_t total = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    modules[static_cast<size_t>(bucket.plan.module)] += bucket.layout.padded_numel();
+    total += bucket.layout.padded_numel();
+  }
+  const int64_t largest = *std::max_element(modules.begin(), modules.end());
+  const ZeroConfig& zero = sharding.zero;
+  const int64_t ahead = std::min(total, largest + std::min(total, zero.prefetch_bucket_size));
+  const int64_t kept = std::min(zero.max_live_parameters, zero.max_reuse_distance / 2);
+  return std::min(total, std::max(ahead, std::min(total, kept) + ahead));
+}
+
+void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer> rules,
+                            std::span<const Bucket> buckets, MemoryPlan& plan) {
+  const GradientPools pools = gradient_pools(sharding, buckets);
+  plan.buckets += nbytes_of(pools.slot_numel * pools.slots, sharding.param_dtype);
+  plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
+  const DirectionSize direction = direction_numel(sharding, rules, buckets);
+  plan.buckets += nbytes_of(direction.numel + direction.work, DType::fp32);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
+                       bool shared_host) {
+  size_t groups = 1;
+  for (const ParameterSpec& spec : specs) {
+    groups = std::max(groups, static_cast<size_t>(spec.group) + 1);
+  }
+  const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
+  const ModelSpec model(with_rules({specs.begin(), specs.end()}, rules.size() > 1), groups);
+  const Sharding sharding = make_sharding(config, model.specs(), rules.front(), world_size, 0);
+  std::vector<Bucket> buckets = make_buckets(sharding, model.numels(), model.modules());
+
+  MemoryPlan plan;
+  const BucketNumels numels = count_numels(sharding, buckets);
+  plan.parameters = nbytes_of(numels.replicated, sharding.param_dtype);
+  const bool params_on_host = sharding.offload.param.device != OffloadDevice::none;
+  (params_on_host ? plan.pinned : plan.parameters) +=
+      nbytes_of(numels.sharded, sharding.param_dtype);
+  plan.gradients = nbytes_of(numels.home, sharding.param_dtype) +
+                   nbytes_of(numels.reduced, sharding.accum_dtype);
+  plan_states(state_layouts(sharding, rules, buckets, false), plan);
+  plan_buckets_in_flight(sharding, rules, buckets, plan);
+  if (!(shared_host && sharding.share_parameters)) {
+    plan.gathered = nbytes_of(gathered_numel(sharding, model, buckets), sharding.param_dtype);
+  }
+  if (sharding.offloads_states()) {
+    const auto pieces = state_layouts(sharding, rules, buckets, true);
+    const OffloadSizes sizes = offload_sizes(sharding, rules, buckets, pieces);
+    plan.buckets += static_cast<int64_t>(HostGradients::device_nbytes(sharding, buckets));
+    plan.pinned += static_cast<int64_t>(sizes.pinned());
+    plan.nvme = static_cast<int64_t>(sizes.file);
+  }
+  return plan;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,71 @@
+#include "zero/offload.h"
+
+#include <algorithm>
+
+#include "config/env.h"
+#include "core/check.h"
+#include "offload/nvme_state_store.h"
+#include "zero/sharded_optimizer.h"
+
+namespace zerorun {
+
+namespace {
+// One is copied while the other is computed on.
+constexpr int kStagingSlots = 2;
+
+int ranks_of_this_host(int world_size) {
+  return static_cast<int>(
+      read_environment_int("LOCAL_WORLD_SIZE", 1, world_size).value_or(world_size));
+}
+std::unique_ptr<StateStore> make_store(const EngineContext& context, HostSlab& slab,
+                                       std::span<const StateLayout> pieces) {
+  const OffloadOptimizerConfig& config = context.offload.optimizer;
+  if (config.device == OffloadDevice::cpu) return make_host_state_store(slab, pieces);
+  return make_nvme_state_store(context.device, slab, pieces,
+                               {.folder = config.nvme_path.value_or(""),
+                                .label = fmt::format("optimizer states of rank {}", context.rank),
+                                .buffer_count = static_cast<int>(config.buffer_count),
+                                .aio = context.offload.aio});
+}
+
+}  // namespace
+
+OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
+                           std::span<const Bucket> buckets,
+                           std::span<const StateLayout> host_pieces) {
+  OffloadSizes sizes;
+  int64_t largest = 0;
+  for (const StateLayout& piece : host_pieces) {
+    largest = std::max(largest, piece.numel);
+    sizes.states += host_state_nbytes(piece);
+  }
+  const OffloadOptimizerConfig& config = sharding.offload.optimizer;
+  if (config.device == OffloadDevice::nvme) {
+    sizes.states = nvme_staging_nbytes(host_pieces, static_cast<int>(config.buffer_count));
+    sizes.file = nvme_file_nbytes(host_pieces);
+  }
+  // Gradients that are added, and directions, go in fp32.
+  const bool has_direction = direction_numel(sharding, rules, buckets).numel > 0;
+  const DType up = has_direction ? DType::fp32 : sharding.param_dtype;
+  sizes.down = {kStagingSlots, HostSlab::nbytes_of(largest, DType::fp32)};
+  sizes.up = {kStagingSlots, HostSlab::nbytes_of(largest, up)};
+  sizes.gradients = HostGradients::host_nbytes(sharding, buckets);
+  return sizes;
+}
+
+Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
+                 const OffloadSizes& sizes, std::span<const StateLayout> host_pieces)
+    : slab(context.device, sizes.pinned(), ranks_of_this_host(context.world_size)),
+      states(make_store(context, slab, host_pieces)),
+      lane(context.device, slab, sizes.down, sizes.up),
+      gradients(context, buckets, slab, lane) {}
+
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
+                                      std::span<const Optimizer> rules) {
+  if (!context.offloads_states()) return nullptr;
+  const std::vector<StateLayout> pieces = state_layouts(context, rules, buckets, true);
+  return std::make_unique<Offload>(context, buckets, offload_sizes(context, rules, buckets, pieces),
+                                   pieces);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offload/host_lane.h"
+#include "offload/host_slab.h"
+#include "offload/state_store.h"
+#include "optim/optimizer.h"
+#include "zero/bucket.h"
+#include "zero/host_gradients.h"
+
+namespace zerorun {
+
+// Bytes that offloading takes per rank.
+struct OffloadSizes {
+  HostLane::Staging down;
+  HostLane::Staging up;
+  size_t gradients = 0;
+  size_t states = 0;  // in memory, or what of them is staged
+  uint64_t file = 0;  // on NVMe
+  // Of the host's memory that is locked.
+  size_t pinned() const { return down.nbytes() + up.nbytes() + gradients + states; }
+};
+OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
+                           std::span<const Bucket> buckets,
+                           std::span<const StateLayout> host_pieces);
+
+// What an engine has on the host when states are offloaded.
+struct Offload {
+  Offload(const EngineContext& context, std::vector<Bucket>& buckets, const OffloadSizes& sizes,
+          std::span<const StateLayout> host_pieces);
+
+  HostSlab slab;
+  std::unique_ptr<StateStore> states;
+  HostLane lane;
+  HostGradients gradients;
+};
+
+// Null when nothing is offloaded. Throws ConfigError when the host does not have the memory.
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
+                                      std::span<const Optimizer> rules);
+
+}  // namespace zerorun

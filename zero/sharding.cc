@@ -1,0 +1,80 @@
+#include "zero/sharding.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+// The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
+void choose_gradient_dtypes(const Config& config, Sharding& sharding) {
+  const DType param = config.precision.param_dtype;
+  sharding.comm_dtype = config.precision.communication_dtype.value_or(param);
+  const bool sums = sharding.accumulation_steps > 1 && !config.precision.master_is_param;
+  const bool wide = sums || config.optimizer.type == kExternalOptimizer;
+  sharding.accum_dtype =
+      config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : sharding.comm_dtype);
+  if (sharding.accum_dtype != DType::fp32 && sharding.accum_dtype != sharding.comm_dtype) {
+    fail<ConfigError>(
+        "/data_types/grad_accum_dtype is {}, but gradients are reduced in {} "
+        "(/communication_data_type, or the parameters' dtype): expected fp32 or that dtype",
+        name_of(sharding.accum_dtype), name_of(sharding.comm_dtype));
+  }
+}
+
+// As DeepSpeed 0.19 (deepspeed/runtime/zero/stage_1_and_2.py): prescaling divides by the world size
+// before the sum, else a part of that division may be done before it.
+double pre_scale(const PrecisionConfig& precision, int world_size) {
+  if (precision.gradient_reduction == GradientReduction::sum) return 1.0;
+  return 1.0 / (precision.prescale_gradients ? world_size : precision.gradient_predivide_factor);
+}
+
+void check_offload(const Config& config) {
+  const OffloadConfig& offload = config.offload;
+  const bool states = offload.optimizer.device != OffloadDevice::none;
+  if (states && config.zero.stage < 1) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_optimizer/device needs /zero_optimization/stage 1, 2 or 3, got "
+        "{}",
+        config.zero.stage);
+  }
+  if (offload.param.device != OffloadDevice::none && config.zero.stage < 3) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_param/device needs /zero_optimization/stage 3, got {}",
+        config.zero.stage);
+  }
+  if (offload.optimizer.device == OffloadDevice::nvme &&
+      config.optimizer.type == kExternalOptimizer) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_optimizer/device is \"nvme\", but the optimizer is the "
+        "caller's, which keeps its states itself: name an optimizer in /optimizer, or offload to "
+        "\"cpu\"");
+  }
+}
+
+}  // namespace
+
+Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
+                       const Optimizer& rule, int world_size, int rank) {
+  check_offload(config);
+  Sharding sharding{.specs = specs,
+                    .policy = stage_policy(config.zero.stage),
+                    .zero = config.zero,
+                    .offload = config.offload};
+  sharding.param_dtype = config.precision.param_dtype;
+  sharding.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
+  sharding.pre_scale = pre_scale(config.precision, world_size);
+  choose_gradient_dtypes(config, sharding);
+  sharding.share_parameters = config.share_parameters;
+  sharding.master_is_param = config.precision.master_is_param;
+  sharding.parameter_alignment = rule.alignment();
+  sharding.world_size = world_size;
+  sharding.rank = rank;
+  // Without a stream of its own, gathering ahead only moves the wait.
+  if (!config.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
+  return sharding;
+}
+
+}  // namespace zerorun

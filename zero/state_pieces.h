@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "zero/partition.h"
+
+namespace zerorun {
+
+// A part of the optimizer states that a rank holds of a bucket: what is stored, moved and updated
+// together. Elements count from the start of the held part.
+struct StatePiece {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool on_host = false;  // offloaded
+  int index = -1;        // in its StateStore
+  int64_t numel() const { return end - begin; }
+};
+
+// The last place at or before element `at` of a bucket, but after `after`, where states may be cut:
+// the start of a parameter, or a multiple of kNormChunk elements from it. When there is none, the
+// first one after `at`.
+int64_t cut_near(const BucketLayout& layout, int64_t at, int64_t after);
+
+// Cuts elements [from, from + numel) of a bucket: what lies before `host_from` stays on the device
+// in one piece, the rest goes to the host in pieces of about `piece_numel` elements of
+// parameters, padding on top.
+std::vector<StatePiece> cut_pieces(const BucketLayout& layout, int64_t from, int64_t numel,
+                                   int64_t host_from, int64_t piece_numel);
+
+}  // namespace zerorun
