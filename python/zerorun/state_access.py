@@ -79,9 +79,8 @@ class StateAccess:
         self._publish(name)
 
     def _publish(self, name: str) -> None:
-        """At stage 0 every rank has all states, of which each has set its part."""
-        replicated = self._engine.zero_optimization_stage() == 0
-        if name == "fp32_param" or (replicated and name != "grad"):
+        """Copies of what was set, on other ranks (stage 0) or in a file, follow."""
+        if name != "grad":
             self._engine.core.publish_masters()
 
     def _prepare(self, parameter: nn.Parameter, name: str, setting: bool = False) -> bool:

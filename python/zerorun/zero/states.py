@@ -106,5 +106,6 @@ def safe_get_local_optimizer_state(
 def safe_set_local_optimizer_state(
     param: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Replaces this rank's elements of an optimizer state."""
+    """Replaces this rank's elements of an optimizer state; every rank must set its own.
+    Collective."""
     _set(param, optim_state_key, value, full=False)

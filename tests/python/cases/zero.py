@@ -310,3 +310,29 @@ def case_several_engines_one_without_optimizer(_folder: Path) -> None:
     raises(zerorun.ConfigError, "no optimizer", judge.step)
     for engine in (judge, *engines):
         engine.destroy()
+
+
+def case_offloading_changes_no_number(folder: Path) -> None:
+    """Neither losses nor states, whatever rests on the host or in a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage in (1, 2, 3):
+        places = [{"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.3}]
+        results = []
+        for place in [*places, {"device": "nvme", "nvme_path": str(folder)}]:
+            settings = config(stage)
+            settings["zero_optimization"]["offload_optimizer"] = place
+            if stage == 3 and place["device"] == "cpu":
+                settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
+            model = make()
+            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            losses = train(engine, 5)
+            weight = model.embedding.weight
+            moments = zerorun.zero.safe_get_full_optimizer_state(weight, "exp_avg")
+            zerorun.zero.safe_set_full_optimizer_state(weight, moments * 2, "exp_avg")
+            master = zerorun.zero.safe_get_full_fp32_param(weight)
+            zerorun.zero.safe_set_full_fp32_param(weight, master + 0.5)
+            losses += train(engine, 5, first=5)
+            results.append((losses, engine.core.parameter_hash()))
+            engine.destroy()
+        assert all(result == results[0] for result in results), results
+        assert not list(folder.iterdir())

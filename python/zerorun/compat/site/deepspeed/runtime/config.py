@@ -17,8 +17,8 @@ DeepSpeedConfigError = zerorun.ConfigError
 def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` as zerorun reads it.
 
-    Unknown keys at the top level are ignored with a warning, as in DeepSpeed; in sections they stay
-    errors. Offloading to the host is what CPU ranks do anyway.
+    Ignored with a warning, as in DeepSpeed: unknown keys at the top level (in sections they stay
+    errors), and offloading what the stage does not shard.
     """
     known = configuration.schema()["properties"]
     unknown = [key for key in config if key not in known]
@@ -27,12 +27,18 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     adapted = {key: value for key, value in config.items() if key in known}
     zero = adapted.get("zero_optimization")
     if isinstance(zero, Mapping):
-        zero = dict(zero)
-        for name in ("offload_optimizer", "offload_param"):
-            if isinstance(zero.get(name), Mapping) and zero[name].get("device") == "cpu":
-                zero[name] = {**zero[name], "device": "none"}
-        adapted["zero_optimization"] = zero
+        adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
+
+
+def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:
+    stage, kept = zero.get("stage", 0), dict(zero)
+    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        given = kept.get(name)
+        if isinstance(given, Mapping) and given.get("device", "none") != "none" and stage < least:
+            logger.warning("%s has no effect at stage %s", name, stage)
+            kept[name] = {**given, "device": "none"}
+    return kept
 
 
 class DeepSpeedConfig:
