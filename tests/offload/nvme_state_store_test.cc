@@ -250,7 +250,7 @@ TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
     ADD_FAILURE() << "no error";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
-    EXPECT_THAT(error.what(), HasSubstr("GiB are free"));
+    EXPECT_THAT(error.what(), HasSubstr("iB are free"));
   }
 }
 
