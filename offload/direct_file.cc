@@ -11,14 +11,13 @@
 #include <system_error>
 
 #include "core/check.h"
+#include "device/memory_ledger.h"
 
 namespace zerorun {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr double kGiB = 1 << 30;
 
 std::string message_of(int error) { return std::generic_category().message(error); }
 
@@ -58,13 +57,12 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes) {
   const int error = errno;
   struct statvfs space {};
   const bool known = ::statvfs(folder.c_str(), &space) == 0;
-  const double left =
-      known ? static_cast<double>(space.f_bavail) * static_cast<double>(space.f_frsize) : 0.0;
+  const size_t left = known ? size_t{space.f_bavail} * space.f_frsize : 0;
   fail<ConfigError>(
-      "nvme_path {}: cannot reserve {:.2f} GiB for this rank's offloaded states: {}; {:.2f} GiB "
-      "are free. Free some, name another disk, or offload a smaller part "
+      "nvme_path {}: cannot reserve {} for this rank's offloaded states: {}; {} are free. Free "
+      "some, name another disk, or offload a smaller part "
       "(offload_optimizer.ratio)",
-      folder.string(), static_cast<double>(nbytes) / kGiB, message_of(error), left / kGiB);
+      folder.string(), format_bytes(nbytes), message_of(error), format_bytes(left));
 }
 
 }  // namespace

@@ -3,13 +3,11 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "core/host_limits.h"
 
 namespace zerorun {
 
-HostSlab::HostSlab(Device& device, size_t nbytes, int ranks) {
+HostSlab::HostSlab(Device& device, size_t nbytes) {
   if (nbytes == 0) return;
-  check_host_memory(host_limits(), nbytes, ranks, "offloading");
   buffer_ = device.allocate_pinned(nbytes);
   // Touching every page now finds out now whether they are there.
   std::memset(buffer_.data(), 0, nbytes);

@@ -12,9 +12,8 @@ namespace zerorun {
 // beforehand, from which views are cut. Nothing is allocated or freed after construction.
 class HostSlab {
  public:
-  // Zero-filled. Throws ConfigError when the machine, the control group or the limit of locked
-  // memory does not have `nbytes` for each of `ranks` ranks of this host.
-  HostSlab(Device& device, size_t nbytes, int ranks);
+  // Zero-filled.
+  HostSlab(Device& device, size_t nbytes);
 
   // InternalError beyond the size of the slab.
   TensorView take(int64_t numel, DType dtype);

@@ -8,7 +8,7 @@ namespace zerorun {
 
 GradientNorm::GradientNorm(const EngineContext& context)
     : context_(context), has_host_(context.offloads_states()) {
-  const int64_t numel = ExactSum::kWords * (has_host_ ? 2 : 1);
+  const int64_t numel = int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1);
   words_ =
       context.device.allocate(static_cast<size_t>(numel) * sizeof(int64_t), MemoryCategory::other);
   view_ = view_of(words_, DType::int64, numel);

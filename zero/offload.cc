@@ -4,6 +4,7 @@
 
 #include "config/env.h"
 #include "core/check.h"
+#include "core/host_limits.h"
 #include "offload/nvme_state_store.h"
 #include "zero/sharded_optimizer.h"
 
@@ -55,7 +56,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
 
 Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
                  const OffloadSizes& sizes, std::span<const StateLayout> host_pieces)
-    : slab(context.device, sizes.pinned(), ranks_of_this_host(context.world_size)),
+    : slab(context.device, sizes.pinned()),
       states(make_store(context, slab, host_pieces)),
       lane(context.device, slab, sizes.down, sizes.up),
       gradients(context, buckets, slab, lane) {}
@@ -64,8 +65,12 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
                                       std::span<const Optimizer> rules) {
   if (!context.offloads_states()) return nullptr;
   const std::vector<StateLayout> pieces = state_layouts(context, rules, buckets, true);
-  return std::make_unique<Offload>(context, buckets, offload_sizes(context, rules, buckets, pieces),
-                                   pieces);
+  const OffloadSizes sizes = offload_sizes(context, rules, buckets, pieces);
+  check_host_memory(host_limits(), sizes.pinned(), ranks_of_this_host(context.world_size),
+                    "offloading");
+  // What one rank allocates is missing when another one looks.
+  context.comm.barrier(context.device.inline_stream(), "host memory checked").synchronize();
+  return std::make_unique<Offload>(context, buckets, sizes, pieces);
 }
 
 }  // namespace zerorun

@@ -82,7 +82,7 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
   }
   std::unique_ptr<StateStore> make(const std::vector<StateLayout>& pieces,
                                    const BlockIoFactory& factory = {}) {
-    slab_.emplace(*device_, nvme_staging_nbytes(pieces, options_.buffer_count), 1);
+    slab_.emplace(*device_, nvme_staging_nbytes(pieces, options_.buffer_count));
     BlockIoFactory make_io = factory;
     if (!make_io && GetParam() == Io::threads) {
       make_io = [](const OpenFile& file, auto) { return make_thread_io(file, 3); };
@@ -245,12 +245,12 @@ TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
   const std::vector<StateLayout> pieces(
       1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
   try {
-    HostSlab none(*device_, 0, 1);
+    HostSlab none(*device_, 0);
     make_nvme_state_store(*device_, none, pieces, options_);
     ADD_FAILURE() << "no error";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
-    EXPECT_THAT(error.what(), HasSubstr("GiB are free"));
+    EXPECT_THAT(error.what(), HasSubstr("iB are free"));
   }
 }
 

@@ -19,7 +19,7 @@ class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
     if (GetParam() == Home::device) return make_device_state_store(*device_, pieces);
     size_t nbytes = 0;
     for (const StateLayout& piece : pieces) nbytes += host_state_nbytes(piece);
-    slab_ = std::make_unique<HostSlab>(*device_, nbytes, 1);
+    slab_ = std::make_unique<HostSlab>(*device_, nbytes);
     auto store = make_host_state_store(*slab_, pieces);
     EXPECT_EQ(slab_->taken(), slab_->nbytes());
     return store;
