@@ -33,6 +33,12 @@ class CudaBackend {
 // missing: the backend in this build, the driver, the library's file, or a visible GPU.
 std::shared_ptr<CudaBackend> open_cuda_backend();
 
+// The CUDA compiler and architectures of this build's backend, or that it has none.
+std::string describe_cuda_build();
+
+// Why open_cuda_backend would throw; empty when it would not.
+std::string why_no_cuda();
+
 // The name and type of the library's one entry point.
 inline constexpr const char* kCudaBackendEntry = "zerorun_cuda_backend";
 using CudaBackendEntry = std::shared_ptr<CudaBackend>* (*)();

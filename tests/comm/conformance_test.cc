@@ -447,7 +447,7 @@ std::vector<Setup> setups() {
                                                              {3, kWorker, Memory::own},
                                                              {4, kInline, Memory::own},
                                                              {4, kWorker, Memory::shared}})) {
-      setups.push_back({transport, ranks, stream, memory});
+      if (ranks <= transport.most_ranks) setups.push_back({transport, ranks, stream, memory});
     }
   }
   return setups;
