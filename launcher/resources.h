@@ -5,12 +5,12 @@
 #include <string_view>
 #include <vector>
 
+#include "zerorun/device.h"
+
 namespace zerorun {
 
 // Which ranks run on this host, and on which device each: the arithmetic of --num_gpus, --include,
 // --exclude, --accelerator and CUDA_VISIBLE_DEVICES. Pure functions; probing is at the end.
-
-enum class Accelerator { automatic, cpu, cuda };
 
 // What the command line asks for, as text; empty = not given.
 struct RankRequest {
@@ -26,12 +26,13 @@ struct HostResources {
   std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index
   int cpus = 1;                   // that this process may use
   int numa_nodes = 1;
-  bool cuda_backend = false;
+  std::string cuda_problem{};  // why GPUs cannot be used, if they cannot
+  bool share_gpus = false;     // more ranks than GPUs are allowed
 };
 
 struct Selection {
   int ranks = 1;
-  std::vector<std::string> gpus{};  // one per rank; empty for CPU ranks
+  std::vector<std::string> gpus{};  // one per rank, unless they share; empty for CPU ranks
   std::string note{};               // what the user should know in one line, or empty
 
   bool operator==(const Selection&) const = default;
@@ -53,8 +54,6 @@ Selection select_ranks(const RankRequest& request, const HostResources& host);
 
 // GPUs whose device files are visible here, whether or not a driver library is installed.
 int count_gpus();
-// Whether this build can run ranks on CUDA.
-bool cuda_backend_available();
 std::string host_name();
 
 }  // namespace zerorun

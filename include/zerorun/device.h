@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -130,6 +131,8 @@ class ZR_API Device {
   virtual Buffer allocate_pinned(size_t nbytes) = 0;
   // The device that computes on host memory; a CPU device itself.
   virtual Device& host() = 0;
+  // Whether host code may read and write this device's memory.
+  bool is_host() { return &host() == this; }
   // Counts memory that somebody else allocated (shared memory, a framework); the ledger entry ends
   // with the returned handle.
   virtual std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) = 0;
@@ -184,5 +187,22 @@ struct CpuDeviceOptions {
   bool synchronous_streams = false;
 };
 ZR_API std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+
+struct CudaDeviceOptions {
+  // Among the GPUs that CUDA_VISIBLE_DEVICES leaves; not set: LOCAL_RANK.
+  std::optional<int> index{};
+  // Bytes that all categories together may hold; 0: what the GPU has.
+  size_t memory_limit = 0;
+};
+// Throws DeviceError that says what is missing: the backend in this build, the driver, a visible
+// GPU, or the one asked for.
+ZR_API std::shared_ptr<Device> make_cuda_device(const CudaDeviceOptions& options = {});
+// Whether make_cuda_device would find a GPU.
+ZR_API bool cuda_is_available();
+
+enum class Accelerator : uint8_t { automatic, cpu, cuda };
+// automatic: CUDA where it is available, else the CPU. (The launcher hides all GPUs from CPU
+// ranks.)
+ZR_API std::shared_ptr<Device> make_device(Accelerator accelerator);
 
 }  // namespace zerorun

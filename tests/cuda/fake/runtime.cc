@@ -1,0 +1,231 @@
+// Devices, streams and events of the fake CUDA runtime: see include/cuda_runtime.h.
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "tests/cuda/fake/runtime_call.h"
+
+using namespace zerorun::fake;
+
+namespace {
+
+// A stream's error becomes the runtime's.
+cudaError_t wait_for(const zerorun::Event& event) {
+  try {
+    event.synchronize();
+    return cudaSuccess;
+  } catch (const std::exception& error) {
+    seen().violate(std::string("work on a stream failed: ") + error.what());
+    return result(cudaErrorLaunchFailure);
+  }
+}
+
+cudaError_t make_stream(cudaStream_t* stream) {
+  auto made = std::make_unique<CUstream_st>();
+  made->worker = zerorun::make_worker_stream("fake-cuda");
+  made->device = current_device;
+  *stream = made.release();
+  seen().hold("streams", *stream);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+namespace zerorun::fake {
+
+cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
+  if (stream->device != current_device) {
+    seen().violate("work for a stream of another device than the current one");
+  }
+  stream->worker->submit([task = std::move(task)] {
+    const auto delay = FakeCuda::instance().draw_delay();
+    if (delay.count() > 0) std::this_thread::sleep_for(delay);
+    task();
+  });
+  return cudaSuccess;
+}
+
+cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                   std::function<void()> thread) {
+  if (const cudaError_t planned = enter("cudaLaunchKernel", stream); planned != cudaSuccess) {
+    return planned;
+  }
+  NEED("streams", stream);
+  const unsigned threads = block.x * block.y * block.z;
+  if (shared_bytes != 0 || threads == 0 || threads > 1024 || grid.x == 0 || grid.y > 65535 ||
+      grid.z > 65535) {
+    seen().violate("a kernel is launched with a grid or block of no valid size");
+    return result(cudaErrorInvalidValue);
+  }
+  return submit(stream, [=, body = std::move(thread)] { run_grid(grid, block, body); });
+}
+
+}  // namespace zerorun::fake
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    default:
+      return "cudaErrorOther";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "a fake error";
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  ENTER();
+  *version = 13020;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  ENTER();
+  *version = 13000;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  ENTER();
+  *count = seen().devices();
+  return *count == 0 ? result(cudaErrorNoDevice) : cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  ENTER();
+  *device = current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  ENTER();
+  if (!valid_device(device)) return result(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  ENTER();
+  if (!valid_device(device)) return result(cudaErrorInvalidDevice);
+  *properties = {};
+  std::strcpy(properties->name, "Fake GPU");
+  properties->uuid.bytes[15] = static_cast<char>(device);
+  properties->totalGlobalMem = seen().memory();
+  properties->major = 9;
+  properties->multiProcessorCount = 132;
+  properties->pciBusID = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  ENTER();
+  if (!valid_device(device)) return result(cudaErrorInvalidDevice);
+  *value = attribute == cudaDevAttrMultiProcessorCount ? 132 : 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  ENTER();
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  ENTER();
+  *can = valid_device(device) && valid_device(peer) ? 1 : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+  ENTER();
+  return make_stream(stream);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*/, int priority) {
+  ENTER();
+  if (priority > 0 || priority < -5) seen().violate("a stream's priority is out of range");
+  return make_stream(stream);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  ENTER(stream);
+  if (!seen().release("streams", stream)) return result(cudaErrorInvalidResourceHandle);
+  delete stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  return wait_for(stream->worker->record());
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  return stream->worker->record().ready() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
+  ENTER(stream);
+  NEED("streams", stream);
+  NEED("events", event);
+  stream->worker->wait(event->last);
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+  ENTER(stream);
+  NEED("streams", stream);
+  return zerorun::fake::submit(stream, [=] { function(argument); });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  ENTER();
+  *event = new CUevent_st{{}, current_device};
+  seen().hold("events", *event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  ENTER();
+  if (!seen().release("events", event)) return result(cudaErrorInvalidResourceHandle);
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  ENTER(stream);
+  NEED("events", event);
+  NEED("streams", stream);
+  if (event->device != stream->device) {
+    seen().violate("an event is recorded on a stream of another device");
+    return result(cudaErrorInvalidResourceHandle);
+  }
+  event->last = stream->worker->record();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  ENTER();
+  NEED("events", event);
+  return event->last.ready() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  ENTER();
+  NEED("events", event);
+  return wait_for(event->last);
+}
