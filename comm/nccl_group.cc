@@ -30,7 +30,7 @@ NcclGroup::NcclGroup(const CommunicatorOptions& options, int device)
     : nccl_(open_nccl()), options_(options), device_(device) {
   const CurrentDevice current(device);
   try {
-    join(device);
+    join();
     watcher_ = std::thread([this] { watch(); });
   } catch (...) {
     if (comm_ != nullptr) nccl_.abort(comm_);
@@ -48,7 +48,7 @@ NcclGroup::~NcclGroup() {
   end();
 }
 
-void NcclGroup::join(int /*device*/) {
+void NcclGroup::join() {
   const std::string key = options_.name + "/nccl/id";
   ncclUniqueId id{};
   if (options_.rank == 0) {

@@ -49,7 +49,7 @@ class NcclGroup final : public CudaStream::Watched {
     Clock::time_point since;  // it was first in the queue
   };
 
-  void join(int device);
+  void join();
   void settle(ncclResult_t result, std::string_view what);
   void watch();
   // What is wrong with the first pending collective, or empty.

@@ -38,7 +38,7 @@ fs::path find_library() {
   constexpr auto kFolders = std::to_array<std::string_view>(
       {".", "../lib", "../" ZERORUN_LIBDIR, "../../lib", "../../" ZERORUN_LIBDIR, "../../.."});
   for (const std::string_view folder : kFolders) {
-    const fs::path file = (here / folder / kLibrary).lexically_normal();
+    fs::path file = (here / folder / kLibrary).lexically_normal();
     std::error_code error;
     if (fs::exists(file, error)) return file;
   }

@@ -38,7 +38,9 @@ std::vector<std::string> describe_cuda() {
   try {
     for (std::string& text : open_cuda_backend()->report()) lines.push_back(std::move(text));
   } catch (const DeviceError& error) {
-    lines.emplace_back(error.what());
+    constexpr std::string_view kPrefix = "CUDA: ";  // the line's name says it already
+    const std::string_view problem = error.what();
+    lines.emplace_back(problem.substr(problem.starts_with(kPrefix) ? kPrefix.size() : 0));
   }
   return lines;
 }

@@ -223,7 +223,7 @@ void use_communicator(Communicator& communicator, CudaDevice& device) {
 }
 
 TEST_F(NcclFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankAndLeaksNothing) {
-  const auto run = [&] { on_ranks(2, std::chrono::milliseconds(300), use_communicator); };
+  const auto run = [&] { on_ranks(2, std::chrono::milliseconds(1500), use_communicator); };
   run();
   const std::map<std::string, int> counts = fake_.counts();
   ASSERT_TRUE(counts.contains("ncclReduceScatter"));

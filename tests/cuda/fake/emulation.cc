@@ -46,6 +46,9 @@ class Scheduler {
   ~Scheduler() {
     for (Fiber& fiber : fibers_) {
       if (fiber.stack != nullptr) munmap(fiber.stack, kStackBytes);
+#if defined(__SANITIZE_THREAD__)
+      if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
+#endif
     }
   }
 
@@ -133,7 +136,7 @@ void Scheduler::start(Fiber& fiber, int thread, dim3 block) {
   const auto i = static_cast<unsigned>(thread);
   fiber.index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
 #if defined(__SANITIZE_THREAD__)
-  fiber.tsan = __tsan_create_fiber(0);
+  if (fiber.tsan == nullptr) fiber.tsan = __tsan_create_fiber(0);  // costly, so kept
 #endif
 }
 
@@ -148,8 +151,6 @@ void Scheduler::resume(Fiber& fiber) {
   swapcontext(&main_, &fiber.context);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(asan_main_, nullptr, nullptr);
-#elif defined(__SANITIZE_THREAD__)
-  if (fiber.state == Fiber::State::ended) __tsan_destroy_fiber(fiber.tsan);
 #endif
 }
 
