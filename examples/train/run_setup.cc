@@ -106,7 +106,8 @@ BatchShape make_batch(const TrainOptions& options, const Config& config, const G
 void check_memory(const RunSetup& setup, const RankInfo& rank) {
   const BatchShape& batch = setup.batch;
   const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
-  const double needed = tokens * activation_nbytes_per_token(setup.model, setup.options.recompute);
+  const double needed =
+      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32);
   const double total =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   if (needed * rank.local_world_size <= total) return;

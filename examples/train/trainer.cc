@@ -80,17 +80,17 @@ Trainer::Outcome Trainer::step(int received) {
   const Clock::time_point start = Clock::now();
   follow_schedule();
   const double loss_scale = engine_->loss_scale();
-  double loss_sum = 0.0;
   for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
     const Batch batch = setup_.batches->training(position_.samples, micro_step);
-    loss_sum += model_.forward_backward(batch, loss_scale);
+    model_.forward_backward(batch, loss_scale);
     engine_->end_micro_step();
   }
+  device_.inline_stream().synchronize();  // engine_->step() would wait as well
   const Clock::time_point computed = Clock::now();
   const EngineTimings during = engine_->take_timings();
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
-  const Agreement agreement = agree(loss_sum, received);
+  const Agreement agreement = agree(model_.take_loss(), received);
   const Clock::time_point end = Clock::now();
 
   ++position_.step;

@@ -55,11 +55,9 @@ class Golden {
   }
   void load_into(LocalParameters& parameters) const {
     for (const ParameterSpec& spec : parameters.specs()) {
-      const TensorView view = parameters.parameter(parameters.parameter_id(spec.name));
       const std::vector<double>& values = tensor("value." + spec.name);
-      for (size_t i = 0; i < values.size(); ++i) {
-        set_element(view, static_cast<int64_t>(i), static_cast<float>(values[i]));
-      }
+      parameters.set_parameter(parameters.parameter_id(spec.name),
+                               std::vector<float>(values.begin(), values.end()));
     }
   }
 

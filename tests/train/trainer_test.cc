@@ -288,9 +288,10 @@ TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
                          {});
       const auto device = make_cpu_device();
       const Trainer trainer(setup, comm, *device);
-      EXPECT_NEAR(static_cast<double>(device->memory_use(MemoryCategory::activations).live_bytes),
-                  16 * 16 * activation_nbytes_per_token(setup.model, setup.options.recompute),
-                  1024);
+      EXPECT_NEAR(
+          static_cast<double>(device->memory_use(MemoryCategory::activations).live_bytes),
+          16 * 16 * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32),
+          1024);
     });
   }
 }
