@@ -19,10 +19,12 @@ add_library(zerorun_options INTERFACE)
 # -ffp-contract=off: the same formula gives the same bits on every instruction set.
 # Designated initialisers leave members at their defaults on purpose. GCC 12's -Wrestrict and
 # -Wmaybe-uninitialized report std::string itself (GCC bug 105329).
-target_compile_options(zerorun_options INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -ffp-contract=off
-  -Wno-missing-field-initializers
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -ffp-contract=off
+  -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND warnings -Wno-restrict -Wno-maybe-uninitialized)
+endif()
+target_compile_options(zerorun_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
 
 if(ZERORUN_SANITIZE STREQUAL "address")
   # Left out: what AddressSanitizer finds as well, at half the compile time of the whole set.

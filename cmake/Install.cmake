@@ -1,19 +1,24 @@
 # What `cmake --install` and the Python wheel put where, by component:
-#   runtime      bin/zerorun and the programs it brings, libexec/zerorun/
+#   runtime      bin/zerorun, the programs it brings (libexec/zerorun/), and libzerorun_cuda
 #   development  libzerorun, the public headers, and what find_package(zerorun) reads
 #   python       the module zerorun._C (python/CMakeLists.txt)
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(bindir ${CMAKE_INSTALL_BINDIR})
 set(libexecdir ${CMAKE_INSTALL_LIBEXECDIR})
+set(plugindir ${CMAKE_INSTALL_LIBDIR})
 if(SKBUILD)  # a wheel: bin/ and the rest of the environment are two folders until it is installed
   set(bindir ${SKBUILD_SCRIPTS_DIR})
   set(libexecdir ${SKBUILD_DATA_DIR}/libexec)
+  set(plugindir ${SKBUILD_DATA_DIR}/lib)
 endif()
 install(TARGETS zerorun_command DESTINATION ${bindir} COMPONENT runtime)
 if(TARGET train)
   install(TARGETS train DESTINATION ${libexecdir}/zerorun COMPONENT runtime)
+endif()
+
+if(TARGET zerorun_cuda)  # where device/cuda_backend.cc looks for it
+  install(TARGETS zerorun_cuda DESTINATION ${plugindir} COMPONENT runtime)
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/zerorun)

@@ -1,5 +1,7 @@
 #include "zerorun/communicator.h"
 
+#include <utility>
+
 #include "comm/self_communicator.h"
 #include "comm/shm_communicator.h"
 #include "core/check.h"
@@ -30,6 +32,9 @@ std::string_view name_of(Collective op) {
 std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
   ZR_CHECK(options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
            "got rank {} of {}", options.rank, options.world_size);
+  if (options.device && !options.device->is_host()) {
+    fail<CommError>("collectives on {} are not there yet", options.device->name());
+  }
   if (options.world_size == 1) return make_self_communicator();
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
            options.world_size);
@@ -40,8 +45,10 @@ std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
   return make_shm_communicator(options);
 }
 
-std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::milliseconds timeout) {
+std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::milliseconds timeout,
+                                      std::shared_ptr<Device> device) {
   CommunicatorOptions options;
+  options.device = std::move(device);
   options.rank = info.rank;
   options.world_size = info.world_size;
   options.timeout = timeout;

@@ -46,32 +46,4 @@ DType parse_dtype(std::string_view name) {
   fail<ConfigError>("unknown dtype '{}': expected fp32, bf16 or fp16", name);
 }
 
-float to_float(Fp16 value) {
-  const uint32_t sign = (value.bits & 0x8000U) << 16;
-  const uint32_t exponent = (value.bits >> 10) & 0x1fU;
-  const uint32_t mantissa = value.bits & 0x3ffU;
-  if (exponent == 0x1fU) return std::bit_cast<float>(sign | 0x7f800000U | (mantissa << 13));
-  if (exponent != 0) {
-    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  }
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // subnormal
-  return sign != 0 ? -magnitude : magnitude;
-}
-
-Fp16 to_fp16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
-  const uint32_t magnitude = bits & 0x7fffffffU;
-  const auto with_sign = [sign](uint32_t rest) { return Fp16{static_cast<uint16_t>(sign | rest)}; };
-  if (magnitude > 0x7f800000U) return with_sign(0x7e00U);   // NaN
-  if (magnitude >= 0x477ff000U) return with_sign(0x7c00U);  // rounds to 2^16 or above: infinity
-  if (magnitude >= 0x38800000U) {                           // normal
-    const uint32_t rounded = magnitude + 0xfffU + ((magnitude >> 13) & 1U);
-    return with_sign((rounded - 0x38000000U) >> 13);
-  }
-  // Subnormal: adding 0.5 puts the mantissa of fp16 at the low end of the fp32 mantissa, rounded.
-  const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
-  return with_sign(std::bit_cast<uint32_t>(shifted) - 0x3f000000U);
-}
-
 }  // namespace zerorun

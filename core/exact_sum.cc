@@ -3,31 +3,25 @@
 #include <cmath>
 #include <cstddef>
 
+#include "core/exact_term.h"
+
 namespace zerorun {
 
 namespace {
-constexpr int kDigitBits = 32;
+constexpr int kDigitBits = ExactTerm::kDigitBits;
 constexpr uint64_t kDigitMask = 0xffffffffU;
 }  // namespace
 
 void ExactSum::add(double term) {
-  if (!std::isfinite(term)) {
+  if (!ExactTerm::is_finite(term)) {
     ++words[kDigits];
     return;
   }
   if (term == 0.0) return;
-  int exponent = 0;
-  const double fraction = std::frexp(term, &exponent);  // term = fraction * 2^exponent, in [0.5, 1)
-  const auto mantissa = static_cast<uint64_t>(std::ldexp(fraction, 53));
-  const int position = exponent - 53 - kLowestExponent;  // of the mantissa's lowest bit
-  const int digit = position / kDigitBits;
-  const auto wide = static_cast<unsigned __int128>(mantissa) << (position % kDigitBits);
-  words[static_cast<size_t>(digit)] +=
-      static_cast<int64_t>(static_cast<uint64_t>(wide) & kDigitMask);
-  words[static_cast<size_t>(digit) + 1] +=
-      static_cast<int64_t>(static_cast<uint64_t>(wide >> 32) & kDigitMask);
-  words[static_cast<size_t>(digit) + 2] +=
-      static_cast<int64_t>(static_cast<uint64_t>(wide >> 64) & kDigitMask);
+  const ExactTerm split = ExactTerm::of(term);
+  for (size_t i = 0; i < split.parts.size(); ++i) {
+    words[static_cast<size_t>(split.digit) + i] += int64_t{split.parts[i]};
+  }
 }
 
 void ExactSum::merge(const ExactSum& other) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "device/host_device.h"
+
 namespace zerorun {
 
 // Optimizer states in 8 bits: each kStateBlock elements share an fp32 scale, their largest
@@ -28,7 +30,7 @@ struct Block8 {
   // becomes zero.
   static constexpr float kLeastScale = 0x1p-94F;
 
-  float decode(uint8_t code, float scale) const {
+  ZR_HOST_DEVICE float decode(uint8_t code, float scale) const {
     const uint32_t magnitude = is_signed ? code & 0x7fU : code;
     const float relative =
         magnitude == 0 ? 0.0F : std::bit_cast<float>((magnitude + offset()) << kShift);
@@ -41,11 +43,15 @@ struct Block8 {
     for (const float value : values) {
       largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffU);
     }
-    const float scale = std::bit_cast<float>(largest);
+    return scale_of_magnitude(largest);
+  }
+  // The same of the bits of the largest magnitude.
+  static constexpr float scale_of_magnitude(uint32_t largest_bits) {
+    const float scale = std::bit_cast<float>(largest_bits);
     return scale < kLeastScale ? 0.0F : scale;
   }
 
-  uint8_t encode(float value, float scale) const {
+  ZR_HOST_DEVICE uint8_t encode(float value, float scale) const {
     const auto sign = static_cast<uint8_t>(is_signed && std::signbit(value) ? 0x80U : 0U);
     if (!std::isfinite(scale)) return static_cast<uint8_t>(largest());  // decodes to it
     if (scale == 0.0F || value == 0.0F) return 0;

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string_view>
+
 namespace zerorun {
 
 void MemoryLedger::add(size_t nbytes, MemoryCategory category) {
@@ -31,6 +34,44 @@ std::string MemoryLedger::summary() const {
                         format_bytes(static_cast<size_t>(use(category).live_bytes)));
   }
   return text;
+}
+
+int64_t MemoryLedger::live_bytes() const {
+  int64_t bytes = 0;
+  for (const Entry& entry : entries_) bytes += entry.live.load();
+  return bytes;
+}
+
+namespace {
+
+struct Remedy {
+  MemoryCategory category;
+  std::string_view setting;
+};
+// From what costs a step the least time to what costs the most.
+constexpr auto kRemedies = std::to_array<Remedy>({
+    {MemoryCategory::optimizer, "zero_optimization.stage 1 on more ranks or offload_optimizer"},
+    {MemoryCategory::gradients, "zero_optimization.stage 2"},
+    {MemoryCategory::buckets, "a smaller reduce_bucket_size"},
+    {MemoryCategory::activations, "a smaller train_micro_batch_size_per_gpu or recomputation"},
+    {MemoryCategory::parameters, "zero_optimization.stage 3 or offload_param"},
+});
+
+}  // namespace
+
+std::string MemoryLedger::advice(size_t missing) const {
+  std::string enough;
+  std::string together;
+  for (const auto& [category, setting] : kRemedies) {
+    const auto held = static_cast<size_t>(std::max<int64_t>(0, use(category).live_bytes));
+    if (held == 0) continue;
+    std::string& list = held >= missing ? enough : together;
+    list += fmt::format("{}{} (acts on {} of {})", list.empty() ? "" : "; ", setting,
+                        format_bytes(held), name_of(category));
+  }
+  if (!enough.empty()) return "Any of these can make room: " + enough;
+  if (!together.empty()) return "No setting frees enough by itself; together: " + together;
+  return "Use more ranks, a smaller model or a smaller micro-batch";
 }
 
 std::string format_bytes(size_t nbytes) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
 
 #include "device/philox.h"
@@ -21,17 +20,17 @@ struct StochasticRounding {
   static constexpr int64_t kGroup = 128;
   static constexpr int64_t kColumns = 16;
 
-  Philox::Key key() const {
+  constexpr Philox::Key key() const {
     return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   }
   // Of column 0 of the group; word 0 counts columns.
-  Philox::Block counter(int64_t group) const {
+  constexpr Philox::Block counter(int64_t group) const {
     const auto first = static_cast<uint64_t>(group * kColumns);
     return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32) << 2 | tensor,
             static_cast<uint32_t>(parameter), static_cast<uint32_t>(step)};
   }
   // 16 bits.
-  uint32_t bits(int64_t element) const {
+  constexpr uint32_t bits(int64_t element) const {
     const int64_t row = element % kGroup / kColumns;
     Philox::Block block = counter(element / kGroup);
     block[0] += static_cast<uint32_t>(element % kColumns);
@@ -41,13 +40,13 @@ struct StochasticRounding {
 };
 
 // `random`: 16 uniform bits. What 16-bit floats hold exactly, infinities included, stays as it is.
-inline Bf16 round_to_bf16(float value, uint32_t random) {
+constexpr Bf16 round_to_bf16(float value, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7f800000U) == 0x7f800000U) return to_bf16(value);
   return {static_cast<uint16_t>((bits + random) >> 16)};
 }
 
-inline Fp16 round_to_fp16(float value, uint32_t random) {
+constexpr Fp16 round_to_fp16(float value, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude >= 0x47800000U) return to_fp16(value);  // 2^16: infinity, or nan

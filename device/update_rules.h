@@ -12,6 +12,7 @@
 
 #include <cmath>
 
+#include "device/host_device.h"
 #include "zerorun/device.h"
 
 #ifdef HWY_NAMESPACE
@@ -54,7 +55,7 @@ struct Decay {
       : decoupled(s.decoupled), factor(s.decoupled ? s.lr * s.weight_decay : s.weight_decay) {}
 
   template <typename Math, typename Number>
-  void operator()(const Math& math, Number& grad, Number& master) const {
+  ZR_HOST_DEVICE void operator()(const Math& math, Number& grad, Number& master) const {
     const Number decay = math.mul(master, math.set(factor));
     if (decoupled) {
       master = math.sub(master, decay);
@@ -75,7 +76,8 @@ struct Moments {
         one_minus_beta2(static_cast<float>(1.0 - s.beta2)) {}
 
   template <typename Math, typename Number>
-  void operator()(const Math& math, Number grad, Number& exp_avg, Number& exp_avg_sq) const {
+  ZR_HOST_DEVICE void operator()(const Math& math, Number grad, Number& exp_avg,
+                                 Number& exp_avg_sq) const {
     exp_avg = math.add(exp_avg, math.mul(math.set(one_minus_beta1), math.sub(grad, exp_avg)));
     exp_avg_sq = math.add(math.mul(exp_avg_sq, math.set(beta2)),
                           math.mul(math.mul(math.set(one_minus_beta2), grad), grad));
@@ -98,8 +100,8 @@ struct AdamRule : Rule<2> {
         step_size(s.lr / s.bias_correction1) {}
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
-                    Number& exp_avg_sq) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
+                                   Number& exp_avg_sq) const {
     grad = math.mul(grad, math.set(grad_scale));
     decay(math, grad, master);
     moments(math, grad, exp_avg, exp_avg_sq);
@@ -131,8 +133,8 @@ struct SgdRule : Rule<kMomentum ? 1 : 0> {
         lr(s.lr) {}
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number grad, Number& master, Number& momentum_buffer,
-                    Number& /*unused*/) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number grad, Number& master,
+                                   Number& momentum_buffer, Number& /*unused*/) const {
     grad = math.mul(grad, math.set(grad_scale));
     decay(math, grad, master);
     if constexpr (kMomentum) {
@@ -159,8 +161,8 @@ struct AdagradRule : Rule<1> {
       : grad_scale(s.grad_scale), weight_decay(s.weight_decay), eps(s.eps), lr(s.lr) {}
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number grad, Number& master, Number& sum,
-                    Number& /*unused*/) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number grad, Number& master, Number& sum,
+                                   Number& /*unused*/) const {
     grad = math.mul(grad, math.set(grad_scale));
     grad = math.add(grad, math.mul(master, math.set(weight_decay)));
     sum = math.add(sum, math.mul(grad, grad));
@@ -186,8 +188,8 @@ struct LionRule : Rule<1> {
         lr(s.lr) {}
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
-                    Number& /*unused*/) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
+                                   Number& /*unused*/) const {
     grad = math.mul(grad, math.set(grad_scale));
     master = math.sub(master, math.mul(master, math.set(weight_decay)));
     const Number change = math.sub(grad, exp_avg);
@@ -218,15 +220,16 @@ struct LambDirection : Rule<2> {
         eps(s.eps) {}
 
   template <typename Math, typename Number>
-  Number direction(const Math& math, Number master, Number exp_avg, Number exp_avg_sq) const {
+  ZR_HOST_DEVICE Number direction(const Math& math, Number master, Number exp_avg,
+                                  Number exp_avg_sq) const {
     const Number denominator = eps_inside_sqrt ? math.sqrt(math.add(exp_avg_sq, math.set(eps)))
                                                : math.add(math.sqrt(exp_avg_sq), math.set(eps));
     return math.add(math.div(exp_avg, denominator), math.mul(math.set(weight_decay), master));
   }
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
-                    Number& exp_avg_sq) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number grad, Number& master, Number& exp_avg,
+                                   Number& exp_avg_sq) const {
     grad = math.mul(grad, math.set(grad_scale));
     moments(math, grad, exp_avg, exp_avg_sq);
     return direction(math, master, exp_avg, exp_avg_sq);
@@ -246,8 +249,8 @@ struct LambRule : Rule<2> {
   explicit LambRule(const UpdateScalars& s) : parts(s), lr(s.lr) {}
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number /*grad*/, Number& master, Number& exp_avg,
-                    Number& exp_avg_sq) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number /*grad*/, Number& master,
+                                   Number& exp_avg, Number& exp_avg_sq) const {
     const Number direction = parts.direction(math, master, exp_avg, exp_avg_sq);
     master = math.sub(master, math.mul(math.set(lr), direction));
     return master;
@@ -268,8 +271,8 @@ struct MuonDirection : Rule<1> {
         one_minus_momentum(static_cast<float>(1.0 - s.beta1)) {}
 
   template <typename Math, typename Number>
-  Number operator()(const Math& math, Number grad, Number& /*master*/, Number& momentum_buffer,
-                    Number& /*unused*/) const {
+  ZR_HOST_DEVICE Number operator()(const Math& math, Number grad, Number& /*master*/,
+                                   Number& momentum_buffer, Number& /*unused*/) const {
     grad = math.mul(grad, math.set(grad_scale));
     momentum_buffer = math.add(
         momentum_buffer, math.mul(math.set(one_minus_momentum), math.sub(grad, momentum_buffer)));

@@ -16,6 +16,7 @@
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/resources.h"
+#include "zerorun/device.h"
 #include "zerorun/version.h"
 
 namespace zerorun {
@@ -27,7 +28,7 @@ std::string describe_gpus() {
   const auto visible =
       visible_gpus(find_variable(inherited_environment(), "CUDA_VISIBLE_DEVICES"), gpus);
   return fmt::format("{} on this machine, {} visible; CUDA backend: {}", gpus, visible.size(),
-                     cuda_backend_available() ? "yes" : "not in this build");
+                     cuda_is_available() ? "yes" : "not in this build");
 }
 
 std::string describe_cpus() {

@@ -23,7 +23,7 @@ HostResources probe_host(const std::vector<Core>& cores, const Environment& envi
   host.gpus = visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
   host.cpus = count_cpus(cores);
   host.numa_nodes = count_nodes(cores);
-  host.cuda_backend = cuda_backend_available();
+  host.cuda_backend = cuda_is_available();
   return host;
 }
 

@@ -230,8 +230,6 @@ int count_gpus() {
   return count;
 }
 
-bool cuda_backend_available() { return false; }
-
 std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";

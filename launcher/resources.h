@@ -5,12 +5,12 @@
 #include <string_view>
 #include <vector>
 
+#include "zerorun/device.h"
+
 namespace zerorun {
 
 // Which ranks run on this host, and on which device each: the arithmetic of --num_gpus, --include,
 // --exclude, --accelerator and CUDA_VISIBLE_DEVICES. Pure functions; probing is at the end.
-
-enum class Accelerator { automatic, cpu, cuda };
 
 // What the command line asks for, as text; empty = not given.
 struct RankRequest {
@@ -53,8 +53,6 @@ Selection select_ranks(const RankRequest& request, const HostResources& host);
 
 // GPUs whose device files are visible here, whether or not a driver library is installed.
 int count_gpus();
-// Whether this build can run ranks on CUDA.
-bool cuda_backend_available();
 std::string host_name();
 
 }  // namespace zerorun

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "device/cpu/convert.h"
+#include "device/convert.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zerorun {

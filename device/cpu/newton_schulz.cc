@@ -1,3 +1,5 @@
+#include "device/newton_schulz.h"
+
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
@@ -46,22 +48,16 @@ void transpose(const float* from, int64_t rows, int64_t cols, float* to) {
 
 }  // namespace
 
-// Jordan 2024, "Muon": X <- aX + (bA + cA^2)X with A = XX', whose coefficients have the largest
-// slope at zero rather than a limit: singular values end between about 0.7 and 1.2. In fp32, which
-// keeps the result independent of the instruction set's 16-bit products. The shorter side is made
-// the rows, for a smaller A.
+// In fp32, which keeps the result independent of the instruction set's 16-bit products. The shorter
+// side is made the rows, for a smaller A.
 void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work) {
-  constexpr float kA = 3.4445F;
-  constexpr float kB = -4.7750F;
-  constexpr float kC = 2.0315F;
-  constexpr double kEps = 1e-7;
   if (matrix.empty()) return;
   const bool tall = rows > cols;
   const int64_t side = tall ? cols : rows;
   const int64_t length = tall ? rows : cols;
   ExactSum squares;
   sum_of_squares(matrix, view_of(std::span<int64_t>(squares.words)));
-  scale(matrix, static_cast<float>(1.0 / (std::sqrt(squares.value()) + kEps)));
+  scale(matrix, static_cast<float>(1.0 / (std::sqrt(squares.value()) + NewtonSchulz::kEps)));
 
   float* x = matrix.as<float>();
   float* next = work.as<float>();
@@ -74,8 +70,8 @@ void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, Ten
   for (int step = 0; step < steps; ++step) {
     multiply(side, side, length, x, x, true, gram, 1.0F, 0.0F);
     std::copy_n(gram, side * side, polynomial);
-    multiply(side, side, side, gram, gram, false, polynomial, kC, kB);
-    for (int64_t i = 0; i < side; ++i) polynomial[i * side + i] += kA;
+    multiply(side, side, side, gram, gram, false, polynomial, NewtonSchulz::kC, NewtonSchulz::kB);
+    for (int64_t i = 0; i < side; ++i) polynomial[i * side + i] += NewtonSchulz::kA;
     multiply(side, length, side, polynomial, x, false, next, 1.0F, 0.0F);
     std::swap(x, next);
   }

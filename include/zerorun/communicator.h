@@ -139,10 +139,14 @@ struct CommunicatorOptions {
   std::string name = "world";    // prefix of the store's keys
   // A wait longer than this is an error that names the missing ranks.
   std::chrono::milliseconds timeout{120000};
+  // In whose memory and on whose streams collectives work; null: the CPU's.
+  std::shared_ptr<Device> device{};
 };
 ZR_API std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
-// Store and communicator for this process, as the environment says.
+// Store and communicator for this process, as the environment says. `device`: as in
+// CommunicatorOptions.
 ZR_API std::shared_ptr<Communicator> connect(
-    const RankInfo& info, std::chrono::milliseconds timeout = std::chrono::milliseconds(120000));
+    const RankInfo& info, std::chrono::milliseconds timeout = std::chrono::milliseconds(120000),
+    std::shared_ptr<Device> device = nullptr);
 
 }  // namespace zerorun

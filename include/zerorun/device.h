@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -119,6 +120,8 @@ class ZR_API Device {
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;
+  // Whether host code may read and write this device's memory.
+  virtual bool is_host() const { return true; }
 
   // 64-byte aligned, uninitialised. Throws DeviceError listing what each category holds.
   virtual Buffer allocate(size_t nbytes, MemoryCategory category) = 0;
@@ -176,5 +179,22 @@ struct CpuDeviceOptions {
   bool synchronous_streams = false;
 };
 ZR_API std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+
+struct CudaDeviceOptions {
+  // Among the GPUs that CUDA_VISIBLE_DEVICES leaves; not set: LOCAL_RANK.
+  std::optional<int> index{};
+  // Bytes that all categories together may hold; 0: what the GPU has.
+  size_t memory_limit = 0;
+};
+// Throws DeviceError that says what is missing: the backend in this build, the driver, a visible
+// GPU, or the one asked for.
+ZR_API std::shared_ptr<Device> make_cuda_device(const CudaDeviceOptions& options = {});
+// Whether make_cuda_device would find a GPU.
+ZR_API bool cuda_is_available();
+
+enum class Accelerator : uint8_t { automatic, cpu, cuda };
+// automatic: CUDA where it is available, else the CPU. (The launcher hides all GPUs from CPU
+// ranks.)
+ZR_API std::shared_ptr<Device> make_device(Accelerator accelerator);
 
 }  // namespace zerorun

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <algorithm>
 #include <bit>
@@ -18,8 +17,7 @@
 
 namespace zerorun::testing {
 
-// A backend that the conformance suite (tests/device/*_conformance_test.cc) runs on. The CPU device
-// counts once for each instruction set of this machine.
+// A backend that the conformance suite (tests/device/*_conformance_test.cc) runs on.
 struct DeviceUnderTest {
   std::string name;
   std::function<std::shared_ptr<Device>()> make;
@@ -27,22 +25,8 @@ struct DeviceUnderTest {
   std::function<void()> leave = [] {};  // after it
 };
 
-inline void choose_instruction_set(int64_t target) {
-  hwy::SetSupportedTargetsForTest(target);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
-
-inline std::vector<DeviceUnderTest> devices_under_test() {
-  std::vector<DeviceUnderTest> devices;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    devices.push_back(
-        {std::string("cpu_") + hwy::TargetName(target), [] { return make_cpu_device(); },
-         [target] { choose_instruction_set(target); }, [] { choose_instruction_set(0); }});
-  }
-  devices.push_back(
-      {"cpu_synchronous", [] { return make_cpu_device({.synchronous_streams = true}); }});
-  return devices;
-}
+// Of the program that the suite is linked into.
+std::vector<DeviceUnderTest> devices_under_test();
 
 // An array on the device with a few elements before and behind it that nobody may touch.
 template <typename T>

@@ -5,13 +5,13 @@
 namespace zerorun {
 
 // Scalar conversions under one name for all floating storage types.
-inline float widen(float value) { return value; }
-inline float widen(Bf16 value) { return to_float(value); }
-inline float widen(Fp16 value) { return to_float(value); }
+constexpr float widen(float value) { return value; }
+constexpr float widen(Bf16 value) { return to_float(value); }
+constexpr float widen(Fp16 value) { return to_float(value); }
 
-inline void narrow(float value, float* to) { *to = value; }
-inline void narrow(float value, Bf16* to) { *to = to_bf16(value); }
-inline void narrow(float value, Fp16* to) { *to = to_fp16(value); }
+constexpr void narrow(float value, float* to) { *to = value; }
+constexpr void narrow(float value, Bf16* to) { *to = to_bf16(value); }
+constexpr void narrow(float value, Fp16* to) { *to = to_fp16(value); }
 
 [[noreturn]] void fail_not_floating(DType dtype);
 

@@ -1,4 +1,4 @@
-#include "device/cpu/convert.h"
+#include "device/convert.h"
 
 #include "core/check.h"
 

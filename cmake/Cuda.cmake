@@ -1,0 +1,62 @@
+# The CUDA compiler and what every .cu file is compiled with. Sets ZERORUN_HAVE_CUDA.
+set(ZERORUN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is), ON or OFF")
+set(ZERORUN_CUDA_ARCHITECTURES "80;86;89;90;100;120" CACHE STRING
+  "GPU architectures to compile for; PTX of the last one lets later GPUs run too")
+set(ZERORUN_HAVE_CUDA OFF)
+if(NOT ZERORUN_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "ZERORUN_CUDA is '${ZERORUN_CUDA}': expected AUTO, ON or OFF")
+endif()
+# Sanitizers watch host code; the backend's runs under them in tests/cuda, on a fake of CUDA.
+if(ZERORUN_CUDA STREQUAL "OFF" OR ZERORUN_SANITIZE)
+  return()
+endif()
+
+if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(nvcc nvcc PATHS /usr/local/cuda/bin /opt/cuda/bin NO_CACHE)
+  if(nvcc)
+    set(CMAKE_CUDA_COMPILER ${nvcc})
+  endif()
+endif()
+list(GET ZERORUN_CUDA_ARCHITECTURES -1 last)
+list(TRANSFORM ZERORUN_CUDA_ARCHITECTURES APPEND -real OUTPUT_VARIABLE CMAKE_CUDA_ARCHITECTURES)
+list(APPEND CMAKE_CUDA_ARCHITECTURES ${last}-virtual)
+if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
+  enable_language(CUDA)
+elseif(ZERORUN_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "ZERORUN_CUDA is ON, but there is no nvcc on the path or in /usr/local/cuda")
+else()
+  message(STATUS "CUDA: no nvcc, so this build has CPU ranks only")
+  return()
+endif()
+
+find_package(CUDAToolkit REQUIRED)
+find_package(CUBLAS)
+find_package(NCCL)
+if(NOT CUBLAS_FOUND OR NOT NCCL_FOUND)
+  set(advice "install them, or nvidia-cublas and nvidia-nccl-cu13 with pip into .venv")
+  if(ZERORUN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "ZERORUN_CUDA is ON, but cuBLAS or NCCL headers are missing: ${advice}")
+  endif()
+  message(STATUS "CUDA: cuBLAS or NCCL headers are missing, so this build has CPU ranks only: ${advice}")
+  return()
+endif()
+set(ZERORUN_HAVE_CUDA ON)
+message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION} for ${ZERORUN_CUDA_ARCHITECTURES} and PTX")
+
+if(CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+
+# What code that names CUDA links: host files (.cc) and kernels (.cu) alike. The runtime is linked
+# statically; see ARCHITECTURE.md, "One copy of each CUDA library".
+add_library(zerorun_cuda_options INTERFACE)
+target_compile_options(zerorun_cuda_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wshadow,-Werror,-ffp-contract=off>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-missing-field-initializers>")
+target_link_libraries(zerorun_cuda_options INTERFACE CUDA::cudart_static)

@@ -1,0 +1,19 @@
+# find_nvidia_library(NAME header soname wheel): looks for a library of NVIDIA's in the CUDA toolkit,
+# the system, and the PyPI package whose folder is site-packages/nvidia/<wheel>, in that order. Sets
+# NAME_INCLUDE_DIR and NAME_LIBRARY; the library may be missing where only headers are installed.
+function(find_nvidia_library name header soname wheel)
+  file(GLOB sites ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages)
+  if(Python_EXECUTABLE)
+    execute_process(
+      COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('platlib'))"
+      OUTPUT_VARIABLE site OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    list(PREPEND sites ${site})
+  endif()
+  list(TRANSFORM sites APPEND /nvidia/${wheel})
+  # The first of: toolkit, system (the default search), PyPI.
+  find_path(${name}_INCLUDE_DIR ${header} HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_path(${name}_INCLUDE_DIR ${header} PATHS ${sites} PATH_SUFFIXES include NO_DEFAULT_PATH)
+  find_library(${name}_LIBRARY ${soname} HINTS ${CUDAToolkit_LIBRARY_DIR})
+  find_library(${name}_LIBRARY ${soname} PATHS ${sites} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+  mark_as_advanced(${name}_INCLUDE_DIR ${name}_LIBRARY)
+endfunction()

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace zerorun {
+
+// A library that is opened at run time and stays open to the end of the process.
+class SharedLibrary {
+ public:
+  // The copy that the process already has under the first name (its soname; PyTorch brings its own
+  // copies), else the first of `names` that the system's loader finds. Throws DeviceError with the
+  // loader's reasons.
+  explicit SharedLibrary(std::span<const std::string> names);
+
+  // A function of the library; throws DeviceError naming it when there is none.
+  template <typename Function>
+  Function* function(const char* name) const {
+    return reinterpret_cast<Function*>(symbol(name));
+  }
+  // The file that was opened.
+  const std::string& path() const { return path_; }
+
+ private:
+  void* symbol(const char* name) const;
+
+  void* handle_ = nullptr;
+  std::string path_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <cstdint>
+
+namespace zerorun {
+
+// The functions of cuBLAS that are used here, of the copy that the process already has or that the
+// loader finds. Throws DeviceError when there is none.
+struct CublasFunctions {
+  decltype(&cublasCreate_v2) create = nullptr;
+  decltype(&cublasDestroy_v2) destroy = nullptr;
+  decltype(&cublasSetStream_v2) set_stream = nullptr;
+  decltype(&cublasSgemm_v2_64) sgemm = nullptr;
+  decltype(&cublasGetStatusString) status_string = nullptr;
+};
+CublasFunctions open_cublas();
+
+// A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols].
+struct MatrixProduct {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t inner = 0;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  const float* a = nullptr;
+  const float* b = nullptr;
+  float* out = nullptr;
+  float alpha = 1.0F;
+  float beta = 0.0F;
+};
+
+// cuBLAS on the device that is current when this is made. For one thread at a time.
+class Cublas {
+ public:
+  Cublas();
+  Cublas(const Cublas&) = delete;
+  Cublas& operator=(const Cublas&) = delete;
+  ~Cublas();
+
+  void multiply(cudaStream_t stream, const MatrixProduct& product);
+
+ private:
+  void check(cublasStatus_t status, const char* what) const;
+
+  const CublasFunctions cublas_;
+  cublasHandle_t handle_ = nullptr;
+};
+
+}  // namespace zerorun

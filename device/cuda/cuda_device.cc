@@ -1,0 +1,141 @@
+#include "device/cuda/cuda_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "device/cuda/cuda_error.h"
+#include "device/cuda/kernels.h"
+#include "device/cuda/orthogonalize.h"
+#include "device/device_calls.h"
+
+namespace zerorun {
+
+namespace {
+
+std::string describe(int index) {
+  cudaDeviceProp properties = {};
+  check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  return fmt::format("cuda:{} ({})", index, properties.name);
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(int index, size_t memory_limit)
+    : index_(index),
+      memory_limit_(memory_limit),
+      name_(describe(index)),
+      ledger_(std::make_shared<MemoryLedger>()),
+      pool_(std::make_shared<CudaPool>(index)),
+      inline_stream_(index, CudaStreamImpl::Priority::low) {}
+
+Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
+  check_limit(nbytes, category);
+  void* const data = pool_->allocate(nbytes);
+  if (data == nullptr) refuse(nbytes, category, pool_->available().free);
+  ledger_->add(nbytes, category);
+  return {data, nbytes, [data, pool = pool_, ledger = ledger_, nbytes, category] {
+            pool->free(data);
+            ledger->remove(nbytes, category);
+          }};
+}
+
+void CudaDevice::check_limit(size_t nbytes, MemoryCategory category) const {
+  if (memory_limit_ == 0) return;
+  const auto held = static_cast<size_t>(ledger_->live_bytes());
+  const size_t room = memory_limit_ - std::min(held, memory_limit_);
+  if (nbytes > room) refuse(nbytes, category, room);
+}
+
+void CudaDevice::refuse(size_t nbytes, MemoryCategory category, size_t room) const {
+  fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}. {}", name_,
+                    format_bytes(nbytes), name_of(category), format_bytes(room),
+                    memory_limit_ == 0
+                        ? std::string()
+                        : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
+                    ledger_->summary(), ledger_->advice(nbytes - std::min(nbytes, room)));
+}
+
+std::shared_ptr<void> CudaDevice::account(size_t nbytes, MemoryCategory category) {
+  ledger_->add(nbytes, category);
+  return {ledger_.get(),
+          [ledger = ledger_, nbytes, category](void*) { ledger->remove(nbytes, category); }};
+}
+
+MemoryUse CudaDevice::memory_use(MemoryCategory category) const { return ledger_->use(category); }
+
+// Work beside the caller is communication and copies, which others wait for: it goes first.
+std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view /*name*/) {
+  return std::make_unique<CudaStreamImpl>(index_, CudaStreamImpl::Priority::high);
+}
+
+cudaStream_t CudaDevice::handle_of(Stream& stream) const {
+  const CudaStream& cuda = cuda_stream(stream);
+  ZR_CHECK(cuda.device() == index_, "got a stream of cuda:{}, expected one of cuda:{}",
+           cuda.device(), index_);
+  return cuda.handle();
+}
+
+void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
+  const cudaStream_t handle = handle_of(stream);
+  if (dst.empty()) return;
+  check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyHostToDevice, handle),
+             "cudaMemcpyAsync to the device");
+}
+
+void CudaDevice::download(Stream& stream, TensorView src, void* dst) {
+  const cudaStream_t handle = handle_of(stream);
+  if (src.empty()) return;
+  check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDeviceToHost, handle),
+             "cudaMemcpyAsync to the host");
+}
+
+void CudaDevice::fill(Stream& stream, TensorView dst, float value) {
+  const CurrentDevice current(index_);
+  cuda::fill(handle_of(stream), dst, value);
+}
+
+void CudaDevice::cast(Stream& stream, TensorView src, TensorView dst) {
+  check_cast(src, dst);
+  const CurrentDevice current(index_);
+  cuda::cast(handle_of(stream), src, dst);
+}
+
+void CudaDevice::add(Stream& stream, TensorView src, TensorView dst) {
+  check_add(src, dst);
+  const CurrentDevice current(index_);
+  cuda::add(handle_of(stream), src, dst);
+}
+
+void CudaDevice::scale(Stream& stream, TensorView dst, float factor) {
+  check_scale(dst);
+  const CurrentDevice current(index_);
+  cuda::scale(handle_of(stream), dst, factor);
+}
+
+void CudaDevice::sum_of_squares(Stream& stream, TensorView src, TensorView sum) {
+  check_sum_of_squares(src, sum);
+  const CurrentDevice current(index_);
+  cuda::sum_of_squares(handle_of(stream), src, sum);
+}
+
+void CudaDevice::update(Stream& stream, const UpdateScalars& scalars,
+                        const UpdateTensors& tensors) {
+  check_update(scalars, tensors);
+  const CurrentDevice current(index_);
+  cuda::update(handle_of(stream), scalars, tensors);
+}
+
+void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
+                               int steps, TensorView work) {
+  check_orthogonalize(matrix, rows, cols, work);
+  handle_of(stream);
+  const CurrentDevice current(index_);
+  const std::lock_guard lock(mutex_);
+  if (!cublas_) cublas_ = std::make_unique<Cublas>();
+  cuda::orthogonalize(*pool_, *cublas_, cuda_stream(stream), matrix, rows, cols, steps, work);
+}
+
+}  // namespace zerorun

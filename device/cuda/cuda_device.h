@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "device/cuda/cublas.h"
+#include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_stream_impl.h"
+#include "device/memory_ledger.h"
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+// One GPU as a Device.
+class CudaDevice final : public Device {
+ public:
+  // `index` among the visible GPUs.
+  CudaDevice(int index, size_t memory_limit);
+
+  std::string name() const override { return name_; }
+  bool is_host() const override { return false; }
+  int index() const { return index_; }
+
+  Buffer allocate(size_t nbytes, MemoryCategory category) override;
+  std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
+  MemoryUse memory_use(MemoryCategory category) const override;
+  CudaPool& pool() const { return *pool_; }
+
+  std::unique_ptr<Stream> make_stream(std::string_view name) override;
+  // A stream of its own, unless a framework has lent its current one.
+  Stream& inline_stream() override { return inline_stream_; }
+  void use_inline_stream(cudaStream_t handle) { inline_stream_.borrow(handle); }
+
+  void upload(Stream& stream, const void* src, TensorView dst) override;
+  void download(Stream& stream, TensorView src, void* dst) override;
+  void fill(Stream& stream, TensorView dst, float value) override;
+  void cast(Stream& stream, TensorView src, TensorView dst) override;
+  void add(Stream& stream, TensorView src, TensorView dst) override;
+  void scale(Stream& stream, TensorView dst, float factor) override;
+  void sum_of_squares(Stream& stream, TensorView src, TensorView sum) override;
+  void update(Stream& stream, const UpdateScalars& scalars, const UpdateTensors& tensors) override;
+  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
+                     TensorView work) override;
+
+ private:
+  // `stream` as one of this device's.
+  cudaStream_t handle_of(Stream& stream) const;
+  void check_limit(size_t nbytes, MemoryCategory category) const;
+  [[noreturn]] void refuse(size_t nbytes, MemoryCategory category, size_t room) const;
+
+  const int index_;
+  const size_t memory_limit_;  // 0: none
+  const std::string name_;
+  const std::shared_ptr<MemoryLedger> ledger_;  // shared with the buffers, which may live longer
+  const std::shared_ptr<CudaPool> pool_;        // likewise
+  CudaStreamImpl inline_stream_;
+  std::mutex mutex_;                // guards the next
+  std::unique_ptr<Cublas> cublas_;  // made when it is first needed
+};
+
+}  // namespace zerorun

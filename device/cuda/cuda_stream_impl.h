@@ -1,0 +1,58 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device/cuda/cuda_stream.h"
+
+namespace zerorun {
+
+// What went wrong on a stream outside of the CUDA runtime's sight. Events share it.
+class StreamErrors {
+ public:
+  void watch(std::shared_ptr<const CudaStream::Watched> watched);
+  // Keeps the first.
+  void keep(std::exception_ptr error);
+  void check() const;
+
+ private:
+  mutable std::mutex mutex_;  // guards the members below
+  std::exception_ptr error_;
+  std::vector<std::shared_ptr<const CudaStream::Watched>> watched_;
+};
+
+// A stream of its own, or one that a framework lends.
+class CudaStreamImpl final : public CudaStream {
+ public:
+  enum class Priority { low, high };
+
+  CudaStreamImpl(int device, Priority priority);
+  CudaStreamImpl(const CudaStreamImpl&) = delete;
+  CudaStreamImpl& operator=(const CudaStreamImpl&) = delete;
+  ~CudaStreamImpl() override;
+
+  // Continues on the caller's stream, which must outlive this.
+  void borrow(cudaStream_t handle);
+
+  Event record() override;
+  void wait(const Event& event) override;
+  void synchronize() override;
+  cudaStream_t handle() const override { return handle_; }
+  int device() const override { return device_; }
+  void watch(std::shared_ptr<const Watched> watched) override {
+    errors_->watch(std::move(watched));
+  }
+
+ private:
+  void end() noexcept;
+
+  const int device_;
+  const std::shared_ptr<StreamErrors> errors_;
+  cudaStream_t handle_ = nullptr;
+  bool owned_ = false;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+// What CUDA_VISIBLE_DEVICES leaves; 0 also when the driver cannot be used.
+int visible_cuda_devices();
+// As the CUDA runtime says it; empty when there is a device.
+std::string why_no_cuda_device();
+// The physical GPU, by its PCI address and UUID.
+std::string cuda_device_identity(int index);
+// Lines for `zerorun env`: driver, runtime, devices, and how they are connected.
+std::vector<std::string> cuda_report();
+
+}  // namespace zerorun

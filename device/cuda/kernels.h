@@ -1,0 +1,21 @@
+#pragma once
+
+#include "device/cuda/cuda_stream.h"
+#include "zerorun/device.h"
+#include "zerorun/tensor.h"
+
+// The arithmetic of the CUDA device: contracts of Device's functions of the same names, launched on
+// a stream. The caller has checked dtypes and sizes and made the stream's device current.
+namespace zerorun::cuda {
+
+void fill(cudaStream_t stream, TensorView dst, float value);
+void cast(cudaStream_t stream, TensorView src, TensorView dst);
+// Also of int64.
+void add(cudaStream_t stream, TensorView src, TensorView dst);
+void scale(cudaStream_t stream, TensorView dst, float factor);
+// dst[i] /= sqrt(sum) + NewtonSchulz::kEps, with the ExactSum words of sum_of_squares.
+void normalize(cudaStream_t stream, TensorView dst, TensorView sum);
+void sum_of_squares(cudaStream_t stream, TensorView src, TensorView sum);
+void update(cudaStream_t stream, const UpdateScalars& scalars, const UpdateTensors& tensors);
+
+}  // namespace zerorun::cuda

@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <type_traits>
+
+#include "core/exact_term.h"
+#include "device/convert.h"
+#include "device/cuda/kernels.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/vector.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun::cuda {
+
+namespace {
+
+constexpr int kRow = 16;                  // virtual lanes; see device/cpu/norm_kernel.cc
+constexpr int kRows = kNormChunk / kRow;  // additions of a lane
+constexpr int kThreadsOfChunk = 4;        // each has four lanes
+constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
+// A digit is kept in two halves of 16 bits, each in a 32-bit word (shared memory adds those in
+// hardware), which hold the sum of this many terms.
+constexpr int64_t kMostChunksOfBlock = 65536;
+constexpr unsigned kWholeWarp = 0xffffffffU;
+
+// Lanes 4t to 4t+3 of a chunk's squares, added in order of the rows.
+template <bool kAligned, typename T>
+__device__ void add_squares(const T* chunk, int64_t count, int thread, double* lanes) {
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    const int first = row * kRow + 4 * thread;
+    if (kAligned && first + 4 <= count) {
+      const auto values = load_vector<T, 4>(chunk + first);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const double value = widen(values.at[k]);
+        lanes[k] += value * value;  // exact: fusing it changes nothing
+      }
+    } else {
+      for (int k = 0; k < 4 && first + k < count; ++k) {
+        const double value = widen(chunk[first + k]);
+        lanes[k] += value * value;
+      }
+    }
+  }
+}
+
+// The chunk's sum, in every one of its threads: lanes as a binary tree.
+__device__ inline double combine(double* lanes) {
+  for (int k = 0; k < 4; ++k) lanes[k] += __shfl_xor_sync(kWholeWarp, lanes[k], 2);
+  for (int k = 0; k < 4; ++k) lanes[k] += __shfl_xor_sync(kWholeWarp, lanes[k], 1);
+  return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+}
+
+__device__ inline void add_term(double term, uint32_t (*halves)[2]) {
+  if (!ExactTerm::is_finite(term)) {
+    atomicAdd(&halves[ExactSum::kDigits][0], 1U);
+  } else if (term != 0.0) {
+    const ExactTerm split = ExactTerm::of(term);
+    for (int i = 0; i < 3; ++i) {
+      const uint32_t part = split.parts[i];
+      if (part == 0) continue;
+      atomicAdd(&halves[split.digit + i][0], part & 0xffffU);
+      atomicAdd(&halves[split.digit + i][1], part >> 16);
+    }
+  }
+}
+
+template <bool kAligned, typename T>
+__global__ void squares(const T* values, int64_t numel, int64_t chunks, int64_t* sum) {
+  __shared__ uint32_t halves[ExactSum::kWords][2];
+  const int word = static_cast<int>(threadIdx.x);
+  if (word < ExactSum::kWords) halves[word][0] = halves[word][1] = 0;
+  __syncthreads();
+  const int thread = static_cast<int>(threadIdx.x) % kThreadsOfChunk;
+  const int64_t stride = int64_t{gridDim.x} * kChunksOfBlock;
+  const int64_t first = int64_t{blockIdx.x} * kChunksOfBlock + threadIdx.x / kThreadsOfChunk;
+  // The same number of rounds for all threads of a warp, which exchange values.
+  const int64_t rounds = (chunks - int64_t{blockIdx.x} * kChunksOfBlock + stride - 1) / stride;
+  for (int64_t round = 0; round < rounds; ++round) {
+    const int64_t begin = (first + round * stride) * kNormChunk;
+    const int64_t count =
+        begin < numel ? (numel - begin < kNormChunk ? numel - begin : kNormChunk) : 0;
+    double lanes[4] = {};
+    add_squares<kAligned>(values + (count > 0 ? begin : 0), count, thread, lanes);
+    const double term = combine(lanes);
+    if (thread == 0 && count > 0) add_term(term, halves);
+  }
+  __syncthreads();
+  if (word >= ExactSum::kWords) return;
+  const uint64_t total = uint64_t{halves[word][0]} + (uint64_t{halves[word][1]} << 16);
+  if (total != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(sum + word),
+              static_cast<unsigned long long>(total));
+  }
+}
+
+template <bool kAligned, typename T>
+void add_squares_of(cudaStream_t stream, TensorView src, TensorView sum) {
+  constexpr int64_t kBlocks = 2048;  // enough for any GPU
+  const int64_t chunks = (src.numel + kNormChunk - 1) / kNormChunk;
+  const int64_t most =
+      std::max<int64_t>(kBlocks, (chunks + kMostChunksOfBlock - 1) / kMostChunksOfBlock);
+  launch(squares<kAligned, T>, blocks_for(chunks * kThreadsOfChunk, most), kThreads, stream,
+         src.as<const T>(), src.numel, chunks, sum.as<int64_t>());
+}
+
+}  // namespace
+
+void sum_of_squares(cudaStream_t stream, TensorView src, TensorView sum) {
+  if (src.empty()) return;
+  with_floating(src.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (is_aligned(src.data, 4 * sizeof(T))) return add_squares_of<true, T>(stream, src, sum);
+    add_squares_of<false, T>(stream, src, sum);
+  });
+}
+
+}  // namespace zerorun::cuda

@@ -1,0 +1,317 @@
+#include <array>
+#include <type_traits>
+
+#include "device/block8.h"
+#include "device/convert.h"
+#include "device/cuda/kernels.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/vector.h"
+#include "device/stochastic_rounding.h"
+#include "device/update_rules.h"
+
+namespace zerorun::cuda {
+
+namespace {
+
+// Correctly rounded and never fused: the bits of the CPU.
+struct DeviceMath {
+  __device__ float set(float value) const { return value; }
+  __device__ float add(float a, float b) const { return __fadd_rn(a, b); }
+  __device__ float sub(float a, float b) const { return __fsub_rn(a, b); }
+  __device__ float mul(float a, float b) const { return __fmul_rn(a, b); }
+  __device__ float div(float a, float b) const { return __fdiv_rn(a, b); }
+  __device__ float sqrt(float a) const { return __fsqrt_rn(a); }
+  __device__ float sign(float a) const { return fabsf(a) > 0.0F ? copysignf(1.0F, a) : a; }
+};
+
+// A tensor as kernels take it.
+struct View {
+  View() = default;
+  View(const TensorView& view) : data(view.data), dtype(view.dtype) {}  // NOLINT: a conversion
+
+  template <typename T>
+  __device__ T* as() const {
+    return static_cast<T*>(data);
+  }
+
+  void* data = nullptr;
+  DType dtype = DType::fp32;
+};
+
+// dtypes are looked at per access: all threads take the same branch, and there is one kernel per
+// rule in the place of one for every combination.
+__device__ inline float load_as_float(const View& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::bf16:
+      return widen(view.as<Bf16>()[i]);
+    case DType::fp16:
+      return widen(view.as<Fp16>()[i]);
+    default:
+      return view.as<float>()[i];
+  }
+}
+
+__device__ inline void store_nearest(float value, const View& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::bf16:
+      return narrow(value, view.as<Bf16>() + i);
+    case DType::fp16:
+      return narrow(value, view.as<Fp16>() + i);
+    default:
+      view.as<float>()[i] = value;
+  }
+}
+
+constexpr int kVector = 4;
+using Floats = Vector<float, kVector>;
+
+template <typename T>
+__device__ Floats load_widened(const View& view, int64_t i) {
+  const auto vector = load_vector<T, kVector>(view.as<T>() + i);
+  Floats floats;
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) floats.at[k] = widen(vector.at[k]);
+  return floats;
+}
+
+__device__ inline Floats load_floats(const View& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::bf16:
+      return load_widened<Bf16>(view, i);
+    case DType::fp16:
+      return load_widened<Fp16>(view, i);
+    default:
+      return load_vector<float, kVector>(view.as<float>() + i);
+  }
+}
+
+template <typename T>
+__device__ void store_narrowed(const Floats& floats, const View& view, int64_t i) {
+  Vector<T, kVector> vector;
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) narrow(floats.at[k], &vector.at[k]);
+  store_vector(vector, view.as<T>() + i);
+}
+
+__device__ inline void store_floats(const Floats& floats, const View& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::bf16:
+      return store_narrowed<Bf16>(floats, view, i);
+    case DType::fp16:
+      return store_narrowed<Fp16>(floats, view, i);
+    default:
+      store_vector(floats, view.as<float>() + i);
+  }
+}
+
+// What a kernel gets of UpdateTensors.
+struct Tensors {
+  View master;
+  View grad;
+  View param;
+  View states[2];
+  View scales[2];
+  int64_t numel = 0;
+  bool in_place = false;  // the parameter is the master
+};
+
+// The last elements, which fill no vector.
+template <class Rule>
+__device__ void update_elements(const Rule& rule, const Tensors& t, int64_t i) {
+  const DeviceMath math;
+  for (; i < t.numel; ++i) {
+    float none = 0.0F;
+    float& state0 = Rule::kStates > 0 ? t.states[0].as<float>()[i] : none;
+    float& state1 = Rule::kStates > 1 ? t.states[1].as<float>()[i] : none;
+    const float grad = Rule::kReadsGrad ? load_as_float(t.grad, i) : 0.0F;
+    float master = t.master.as<float>()[i];
+    const float result = rule(math, grad, master, state0, state1);
+    if (Rule::kSteps) t.master.as<float>()[i] = master;
+    if (!t.in_place) store_nearest(result, t.param, i);
+  }
+}
+
+// Master and states in fp32, everything aligned: kVector elements a thread, one pass over memory.
+template <class Rule>
+__global__ void update_vectors(Rule rule, Tensors t) {
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kVector;
+  if (i >= t.numel) return;
+  if (i + kVector > t.numel) return update_elements(rule, t, i);
+  const DeviceMath math;
+  auto* const masters = t.master.as<float>() + i;
+  Floats master = load_vector<float, kVector>(masters);
+  Floats states[2] = {};
+  Floats grad = {};
+  for (int k = 0; k < Rule::kStates; ++k) states[k] = load_floats(t.states[k], i);
+  if constexpr (Rule::kReadsGrad) grad = load_floats(t.grad, i);
+  Floats result;
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) {
+    result.at[k] = rule(math, grad.at[k], master.at[k], states[0].at[k], states[1].at[k]);
+  }
+  if constexpr (Rule::kSteps) store_vector(master, masters);
+  for (int k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
+    store_vector(states[k], t.states[k].as<float>() + i);
+  }
+  if (!t.in_place) store_floats(result, t.param, i);
+}
+
+constexpr int kWarp = 32;
+constexpr unsigned kWholeWarp = 0xffffffffU;
+// A warp has kStateBlock elements: two groups of random numbers, of which each thread has a column.
+constexpr int kRows = static_cast<int>(StochasticRounding::kGroup / StochasticRounding::kColumns);
+constexpr int kGroupsOfBlock = static_cast<int>(kStateBlock / StochasticRounding::kGroup);
+static_assert(kGroupsOfBlock * StochasticRounding::kColumns == kWarp && kRows == 8);
+
+// One warp's block of one tensor: thread t has kRows elements, kColumns apart.
+class Staged {
+ public:
+  __device__ Staged(int64_t begin, int64_t numel, int lane)
+      : begin_(begin),
+        numel_(numel),
+        group_(lane / static_cast<int>(StochasticRounding::kColumns)),
+        column_(lane % static_cast<int>(StochasticRounding::kColumns)) {}
+
+  __device__ int64_t at(int row) const {
+    return begin_ + group_ * StochasticRounding::kGroup + row * StochasticRounding::kColumns +
+           column_;
+  }
+  __device__ bool has(int row) const { return at(row) < numel_; }
+
+  __device__ void load(const View& view, const View& scales, bool is_signed, float* values) const {
+    const bool coded = view.dtype == DType::uint8;
+    const float scale = coded ? scales.as<float>()[begin_ / kStateBlock] : 0.0F;
+    for (int row = 0; row < kRows; ++row) {
+      values[row] = !has(row) ? 0.0F
+                    : coded   ? Block8{is_signed}.decode(view.as<uint8_t>()[at(row)], scale)
+                              : load_as_float(view, at(row));
+    }
+  }
+
+  // All threads of the warp. `element`: of the parameter, at `begin`.
+  __device__ void store(const float* values, const View& view, const View& scales, bool is_signed,
+                        const StochasticRounding& rounding, int64_t element) const {
+    switch (view.dtype) {
+      case DType::uint8:
+        return encode(values, view, scales, Block8{is_signed});
+      case DType::bf16:
+      case DType::fp16:
+        return round(values, view, rounding, element);
+      default:
+        for (int row = 0; row < kRows; ++row) {
+          if (has(row)) view.as<float>()[at(row)] = values[row];
+        }
+    }
+  }
+
+ private:
+  __device__ void encode(const float* values, const View& view, const View& scales,
+                         Block8 code) const {
+    uint32_t largest = 0;
+    for (int row = 0; row < kRows; ++row) {
+      const uint32_t magnitude = std::bit_cast<uint32_t>(values[row]) & 0x7fffffffU;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, distance);
+      largest = other > largest ? other : largest;
+    }
+    const float scale = Block8::scale_of_magnitude(largest);
+    if (group_ == 0 && column_ == 0) scales.as<float>()[begin_ / kStateBlock] = scale;
+    for (int row = 0; row < kRows; ++row) {
+      if (has(row)) view.as<uint8_t>()[at(row)] = code.encode(values[row], scale);
+    }
+  }
+
+  __device__ void round(const float* values, const View& view, const StochasticRounding& rounding,
+                        int64_t element) const {
+    Philox::Block counter = rounding.counter(element / StochasticRounding::kGroup + group_);
+    counter[0] += static_cast<uint32_t>(column_);
+    const Philox::Block words = Philox::block(counter, rounding.key());
+    for (int row = 0; row < kRows; ++row) {
+      if (!has(row)) continue;
+      const uint32_t word = words[static_cast<size_t>(row / 2)];
+      const uint32_t random = row % 2 == 0 ? word & 0xffffU : word >> 16;
+      if (view.dtype == DType::bf16) {
+        view.as<Bf16>()[at(row)] = round_to_bf16(values[row], random);
+      } else {
+        view.as<Fp16>()[at(row)] = round_to_fp16(values[row], random);
+      }
+    }
+  }
+
+  int64_t begin_;
+  int64_t numel_;
+  int group_;
+  int column_;
+};
+
+// The same update for any dtypes and alignment: one warp per kStateBlock elements.
+template <class Rule>
+__global__ void update_blocks(Rule rule, Tensors t, StochasticRounding rounding, int64_t element) {
+  const int64_t warp = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
+  const int64_t begin = warp * kStateBlock;
+  if (begin >= t.numel) return;  // the whole warp
+  const Staged staged(begin, t.numel, static_cast<int>(threadIdx.x) % kWarp);
+  const DeviceMath math;
+  float master[kRows];
+  float states[2][kRows] = {};
+  float grad[kRows] = {};
+  staged.load(t.master, {}, true, master);
+  for (int k = 0; k < Rule::kStates; ++k) staged.load(t.states[k], t.scales[k], k == 0, states[k]);
+  if constexpr (Rule::kReadsGrad) staged.load(t.grad, {}, true, grad);
+  for (int row = 0; row < kRows; ++row) {
+    if (!staged.has(row)) continue;
+    const float result = rule(math, grad[row], master[row], states[0][row], states[1][row]);
+    if (!t.in_place) store_nearest(result, t.param, staged.at(row));
+  }
+  element += begin;
+  if constexpr (Rule::kSteps) staged.store(master, t.master, {}, true, rounding, element);
+  for (int k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
+    rounding.tensor = static_cast<uint32_t>(k) + 1;
+    staged.store(states[k], t.states[k], t.scales[k], k == 0, rounding, element);
+  }
+}
+
+bool takes_vectors(const TensorView& view) {
+  return view.data == nullptr || is_aligned(view.data, kVector * size_of(view.dtype));
+}
+
+bool is_fp32(const TensorView& view) { return view.dtype == DType::fp32; }
+
+template <class Rule>
+void update_with(cudaStream_t stream, const Rule& rule, const UpdateScalars& s,
+                 const UpdateTensors& from) {
+  const auto& states = from.states;
+  const Tensors t = {.master = from.master,
+                     .grad = from.grad,
+                     .param = from.param,
+                     .states = {states[0], states[1]},
+                     .scales = {from.scales[0], from.scales[1]},
+                     .numel = from.master.numel,
+                     .in_place = from.param.data == from.master.data};
+  const bool vectors = is_fp32(from.master) && is_fp32(states[0]) && is_fp32(states[1]) &&
+                       takes_vectors(from.master) && takes_vectors(states[0]) &&
+                       takes_vectors(states[1]) && takes_vectors(from.grad) &&
+                       takes_vectors(from.param);
+  if (vectors) {
+    const int64_t threads = (t.numel + kVector - 1) / kVector;
+    launch(update_vectors<Rule>, blocks_for(threads), kThreads, stream, rule, t);
+    return;
+  }
+  const int64_t warps = (t.numel + kStateBlock - 1) / kStateBlock;
+  launch(update_blocks<Rule>, blocks_for(warps * kWarp), kThreads, stream, rule, t,
+         StochasticRounding{s.seed, s.step, from.parameter}, from.element);
+}
+
+}  // namespace
+
+// A bucket's shard is flat, so one call, and one launch, covers all parameters that lie in it and
+// share hyperparameters.
+void update(cudaStream_t stream, const UpdateScalars& scalars, const UpdateTensors& tensors) {
+  if (tensors.master.empty()) return;
+  with_rule(scalars, tensors.states[0].data != nullptr,
+            [&](const auto& rule) { update_with(stream, rule, scalars, tensors); });
+}
+
+}  // namespace zerorun::cuda

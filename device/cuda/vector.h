@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace zerorun::cuda {
+
+// N neighbouring elements, moved by one memory access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ inline Vector<T, N> load_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
+template <typename T, int N>
+__device__ inline void store_vector(const Vector<T, N>& vector, T* to) {
+  *reinterpret_cast<Vector<T, N>*>(to) = vector;
+}
+
+// Host code.
+inline bool is_aligned(const void* data, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+}  // namespace zerorun::cuda

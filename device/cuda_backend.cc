@@ -1,0 +1,97 @@
+#include "device/cuda_backend.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <filesystem>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDriver = "libcuda.so.1";
+constexpr const char* kLibrary = "libzerorun_cuda.so";
+
+std::string last_dl_error() {
+  const char* text = dlerror();
+  return text == nullptr ? "unknown error" : text;
+}
+
+// Of the program or library that holds this code.
+fs::path own_directory() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_directory), &info) == 0) return {};
+  std::error_code error;
+  const fs::path file = fs::canonical(info.dli_fname, error);
+  return error ? fs::canonical("/proc/self/exe", error).parent_path() : file.parent_path();
+}
+
+// Beside this code, in an installation's library folder seen from bin/ and libexec/zerorun/, in
+// the build tree's lib/, and in an environment's lib/ seen from its Python packages.
+fs::path find_library() {
+  const fs::path here = own_directory();
+  constexpr auto kFolders = std::to_array<std::string_view>(
+      {".", "../lib", "../" ZERORUN_LIBDIR, "../../lib", "../../" ZERORUN_LIBDIR, "../../.."});
+  for (const std::string_view folder : kFolders) {
+    const fs::path file = (here / folder / kLibrary).lexically_normal();
+    std::error_code error;
+    if (fs::exists(file, error)) return file;
+  }
+  fail<DeviceError>(
+      "CUDA: {} is missing beside {} and in the lib folders near it; install zerorun "
+      "again, or build it where nvcc is",
+      kLibrary, here.string());
+}
+
+}  // namespace
+
+std::shared_ptr<CudaBackend> open_cuda_backend() {
+  if (!ZERORUN_HAVE_CUDA) {
+    fail<DeviceError>(
+        "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is (cmake says what "
+        "it misses)");
+  }
+  // Libraries stay open to the end of the process: CUDA's cannot be unloaded, and devices may
+  // outlive every reference to the backend.
+  if (dlopen(kDriver, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) == nullptr) {
+    fail<DeviceError>("CUDA: NVIDIA's driver is not installed ({})", last_dl_error());
+  }
+  const fs::path file = find_library();
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) fail<DeviceError>("CUDA: cannot open the backend: {}", last_dl_error());
+  const auto entry = reinterpret_cast<CudaBackendEntry>(dlsym(library, kCudaBackendEntry));
+  if (entry == nullptr) {
+    fail<DeviceError>("CUDA: {} is of another version of zerorun", file.string());
+  }
+  const std::unique_ptr<std::shared_ptr<CudaBackend>> backend(entry());
+  if ((*backend)->device_count() == 0) {
+    fail<DeviceError>("CUDA: no GPU is visible: {}", (*backend)->why_no_device());
+  }
+  return *backend;
+}
+
+std::shared_ptr<Device> make_cuda_device(const CudaDeviceOptions& options) {
+  return open_cuda_backend()->make_device(options);
+}
+
+bool cuda_is_available() {
+  try {
+    open_cuda_backend();
+    return true;
+  } catch (const DeviceError&) {
+    return false;
+  }
+}
+
+std::shared_ptr<Device> make_device(Accelerator accelerator) {
+  const bool cuda = accelerator == Accelerator::cuda ||
+                    (accelerator == Accelerator::automatic && cuda_is_available());
+  return cuda ? make_cuda_device() : make_cpu_device();
+}
+
+}  // namespace zerorun

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+// What libzerorun_cuda.so offers. It is a library of its own, so that one build of zerorun runs on
+// machines with and without CUDA; nothing else in zerorun names CUDA or NCCL.
+class CudaBackend {
+ public:
+  virtual ~CudaBackend() = default;
+
+  // GPUs that CUDA_VISIBLE_DEVICES leaves; 0 also when the driver cannot be used.
+  virtual int device_count() const = 0;
+  // Why there is no device, as the CUDA runtime says it; empty when there is one.
+  virtual std::string why_no_device() const = 0;
+  // Lines for `zerorun env`: driver, runtime, libraries, devices, how the devices are connected.
+  virtual std::vector<std::string> report() const = 0;
+
+  virtual std::shared_ptr<Device> make_device(const CudaDeviceOptions& options) = 0;
+  // The physical GPU under a device of make_device: equal for two ranks that share one.
+  virtual std::string identity_of(const Device& device) const = 0;
+};
+
+// Opens the library if this machine has NVIDIA's driver. Throws DeviceError that says what is
+// missing: the backend in this build, the driver, the library's file, or a visible GPU.
+std::shared_ptr<CudaBackend> open_cuda_backend();
+
+// The name and type of the library's one entry point.
+inline constexpr const char* kCudaBackendEntry = "zerorun_cuda_backend";
+using CudaBackendEntry = std::shared_ptr<CudaBackend>* (*)();
+
+}  // namespace zerorun

@@ -1,0 +1,8 @@
+#pragma once
+
+// Marks functions that kernels call too.
+#ifdef __CUDACC__
+#define ZR_HOST_DEVICE __host__ __device__
+#else
+#define ZR_HOST_DEVICE
+#endif

@@ -1,0 +1,134 @@
+#include "tests/cuda/fake/fake_cuda.h"
+
+#include <stdexcept>
+
+namespace zerorun::fake {
+
+FakeCuda& FakeCuda::instance() {
+  static FakeCuda fake;
+  return fake;
+}
+
+void FakeCuda::reset() {
+  for (const std::string& leak : leaks()) throw std::logic_error("still held: " + leak);
+  const std::lock_guard lock(mutex_);
+  devices_ = 1;
+  memory_ = size_t{1} << 30;
+  delay_ = std::chrono::microseconds(0);
+  failures_.clear();
+  counts_.clear();
+  calls_.clear();
+  violations_.clear();
+}
+
+void FakeCuda::set_devices(int devices) {
+  const std::lock_guard lock(mutex_);
+  devices_ = devices;
+}
+
+int FakeCuda::devices() const {
+  const std::lock_guard lock(mutex_);
+  return devices_;
+}
+
+void FakeCuda::set_memory(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  memory_ = bytes;
+}
+
+void FakeCuda::set_delay(std::chrono::microseconds most) {
+  const std::lock_guard lock(mutex_);
+  delay_ = most;
+}
+
+std::chrono::microseconds FakeCuda::draw_delay() {
+  const std::lock_guard lock(mutex_);
+  if (delay_.count() == 0) return delay_;
+  return std::chrono::microseconds(random_() % static_cast<unsigned>(delay_.count()));
+}
+
+void FakeCuda::fail(std::string_view name, int nth, int error) {
+  const std::lock_guard lock(mutex_);
+  const std::string key(name);
+  failures_[{key, counts_[key] + nth}] = error;
+}
+
+std::map<std::string, int> FakeCuda::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+std::vector<Call> FakeCuda::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+std::vector<std::string> FakeCuda::violations() const {
+  const std::lock_guard lock(mutex_);
+  return violations_;
+}
+
+std::vector<std::string> FakeCuda::leaks() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> leaks;
+  for (const auto& [kind, handles] : held_) {
+    if (!handles.empty()) leaks.push_back(std::to_string(handles.size()) + " of " + kind);
+  }
+  return leaks;
+}
+
+int FakeCuda::enter(std::string_view name, const void* stream) {
+  const std::lock_guard lock(mutex_);
+  const std::string key(name);
+  const int call = counts_[key]++;
+  calls_.push_back({key, stream});
+  const auto planned = failures_.find({key, call});
+  return planned == failures_.end() ? 0 : planned->second;
+}
+
+void FakeCuda::violate(std::string text) {
+  const std::lock_guard lock(mutex_);
+  violations_.push_back(std::move(text));
+}
+
+void FakeCuda::hold(std::string_view kind, const void* handle) {
+  const std::lock_guard lock(mutex_);
+  held_[std::string(kind)].insert(handle);
+}
+
+bool FakeCuda::release(std::string_view kind, const void* handle) {
+  const std::lock_guard lock(mutex_);
+  if (held_[std::string(kind)].erase(handle) == 1) return true;
+  violations_.push_back("gave back what is not held: " + std::string(kind));
+  return false;
+}
+
+bool FakeCuda::holds(std::string_view kind, const void* handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto handles = held_.find(std::string(kind));
+  return handles != held_.end() && handles->second.contains(handle);
+}
+
+bool FakeCuda::take_memory(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes > memory_ - used_) return false;
+  used_ += bytes;
+  return true;
+}
+
+void FakeCuda::give_memory(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  used_ -= bytes;
+}
+
+size_t FakeCuda::free_memory() const {
+  const std::lock_guard lock(mutex_);
+  return memory_ - used_;
+}
+
+size_t FakeCuda::memory() const {
+  const std::lock_guard lock(mutex_);
+  return memory_;
+}
+
+}  // namespace zerorun::fake

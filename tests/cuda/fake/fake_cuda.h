@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zerorun::fake {
+
+// One call of a CUDA, cuBLAS or NCCL function.
+struct Call {
+  std::string name;
+  const void* stream = nullptr;  // that it is for, if any
+};
+
+// What a test can ask of the fake libraries, and what they have seen. There is one, as there is
+// one driver; reset() before each test.
+class FakeCuda {
+ public:
+  static FakeCuda& instance();
+
+  // Forgets what was recorded and planned. Throws std::logic_error while anything is still held.
+  void reset();
+
+  void set_devices(int devices);
+  int devices() const;
+  void set_memory(size_t bytes);
+  // Work on streams starts up to this much later than it could: at random, so that orderings that
+  // are not enforced show.
+  void set_delay(std::chrono::microseconds most);
+  std::chrono::microseconds draw_delay();
+
+  // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
+  // own type of errors.
+  void fail(std::string_view name, int nth, int error);
+  // Functions that were called since reset(), with how often.
+  std::map<std::string, int> counts() const;
+  std::vector<Call> calls() const;
+
+  // Calls that a real library would punish: unknown or freed handles, wrong pairs, wrong devices.
+  std::vector<std::string> violations() const;
+  // Handles and memory not given back: "2 events".
+  std::vector<std::string> leaks() const;
+
+  // For the fakes. Records the call; the error it shall return, or 0.
+  int enter(std::string_view name, const void* stream = nullptr);
+  void violate(std::string text);
+  void hold(std::string_view kind, const void* handle);
+  // False, and a violation, when it is not held.
+  bool release(std::string_view kind, const void* handle);
+  bool holds(std::string_view kind, const void* handle) const;
+  // Bytes of device memory; false when there are not as many.
+  bool take_memory(size_t bytes);
+  void give_memory(size_t bytes);
+  size_t free_memory() const;
+  size_t memory() const;
+
+ private:
+  mutable std::mutex mutex_;  // guards all
+  int devices_ = 1;
+  size_t memory_ = size_t{1} << 30;
+  size_t used_ = 0;
+  std::chrono::microseconds delay_{0};
+  std::minstd_rand random_;
+  std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
+  std::map<std::string, int> counts_;
+  std::vector<Call> calls_;
+  std::vector<std::string> violations_;
+  std::map<std::string, std::set<const void*>> held_;
+};
+
+// Runs `task` on the stream, after everything before it.
+cudaError_t submit(cudaStream_t stream, std::function<void()> task);
+
+}  // namespace zerorun::fake
