@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "zerorun/engine.h"
 #include "zerorun/tensor.h"
@@ -88,6 +89,8 @@ class Kernels {
  public:
   virtual ~Kernels() = default;
 
+  // What the kernels call, for the user's eyes; "" if nothing that matters.
+  virtual std::string libraries() const = 0;
   virtual DType activation_dtype() const = 0;
   // Elements between rows of logits: at least the vocabulary.
   virtual int64_t logits_stride(int64_t vocabulary) const = 0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "zerorun/config.h"
+#include "zerorun/device.h"
 
 namespace zerorun::train {
 
@@ -25,9 +26,11 @@ struct TrainOptions {
   int64_t eval_every = 0;
   std::optional<std::string> sample;
   bool recompute = false;
+  bool tf32 = false;
   std::string metrics;
 
   // On the command line only.
+  Accelerator accelerator = Accelerator::automatic;
   int64_t sample_tokens = 256;
   double temperature = 0.8;
   int64_t top_k = 40;

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "examples/train/make_kernels.h"
+
 namespace zerorun::train {
 
 namespace {
@@ -44,13 +46,14 @@ Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
     : setup_(setup),
       comm_(comm),
       device_(device),
+      kernels_(make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32})),
       engine_(Engine::create(
           setup.config, device, comm, parameter_specs(setup.model),
           parameter_groups(setup.config.optimizer.lr, setup.config.optimizer.weight_decay))),
       schedule_(make_schedule(setup.config, engine_->groups())),
       parameters_(*engine_),
       model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
-             parameters_, device, kernels_) {}
+             parameters_, device, *kernels_) {}
 
 void Trainer::initialize() {
   const Initializer initializer(setup_.model, setup_.options.seed);
@@ -117,14 +120,20 @@ Trainer::Outcome Trainer::step(int received) {
 Trainer::Agreement Trainer::agree(double loss_sum, int received) {
   std::array<float, 3> sums = {static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
                                received == SIGTERM ? 1.0F : 0.0F};
-  const TensorView view = view_of(std::span<float>(sums));
-  comm_
-      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, device_.inline_stream(),
-                  "loss of the step")
-      .synchronize();
+  add_over_ranks(sums, "loss of the step");
   const auto count = static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
   const int signal = sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0;
   return {sums[0] / count, signal};
+}
+
+void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {
+  Stream& stream = device_.inline_stream();
+  const Buffer buffer = device_.allocate(values.size_bytes(), MemoryCategory::other);
+  const TensorView view = view_of(buffer, DType::fp32, std::ssize(values));
+  device_.upload(stream, values.data(), view);
+  comm_.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream, label).synchronize();
+  device_.download(stream, view, values.data());
+  stream.synchronize();
 }
 
 double Trainer::evaluate() {
@@ -143,11 +152,7 @@ double Trainer::evaluate() {
     count += std::ssize(batch.tokens);
   }
   std::array<float, 2> sums = {static_cast<float>(loss), static_cast<float>(count)};
-  const TensorView view = view_of(std::span<float>(sums));
-  comm_
-      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, device_.inline_stream(),
-                  "loss of the evaluation")
-      .synchronize();
+  add_over_ranks(sums, "loss of the evaluation");
   return double{sums[0]} / sums[1];
 }
 

@@ -16,7 +16,7 @@ namespace zerorun::train::testing {
 class Golden {
  public:
   Golden() {
-    std::ifstream file(ZERORUN_TEST_DATA "/golden.safetensors", std::ios::binary);
+    std::ifstream file(ZERORUN_TESTS "/train/data/golden.safetensors", std::ios::binary);
     uint64_t header_size = 0;
     file.read(reinterpret_cast<char*>(&header_size), sizeof(header_size));
     std::string header(header_size, ' ');

@@ -144,7 +144,7 @@ TEST_P(AttentionConformance, MatchesDefinitionAndItsDerivatives) {
 // at a few elements only.
 TEST_P(AttentionConformance, JoinsBlocksOfQueries) {
   for (const int64_t head_width : {4, 40, 64, 96, 160}) {
-    const AttentionShape shape{1, 150, 0, 1, head_width};
+    const AttentionShape shape{1, head_width < 64 ? 150 : 70, 0, 1, head_width};
     const float size = 2.0F / std::sqrt(std::sqrt(static_cast<float>(head_width)));
     const DeviceTensor qkv = activation(random_floats(shape.seq_len * 3 * head_width, 1, size));
     const DeviceTensor dout = activation(random_floats(shape.seq_len * head_width, 2));
@@ -159,7 +159,7 @@ TEST_P(AttentionConformance, JoinsBlocksOfQueries) {
     const Doubles actual = dqkv.values();
     double largest = 0.0;
     for (const double value : actual) largest = std::max(largest, std::abs(value));
-    for (size_t i = 0; i < actual.size(); i += actual.size() / 19) {
+    for (size_t i = 0; i < actual.size(); i += actual.size() / 11) {
       EXPECT_NEAR(actual[i], derivative(loss, qkvs, i), 5 * activation_rounding() * largest)
           << i << " of heads of " << head_width;
     }

@@ -35,9 +35,9 @@ TEST_P(LinearConformance, AddsBiasAndResidualToTheProduct) {
     for (size_t i = 0; i < full.size(); ++i) full[i] += residuals[i];
 
     const DeviceTensor y = activation(shape.rows * shape.out);
-    const double tolerance = activation_rounding();
+    const double tolerance = 2 * activation_rounding();  // where bias and product round apart
     kernels_->linear(shape, x, weight, {}, {}, y);
-    expect_close(y.values(), plain, tolerance, "product");
+    expect_close(y.values(), plain, activation_rounding(), "product");
     kernels_->linear(shape, x, weight, bias, {}, y);
     expect_close(y.values(), with_bias, tolerance, "with bias");
     kernels_->linear(shape, x, weight, bias, residual, y);
@@ -142,11 +142,12 @@ TEST_P(LinearConformance, GeluFollowsTheProductAndItsDerivativeTheTransposed) {
     for (size_t i = 0; i < before.size(); ++i) before[i] += bs[i % bs.size()];
     Doubles after = before;
     for (double& value : after) value = gelu_reference(value);
+    const double tolerance = 2 * activation_rounding();  // where bias and product round apart
     const DeviceTensor hidden = activation(std::ssize(before));
     const DeviceTensor active = activation(std::ssize(before));
     kernels_->linear_gelu(shape, x, weight, bias, hidden, active);
-    expect_close(hidden.values(), before, activation_rounding(), "hidden");
-    expect_close(active.values(), after, activation_rounding(), "active");
+    expect_close(hidden.values(), before, tolerance, "hidden");
+    expect_close(active.values(), after, tolerance, "active");
 
     // Back through a product from `shape.out` to `shape.in` columns.
     const LinearShape second{shape.rows, shape.out, shape.in};
@@ -166,7 +167,7 @@ TEST_P(LinearConformance, GeluFollowsTheProductAndItsDerivativeTheTransposed) {
     const DeviceTensor dhidden = activation(std::ssize(before));
     kernels_->linear_transposed_gelu(second, dy, projection, hidden, again, dhidden);
     expect_close(again.values(), after, activation_rounding(), "active, again");
-    expect_close(dhidden.values(), expected, activation_rounding(), "dhidden");
+    expect_close(dhidden.values(), expected, tolerance, "dhidden");
   }
 }
 
@@ -176,14 +177,15 @@ TEST_P(LinearConformance, ResultsDoNotDependOnWhereWeightsLie) {
   const DeviceTensor x = activation(random_floats(shape.rows * shape.in, 1));
   const std::vector<float> weights = random_floats(shape.in * shape.out, 2);
   const DeviceTensor y = activation(shape.rows * shape.out);
-  kernels_->linear(shape, x, parameter(weights), {}, {}, y);
+  const DeviceTensor weight = parameter(weights);
+  kernels_->linear(shape, x, weight, {}, {}, y);
   const Doubles expected = y.values();
   for (int64_t shift = 1; shift < 8; ++shift) {
     std::vector<float> moved(static_cast<size_t>(shift));
     moved.insert(moved.end(), weights.begin(), weights.end());
     const DeviceTensor stored = parameter(moved);
     kernels_->linear(shape, x, stored.view().slice(shift, std::ssize(weights)), {}, {}, y);
-    EXPECT_EQ(y.values(), expected) << shift;
+    EXPECT_TRUE(y.values() == expected) << shift;
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@ namespace zerorun::train {
 // Kernels on the host, in fp32: oneDNN for matrix products, Highway for the rest, OpenMP threads.
 class CpuKernels final : public Kernels {
  public:
+  std::string libraries() const override { return {}; }
   DType activation_dtype() const override { return DType::fp32; }
   int64_t logits_stride(int64_t vocabulary) const override { return vocabulary; }
 
