@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "comm/device_communicator.h"
 #include "comm/self_communicator.h"
 #include "comm/shm_communicator.h"
 #include "core/check.h"
@@ -32,9 +33,7 @@ std::string_view name_of(Collective op) {
 std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
   ZR_CHECK(options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
            "got rank {} of {}", options.rank, options.world_size);
-  if (options.device && !options.device->is_host()) {
-    fail<CommError>("collectives on {} are not there yet", options.device->name());
-  }
+  if (options.device && !options.device->is_host()) return make_device_communicator(options);
   if (options.world_size == 1) return make_self_communicator();
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
            options.world_size);

@@ -1,42 +1,23 @@
 #pragma once
 
-#include <mutex>
+#include <utility>
 
-#include "comm/collective_call.h"
+#include "comm/call_communicator.h"
 #include "device/cpu/cpu_stream.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun {
 
-// What all communicators of host memory share: they check and count each call and submit it to a
-// CpuStream. A transport says how it runs.
-class HostCommunicator : public Communicator {
- public:
-  int rank() const final { return rank_; }
-  int world_size() const final { return world_size_; }
-  Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output, Stream& stream,
-                   std::string_view label) final;
-  Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
-                       std::string_view label) final;
-  Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
-                   std::string_view label) final;
-  Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) final;
-  Event barrier(Stream& stream, std::string_view label) final;
-  CommStats stats() const final;
-
+// A communicator of host memory: its calls are tasks of CpuStreams.
+class HostCommunicator : public CallCommunicator {
  protected:
-  HostCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  using CallCommunicator::CallCommunicator;
 
  private:
-  // Submits one task to the stream that does what `call`, which has been checked, asks for.
+  void submit(CollectiveCall call, Stream& stream) final {
+    submit(std::move(call), cpu_stream(stream));
+  }
+  // Submits one task to the stream.
   virtual void submit(CollectiveCall call, CpuStream& stream) = 0;
-
-  Event start(CollectiveCall call, Stream& stream);
-
-  const int rank_;
-  const int world_size_;
-  mutable std::mutex mutex_;
-  CommStats stats_;  // guarded by mutex_
 };
 
 }  // namespace zerorun

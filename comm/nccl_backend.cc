@@ -2,6 +2,8 @@
 // communicator can be seen.
 #include <memory>
 
+#include "comm/nccl_communicator.h"
+#include "comm/nccl_library.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
@@ -31,7 +33,11 @@ class Backend final : public CudaBackend {
  public:
   int device_count() const override { return visible_cuda_devices(); }
   std::string why_no_device() const override { return why_no_cuda_device(); }
-  std::vector<std::string> report() const override { return cuda_report(); }
+  std::vector<std::string> report() const override {
+    std::vector<std::string> lines = cuda_report();
+    lines.push_back(describe_nccl());
+    return lines;
+  }
   std::shared_ptr<Device> make_device(const CudaDeviceOptions& options) override {
     return std::make_shared<CudaDevice>(choose_device(options), options.memory_limit);
   }
@@ -39,6 +45,9 @@ class Backend final : public CudaBackend {
     const auto* cuda = dynamic_cast<const CudaDevice*>(&device);
     ZR_CHECK(cuda != nullptr, "got device {}, expected one of CUDA", device.name());
     return cuda_device_identity(cuda->index());
+  }
+  std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) override {
+    return make_nccl_communicator(options);
   }
 };
 

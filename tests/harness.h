@@ -11,23 +11,15 @@
 
 namespace zerorun::testing {
 
-// Runs `body(communicator)` on `world_size` ranks that are threads of this process and joins them.
-// Rethrows the error of the lowest failing rank.
-inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
-                      std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-  const auto store = make_memory_store();
+// Runs `body(rank)` on threads of this process and joins them. Rethrows the error of the lowest
+// failing rank.
+inline void run_threads(int world_size, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world_size; ++rank) {
     ranks.emplace_back([&, rank] {
       try {
-        CommunicatorOptions options;
-        options.rank = rank;
-        options.world_size = world_size;
-        options.store = store;
-        options.timeout = timeout;
-        const auto communicator = make_communicator(options);
-        body(*communicator);
+        body(rank);
       } catch (...) {
         errors[static_cast<size_t>(rank)] = std::current_exception();
       }
@@ -37,6 +29,21 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+}
+
+// The same with a communicator of all of them.
+inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
+                      std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  const auto store = make_memory_store();
+  run_threads(world_size, [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.store = store;
+    options.timeout = timeout;
+    const auto communicator = make_communicator(options);
+    body(*communicator);
+  });
 }
 
 }  // namespace zerorun::testing

@@ -81,6 +81,7 @@ cudaStream_t CudaDevice::handle_of(Stream& stream) const {
 void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
   const cudaStream_t handle = handle_of(stream);
   if (dst.empty()) return;
+  const CurrentDevice current(index_);
   check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyHostToDevice, handle),
              "cudaMemcpyAsync to the device");
 }
@@ -88,6 +89,7 @@ void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
 void CudaDevice::download(Stream& stream, TensorView src, void* dst) {
   const cudaStream_t handle = handle_of(stream);
   if (src.empty()) return;
+  const CurrentDevice current(index_);
   check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDeviceToHost, handle),
              "cudaMemcpyAsync to the host");
 }

@@ -6,12 +6,13 @@
 
 namespace zerorun {
 
-void StreamErrors::watch(std::shared_ptr<const CudaStream::Watched> watched) {
+void StreamErrors::watch(const std::shared_ptr<const CudaStream::Watched>& watched) {
   const std::lock_guard lock(mutex_);
+  std::erase_if(watched_, [](const auto& one) { return one.expired(); });
   for (const auto& known : watched_) {
-    if (known == watched) return;
+    if (known.lock() == watched) return;
   }
-  watched_.push_back(std::move(watched));
+  watched_.push_back(watched);
 }
 
 void StreamErrors::keep(std::exception_ptr error) {
@@ -21,14 +22,16 @@ void StreamErrors::keep(std::exception_ptr error) {
 
 void StreamErrors::check() const {
   std::exception_ptr error;
-  std::vector<std::shared_ptr<const CudaStream::Watched>> watched;
+  std::vector<std::weak_ptr<const CudaStream::Watched>> watched;
   {
     const std::lock_guard lock(mutex_);
     error = error_;
     watched = watched_;
   }
   if (error) std::rethrow_exception(error);
-  for (const auto& one : watched) one->check();
+  for (const auto& one : watched) {
+    if (const auto alive = one.lock()) alive->check();
+  }
 }
 
 namespace {

@@ -26,7 +26,8 @@ class CudaStream : public Stream {
   virtual cudaStream_t handle() const = 0;
   // The device's number, as cudaSetDevice takes it.
   virtual int device() const = 0;
-  // From now on synchronize() and events recorded here also throw what `watched` throws.
+  // From now on synchronize() and events recorded here also throw what `watched` throws, while it
+  // lives.
   virtual void watch(std::shared_ptr<const Watched> watched) = 0;
 };
 

@@ -13,7 +13,7 @@ namespace zerorun {
 // What went wrong on a stream outside of the CUDA runtime's sight. Events share it.
 class StreamErrors {
  public:
-  void watch(std::shared_ptr<const CudaStream::Watched> watched);
+  void watch(const std::shared_ptr<const CudaStream::Watched>& watched);
   // Keeps the first.
   void keep(std::exception_ptr error);
   void check() const;
@@ -21,7 +21,7 @@ class StreamErrors {
  private:
   mutable std::mutex mutex_;  // guards the members below
   std::exception_ptr error_;
-  std::vector<std::shared_ptr<const CudaStream::Watched>> watched_;
+  std::vector<std::weak_ptr<const CudaStream::Watched>> watched_;
 };
 
 // A stream of its own, or one that a framework lends.
@@ -42,9 +42,7 @@ class CudaStreamImpl final : public CudaStream {
   void synchronize() override;
   cudaStream_t handle() const override { return handle_; }
   int device() const override { return device_; }
-  void watch(std::shared_ptr<const Watched> watched) override {
-    errors_->watch(std::move(watched));
-  }
+  void watch(std::shared_ptr<const Watched> watched) override { errors_->watch(watched); }
 
  private:
   void end() noexcept;

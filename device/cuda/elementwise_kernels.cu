@@ -65,6 +65,14 @@ struct Accumulate {
   __device__ void operator()(int64_t from, int64_t& to) const { to += from; }
 };
 
+struct Extreme {
+  bool larger;
+  template <typename T>
+  __device__ void operator()(T from, T& to) const {
+    if (larger ? from > to : from < to) to = from;
+  }
+};
+
 struct Scale {
   float factor;
   template <typename T>
@@ -143,6 +151,11 @@ void add(cudaStream_t stream, TensorView src, TensorView dst) {
     return map<int64_t, int64_t>(stream, src, dst, Accumulate{});
   }
   map_floating(stream, src, dst, Accumulate{});
+}
+
+void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger) {
+  if (src.dtype == DType::int64) return map<int64_t, int64_t>(stream, src, dst, Extreme{larger});
+  map<float, float>(stream, src, dst, Extreme{larger});
 }
 
 void scale(cudaStream_t stream, TensorView dst, float factor) {

@@ -12,6 +12,8 @@ void fill(cudaStream_t stream, TensorView dst, float value);
 void cast(cudaStream_t stream, TensorView src, TensorView dst);
 // Also of int64.
 void add(cudaStream_t stream, TensorView src, TensorView dst);
+// dst[i] = the larger (or smaller) of src[i] and dst[i]; fp32 and int64.
+void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger);
 void scale(cudaStream_t stream, TensorView dst, float factor);
 // dst[i] /= sqrt(sum) + NewtonSchulz::kEps, with the ExactSum words of sum_of_squares.
 void normalize(cudaStream_t stream, TensorView dst, TensorView sum);

@@ -1,40 +1,44 @@
 // What every communicator must do: one suite for all transports, world sizes, streams and kinds of
 // memory. Results are compared bit for bit with a scalar reference that adds in rank order.
+#include "tests/comm/conformance.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <functional>
+#include <latch>
 #include <list>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "device/cpu/cpu_stream.h"
+#include "core/check.h"
 #include "tests/comm/reference.h"
-#include "tests/harness.h"
 
 namespace zerorun {
 namespace {
 
 using testing::Bytes;
-using testing::expect_same;
 using testing::random_values;
 using testing::reference_reduce;
-using testing::run_ranks;
+using testing::TransportUnderTest;
 
 enum class StreamKind { inline_stream, worker };
 // Where views lie: the caller's own memory, or memory that peers can address.
 enum class Memory { own, shared };
 
 struct Setup {
+  TransportUnderTest transport;
   int world_size;
   StreamKind stream;
   Memory memory;
 };
 
 std::string name_of_setup(const ::testing::TestParamInfo<Setup>& info) {
-  return fmt::format("{}_ranks_{}_{}", info.param.world_size,
+  return fmt::format("{}_{}_ranks_{}_{}", info.param.transport.name, info.param.world_size,
                      info.param.stream == StreamKind::worker ? "worker" : "inline",
                      info.param.memory == Memory::shared ? "shared" : "own");
 }
@@ -42,45 +46,72 @@ std::string name_of_setup(const ::testing::TestParamInfo<Setup>& info) {
 // One rank under test: its stream and its memory.
 class Rank {
  public:
-  Rank(Communicator& communicator, const Setup& setup)
-      : communicator_(communicator),
-        memory_(setup.memory),
-        stream_(setup.stream == StreamKind::worker ? make_worker_stream("test")
-                                                   : make_inline_stream()) {}
+  Rank(Communicator& communicator, Device& device, const Setup& setup)
+      : communicator_(communicator), device_(device), setup_(setup) {
+    if (setup.stream == StreamKind::worker) stream_ = device.make_stream("test");
+  }
 
   Communicator& operator*() const { return communicator_; }
   Communicator* operator->() const { return &communicator_; }
-  Stream& stream() const { return *stream_; }
+  Stream& stream() const { return stream_ ? *stream_ : device_.inline_stream(); }
   int number() const { return communicator_.rank(); }
   int world_size() const { return communicator_.world_size(); }
+  const TransportUnderTest& transport() const { return setup_.transport; }
 
   // Memory with these values; valid until the next clear().
   TensorView make(const Bytes& values, DType dtype) {
     TensorView view{nullptr, static_cast<int64_t>(values.size() / size_of(dtype)), dtype};
-    if (memory_ == Memory::shared) {
+    if (setup_.memory == Memory::shared) {
       constexpr size_t kArenaBytes = size_t{4} << 20;
       if (!arena_) arena_ = *communicator_.allocate(kArenaBytes, Sharing::per_rank);
       view.data = arena_.data() + used_;
       used_ += (values.size() + 63) / 64 * 64;
       ZR_CHECK(used_ <= kArenaBytes, "the test needs a larger arena");
     } else {
-      view.data = vectors_.emplace_back(values.size()).data();
+      buffers_.push_back(device_.allocate(values.size(), MemoryCategory::other));
+      view.data = buffers_.back().data();
     }
-    std::copy(values.begin(), values.end(), view.data);
+    write(view, values);
     return view;
   }
   void clear() {
     used_ = 0;
-    vectors_.clear();
+    buffers_.clear();
+  }
+
+  void write(TensorView view, const Bytes& values) const {
+    device_.upload(device_.inline_stream(), values.data(), view);
+    device_.inline_stream().synchronize();
+  }
+  Bytes read(TensorView view) const {
+    Bytes values(view.nbytes());
+    device_.download(device_.inline_stream(), view, values.data());
+    device_.inline_stream().synchronize();
+    return values;
+  }
+  void expect(const Bytes& expected, TensorView got, const std::string& what) const {
+    Bytes values = read(got);
+    testing::expect_same(expected, testing::view(values, got.dtype), what);
+  }
+  // What this transport makes of `out`.
+  void reduce(const std::vector<Bytes>& inputs, DType dtype, ReduceOp op, Output output,
+              DType out_dtype, Bytes& out) const {
+    if (!transport().rounds_to_inputs || size_of(dtype) != 2) {
+      return reference_reduce(inputs, dtype, op, output, out_dtype, out);
+    }
+    Bytes sum(inputs.front().size());
+    reference_reduce(inputs, dtype, op, Output::overwrite, dtype, sum);
+    reference_reduce({sum}, dtype, op, output, out_dtype, out);
   }
 
  private:
   Communicator& communicator_;
-  const Memory memory_;
+  Device& device_;
+  const Setup& setup_;
   Buffer arena_;
   size_t used_ = 0;
-  std::list<Bytes> vectors_;
-  const std::unique_ptr<CpuStream> stream_;
+  std::list<Buffer> buffers_;
+  std::unique_ptr<Stream> stream_;  // null: the inline one
 };
 
 // The inputs of all ranks.
@@ -117,11 +148,15 @@ bool cut_like_others(DType dtype) { return dtype == DType::fp16 || dtype == DTyp
 
 class ConformanceTest : public ::testing::TestWithParam<Setup> {
  protected:
+  void SetUp() override { GetParam().transport.enter(); }
+  void TearDown() override { GetParam().transport.leave(); }
+
   void on_all_ranks(const std::function<void(Rank&)>& body) const {
-    run_ranks(GetParam().world_size, [&](Communicator& communicator) {
-      Rank rank(communicator, GetParam());
-      body(rank);
-    });
+    GetParam().transport.run(GetParam().world_size,
+                             [&](Communicator& communicator, Device& device) {
+                               Rank rank(communicator, device, GetParam());
+                               body(rank);
+                             });
   }
 };
 
@@ -136,10 +171,10 @@ TEST_P(ConformanceTest, AllReduceAddsInRankOrderAndRoundsOnce) {
           Bytes expected = random_values(out_dtype, numel, 77);
           const TensorView in = rank.make(mine, in_dtype);
           const TensorView out = rank.make(expected, out_dtype);
-          reference_reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, expected);
+          rank.reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, expected);
           rank->all_reduce(in, out, ReduceOp::sum, output, rank.stream(), "sum").synchronize();
-          expect_same(expected, out, fmt::format("{} {}", numel, name_of(in_dtype)));
-          expect_same(mine, in, "input");
+          rank.expect(expected, out, fmt::format("{} {}", numel, name_of(in_dtype)));
+          rank.expect(mine, in, "input");
           rank.clear();
         }
       }
@@ -156,9 +191,9 @@ TEST_P(ConformanceTest, AllReduceWorksInPlace) {
           const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, numel);
           Bytes expected = inputs[static_cast<size_t>(rank.number())];
           const TensorView inout = rank.make(expected, dtype);
-          reference_reduce(inputs, dtype, ReduceOp::sum, output, dtype, expected);
+          rank.reduce(inputs, dtype, ReduceOp::sum, output, dtype, expected);
           rank->all_reduce(inout, inout, ReduceOp::sum, output, rank.stream(), "").synchronize();
-          expect_same(expected, inout, fmt::format("{} {}", numel, name_of(dtype)));
+          rank.expect(expected, inout, fmt::format("{} {}", numel, name_of(dtype)));
           rank.clear();
         }
       }
@@ -174,9 +209,9 @@ TEST_P(ConformanceTest, AllReduceTakesMaxAndMin) {
         Bytes expected = inputs.front();
         const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
         const TensorView out = rank.make(expected, dtype);
-        reference_reduce(inputs, dtype, op, Output::overwrite, dtype, expected);
+        rank.reduce(inputs, dtype, op, Output::overwrite, dtype, expected);
         rank->all_reduce(in, out, op, Output::overwrite, rank.stream(), "extreme").synchronize();
-        expect_same(expected, out, std::string(name_of(dtype)));
+        rank.expect(expected, out, std::string(name_of(dtype)));
       }
     }
   });
@@ -194,9 +229,9 @@ TEST_P(ConformanceTest, ReduceScatterGivesEachRankItsSlice) {
           const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
           const TensorView out =
               rank.make(part_of(sum, rank.number(), rank.world_size()), out_dtype);
-          reference_reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, sum);
+          rank.reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, sum);
           rank->reduce_scatter(in, out, output, rank.stream(), "gradients").synchronize();
-          expect_same(part_of(sum, rank.number(), rank.world_size()), out,
+          rank.expect(part_of(sum, rank.number(), rank.world_size()), out,
                       fmt::format("{} {}", part, name_of(in_dtype)));
           rank.clear();
         }
@@ -214,9 +249,9 @@ TEST_P(ConformanceTest, ReduceScatterWritesIntoItsOwnSliceOfTheInput) {
         Bytes sum = inputs.front();
         const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
         const TensorView out = in.slice(rank.number() * part, part);
-        reference_reduce(inputs, dtype, ReduceOp::sum, Output::overwrite, dtype, sum);
+        rank.reduce(inputs, dtype, ReduceOp::sum, Output::overwrite, dtype, sum);
         rank->reduce_scatter(in, out, Output::overwrite, rank.stream(), "").synchronize();
-        expect_same(part_of(sum, rank.number(), rank.world_size()), out,
+        rank.expect(part_of(sum, rank.number(), rank.world_size()), out,
                     fmt::format("{} {}", part, name_of(dtype)));
         rank.clear();
       }
@@ -233,13 +268,13 @@ TEST_P(ConformanceTest, AllGatherCollectsTheInputsInRankOrder) {
         const TensorView out = rank.make(Bytes(whole.size()), dtype);
         rank->all_gather(rank.make(mine, dtype), out, Sync::collective, rank.stream(), "parameters")
             .synchronize();
-        expect_same(whole, out, fmt::format("{} {}", part, name_of(dtype)));
+        rank.expect(whole, out, fmt::format("{} {}", part, name_of(dtype)));
 
         const TensorView again = rank.make(Bytes(whole.size()), dtype);
         const TensorView own = again.slice(rank.number() * part, part);
-        std::copy(mine.begin(), mine.end(), own.data);
+        rank.write(own, mine);
         rank->all_gather(own, again, Sync::collective, rank.stream(), "in place").synchronize();
-        expect_same(whole, again, fmt::format("in place {} {}", part, name_of(dtype)));
+        rank.expect(whole, again, fmt::format("in place {} {}", part, name_of(dtype)));
         rank.clear();
       }
     }
@@ -254,7 +289,7 @@ TEST_P(ConformanceTest, BroadcastCopiesFromEachRoot) {
         const bool gives = rank.number() == root;
         const TensorView inout = rank.make(gives ? expected : Bytes(expected.size()), DType::fp32);
         rank->broadcast(inout, root, rank.stream(), "initial parameters").synchronize();
-        expect_same(expected, inout, fmt::format("{} from {}", numel, root));
+        rank.expect(expected, inout, fmt::format("{} from {}", numel, root));
         rank.clear();
       }
     }
@@ -269,9 +304,14 @@ TEST_P(ConformanceTest, InputsMayBeOverwrittenOnceTheEventHasHappened) {
         rank.make(Bytes(static_cast<size_t>(numel) * 8 / static_cast<size_t>(rank.world_size())),
                   DType::int64);
     for (int64_t round = 0; round < 20; ++round) {
-      std::fill_n(in.as<int64_t>(), numel, round);
+      const std::vector<int64_t> rounds(static_cast<size_t>(numel), round);
+      Bytes values(in.nbytes());
+      std::memcpy(values.data(), rounds.data(), values.size());
+      rank.write(in, values);
       rank->reduce_scatter(in, part, Output::overwrite, rank.stream(), "").synchronize();
-      const auto sums = part.span<int64_t>();
+      const Bytes bytes = rank.read(part);
+      std::vector<int64_t> sums(static_cast<size_t>(part.numel));
+      std::memcpy(sums.data(), bytes.data(), bytes.size());
       const int64_t expected = round * rank.world_size();
       ASSERT_EQ(std::count(sums.begin(), sums.end(), expected), part.numel) << round;
     }
@@ -281,7 +321,8 @@ TEST_P(ConformanceTest, InputsMayBeOverwrittenOnceTheEventHasHappened) {
 TEST_P(ConformanceTest, BarrierOrdersWritesBeforeReads) {
   on_all_ranks([](Rank& rank) {
     const std::optional<Buffer> shared = rank->allocate(1024, Sharing::per_host);
-    ASSERT_TRUE(shared.has_value());
+    ASSERT_EQ(shared.has_value(), rank.transport().has_host_memory);
+    if (!shared) return;
     const TensorView counts = view_of(*shared, DType::int64, 128);
     for (int64_t round = 1; round <= 50; ++round) {
       counts.as<int64_t>()[rank.number()] = round;
@@ -299,14 +340,18 @@ TEST_P(ConformanceTest, AllocatedMemoryIsZeroAndAligned) {
     for (const Sharing sharing : {Sharing::per_rank, Sharing::per_host}) {
       for (const size_t nbytes : {size_t{0}, size_t{1}, size_t{100000}, size_t{3} << 20}) {
         const std::optional<Buffer> buffer = rank->allocate(nbytes, sharing);
+        if (sharing == Sharing::per_host && !rank.transport().has_host_memory) {
+          EXPECT_FALSE(buffer.has_value());
+          continue;
+        }
         ASSERT_TRUE(buffer.has_value());
         EXPECT_EQ(buffer->nbytes(), nbytes);
         EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
         const auto bytes = view_of(*buffer, DType::uint8, static_cast<int64_t>(nbytes));
-        const auto values = bytes.span<uint8_t>();
-        EXPECT_EQ(std::count(values.begin(), values.end(), 0), bytes.numel);
+        const Bytes values = rank.read(bytes);
+        EXPECT_EQ(std::count(values.begin(), values.end(), std::byte{0}), bytes.numel);
         rank->barrier(rank.stream(), "read").synchronize();
-        if (sharing == Sharing::per_rank) std::fill(values.begin(), values.end(), uint8_t{1});
+        if (sharing == Sharing::per_rank) rank.write(bytes, Bytes(nbytes, std::byte{1}));
       }
     }
   });
@@ -368,8 +413,10 @@ TEST_P(ConformanceTest, RefusesCallsThatCannotBeMeant) {
 }
 
 TEST_P(ConformanceTest, AbortIsTheErrorOfEveryLaterCall) {
-  on_all_ranks([](Rank& rank) {
+  std::latch passed(GetParam().world_size);
+  on_all_ranks([&](Rank& rank) {
     rank->barrier(rank.stream(), "").synchronize();
+    passed.arrive_and_wait();
     if (rank.number() == 0) rank->abort("loss is not finite");
     for (int call = 0; call < 2; ++call) {
       try {
@@ -387,10 +434,23 @@ TEST_P(ConformanceTest, AbortIsTheErrorOfEveryLaterCall) {
 std::vector<Setup> setups() {
   constexpr StreamKind kInline = StreamKind::inline_stream;
   constexpr StreamKind kWorker = StreamKind::worker;
-  return {{1, kInline, Memory::own},    {1, kWorker, Memory::shared}, {2, kInline, Memory::own},
-          {2, kInline, Memory::shared}, {2, kWorker, Memory::own},    {2, kWorker, Memory::shared},
-          {3, kInline, Memory::shared}, {3, kWorker, Memory::own},    {4, kInline, Memory::own},
-          {4, kWorker, Memory::shared}};
+  std::vector<Setup> setups;
+  for (const TransportUnderTest& transport : testing::transports_under_test()) {
+    for (const auto& [ranks, stream, memory] :
+         std::to_array<std::tuple<int, StreamKind, Memory>>({{1, kInline, Memory::own},
+                                                             {1, kWorker, Memory::shared},
+                                                             {2, kInline, Memory::own},
+                                                             {2, kInline, Memory::shared},
+                                                             {2, kWorker, Memory::own},
+                                                             {2, kWorker, Memory::shared},
+                                                             {3, kInline, Memory::shared},
+                                                             {3, kWorker, Memory::own},
+                                                             {4, kInline, Memory::own},
+                                                             {4, kWorker, Memory::shared}})) {
+      setups.push_back({transport, ranks, stream, memory});
+    }
+  }
+  return setups;
 }
 INSTANTIATE_TEST_SUITE_P(Transports, ConformanceTest, ::testing::ValuesIn(setups()), name_of_setup);
 

@@ -1,5 +1,6 @@
 #include "tests/cuda/fake/fake_cuda.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace zerorun::fake {
@@ -88,6 +89,7 @@ int FakeCuda::enter(std::string_view name, const void* stream) {
 
 void FakeCuda::violate(std::string text) {
   const std::lock_guard lock(mutex_);
+  if (std::find(violations_.begin(), violations_.end(), text) != violations_.end()) return;
   violations_.push_back(std::move(text));
 }
 

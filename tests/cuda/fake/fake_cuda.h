@@ -78,6 +78,10 @@ class FakeCuda {
   std::map<std::string, std::set<const void*>> held_;
 };
 
+// Device memory of other libraries than the runtime.
+bool add_device_memory(void** data, size_t bytes);
+bool remove_device_memory(void* data);
+
 // Runs `task` on the stream, after everything before it.
 cudaError_t submit(cudaStream_t stream, std::function<void()> task);
 

@@ -136,6 +136,19 @@ cudaError_t make_stream(cudaStream_t* stream) {
 
 namespace zerorun::fake {
 
+bool add_device_memory(void** data, size_t bytes) {
+  if (!seen().take_memory(bytes)) return false;
+  *data = blocks().add(bytes, true);
+  seen().hold("device memory", *data);
+  return true;
+}
+
+bool remove_device_memory(void* data) {
+  if (!seen().release("device memory", data)) return false;
+  seen().give_memory(blocks().remove(data));
+  return true;
+}
+
 cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
   if (stream->device != current_device) {
     seen().violate("work for a stream of another device than the current one");
@@ -375,9 +388,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
   NEED("pools", pool);
   NEED("streams", stream);
   if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
-  if (!seen().take_memory(bytes)) return result(cudaErrorMemoryAllocation);
-  *data = blocks().add(bytes, true);
-  seen().hold("device memory", *data);
+  if (!zerorun::fake::add_device_memory(data, bytes)) return result(cudaErrorMemoryAllocation);
   return cudaSuccess;
 }
 

@@ -1,11 +1,11 @@
-#include "comm/host_communicator.h"
+#include "comm/call_communicator.h"
 
 #include <string>
 #include <utility>
 
 namespace zerorun {
 
-Event HostCommunicator::all_reduce(TensorView in, TensorView out, ReduceOp op, Output output,
+Event CallCommunicator::all_reduce(TensorView in, TensorView out, ReduceOp op, Output output,
                                    Stream& stream, std::string_view label) {
   return start({.op = Collective::all_reduce,
                 .in = in,
@@ -16,7 +16,7 @@ Event HostCommunicator::all_reduce(TensorView in, TensorView out, ReduceOp op, O
                stream);
 }
 
-Event HostCommunicator::reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
+Event CallCommunicator::reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
                                        std::string_view label) {
   return start({.op = Collective::reduce_scatter,
                 .in = in,
@@ -26,7 +26,7 @@ Event HostCommunicator::reduce_scatter(TensorView in, TensorView out, Output out
                stream);
 }
 
-Event HostCommunicator::all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
+Event CallCommunicator::all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
                                    std::string_view label) {
   return start({.op = Collective::all_gather,
                 .in = in,
@@ -36,7 +36,7 @@ Event HostCommunicator::all_gather(TensorView in, TensorView out, Sync sync, Str
                stream);
 }
 
-Event HostCommunicator::broadcast(TensorView inout, int root, Stream& stream,
+Event CallCommunicator::broadcast(TensorView inout, int root, Stream& stream,
                                   std::string_view label) {
   return start({.op = Collective::broadcast,
                 .in = inout,
@@ -46,15 +46,14 @@ Event HostCommunicator::broadcast(TensorView inout, int root, Stream& stream,
                stream);
 }
 
-Event HostCommunicator::barrier(Stream& stream, std::string_view label) {
+Event CallCommunicator::barrier(Stream& stream, std::string_view label) {
   CollectiveCall call;
   call.label = label;
   return start(std::move(call), stream);
 }
 
-Event HostCommunicator::start(CollectiveCall call, Stream& stream) {
+Event CallCommunicator::start(CollectiveCall call, Stream& stream) {
   check_call(call, rank_, world_size_);
-  CpuStream& cpu = cpu_stream(stream);
   {
     const CollectiveCount added = count_of(call);
     const std::lock_guard lock(mutex_);
@@ -63,11 +62,11 @@ Event HostCommunicator::start(CollectiveCall call, Stream& stream) {
     count.elements += added.elements;
     count.bytes += added.bytes;
   }
-  submit(std::move(call), cpu);
-  return cpu.record();
+  submit(std::move(call), stream);
+  return stream.record();
 }
 
-CommStats HostCommunicator::stats() const {
+CommStats CallCommunicator::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
 }

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <mutex>
+
+#include "comm/collective_call.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun {
+
+// What all communicators share: they check and count each call. A transport says how it runs.
+class CallCommunicator : public Communicator {
+ public:
+  int rank() const final { return rank_; }
+  int world_size() const final { return world_size_; }
+  Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output, Stream& stream,
+                   std::string_view label) final;
+  Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
+                       std::string_view label) final;
+  Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
+                   std::string_view label) final;
+  Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) final;
+  Event barrier(Stream& stream, std::string_view label) final;
+  CommStats stats() const final;
+
+ protected:
+  CallCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+
+ private:
+  // Submits to the stream what `call`, which has been checked, asks for.
+  virtual void submit(CollectiveCall call, Stream& stream) = 0;
+
+  Event start(CollectiveCall call, Stream& stream);
+
+  const int rank_;
+  const int world_size_;
+  mutable std::mutex mutex_;
+  CommStats stats_;  // guarded by mutex_
+};
+
+}  // namespace zerorun

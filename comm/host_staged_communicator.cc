@@ -1,0 +1,105 @@
+#include "comm/host_staged_communicator.h"
+
+#include <list>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/call_communicator.h"
+#include "core/check.h"
+#include "device/cpu/cpu_stream.h"
+
+namespace zerorun {
+
+namespace {
+
+class HostStagedCommunicator final : public CallCommunicator {
+ public:
+  HostStagedCommunicator(const CommunicatorOptions& options, std::shared_ptr<Communicator> host)
+      : CallCommunicator(options.rank, options.world_size),
+        device_(options.device),
+        host_(std::move(host)),
+        worker_(make_worker_stream("zr-staged")) {}
+
+  std::string transport() const override { return "host-staged " + host_->transport(); }
+  bool reads_peers() const override { return false; }
+  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+
+  std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
+    host_->allocate(0, Sharing::per_rank);  // throws the error of an aborted job
+    if (sharing == Sharing::per_host) return std::nullopt;
+    Buffer block = device_->allocate(nbytes, MemoryCategory::other);
+    Stream& stream = device_->inline_stream();
+    device_->fill(stream, view_of(block, DType::uint8, static_cast<int64_t>(nbytes)), 0.0F);
+    stream.synchronize();
+    return block;
+  }
+
+ private:
+  // Host memory of a call, until its outputs are on the device.
+  struct Staged {
+    std::vector<std::byte> in;
+    std::vector<std::byte> out;
+    std::optional<Event> uploaded;  // not set when something failed: then they stay to the end
+  };
+
+  void submit(CollectiveCall call, Stream& stream) override;
+  void start_on_host(const CollectiveCall& call);
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Communicator> host_;
+  std::list<Staged> staged_;
+  const std::unique_ptr<CpuStream> worker_;  // last: it ends before what its tasks use
+};
+
+void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
+  switch (call.op) {
+    case Collective::all_reduce:
+      host_->all_reduce(call.in, call.out, call.reduce, call.output, *worker_, call.label);
+      return;
+    case Collective::reduce_scatter:
+      host_->reduce_scatter(call.in, call.out, call.output, *worker_, call.label);
+      return;
+    case Collective::all_gather:
+      host_->all_gather(call.in, call.out, Sync::collective, *worker_, call.label);
+      return;
+    case Collective::broadcast:
+      host_->broadcast(call.out, call.root, *worker_, call.label);
+      return;
+    case Collective::barrier:
+      host_->barrier(*worker_, call.label);
+      return;
+  }
+}
+
+// The device's stream copies down, the worker takes part in the collective, the stream copies up:
+// each waits for the other's event, the caller for none.
+void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
+  staged_.remove_if([](const Staged& done) { return done.uploaded && done.uploaded->ready(); });
+  Staged& staged = staged_.emplace_back();
+  staged.in.resize(call.in.nbytes());
+  staged.out.resize(call.out.nbytes());
+  const TensorView out = call.out;
+  const bool reads_out = call.output == Output::accumulate || call.op == Collective::broadcast;
+  device_->download(stream, call.in, staged.in.data());
+  if (reads_out) device_->download(stream, call.out, staged.out.data());
+  worker_->wait(stream.record());
+  call.in.data = staged.in.data();
+  call.out.data = staged.out.data();
+  start_on_host(call);
+  stream.wait(worker_->record());
+  device_->upload(stream, staged.out.data(), out);
+  staged.uploaded = stream.record();
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_host_staged_communicator(const CommunicatorOptions& options) {
+  ZR_CHECK(options.device != nullptr, "got no device to copy from");
+  CommunicatorOptions on_host = options;
+  on_host.device = nullptr;
+  on_host.name += "/staged";
+  return std::make_shared<HostStagedCommunicator>(options, make_communicator(on_host));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,226 @@
+#include "comm/nccl_group.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "device/cuda/cuda_error.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPoll{1};
+constexpr std::chrono::milliseconds kLook{100};  // between two looks at what runs
+
+// The value, if the store has it or gets it in time.
+std::optional<std::string> find(Store& store, const std::string& key,
+                                std::chrono::milliseconds timeout) {
+  try {
+    return store.get(key, timeout);
+  } catch (const CommError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+NcclGroup::NcclGroup(const CommunicatorOptions& options, int device)
+    : nccl_(open_nccl()), options_(options), device_(device) {
+  const CurrentDevice current(device);
+  try {
+    join(device);
+    watcher_ = std::thread([this] { watch(); });
+  } catch (...) {
+    if (comm_ != nullptr) nccl_.abort(comm_);
+    throw;
+  }
+}
+
+NcclGroup::~NcclGroup() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  watcher_.join();
+  end();
+}
+
+void NcclGroup::join(int /*device*/) {
+  const std::string key = options_.name + "/nccl/id";
+  ncclUniqueId id{};
+  if (options_.rank == 0) {
+    settle(nccl_.unique_id(&id), "ncclGetUniqueId");
+    options_.store->set(key, std::string(id.internal, sizeof(id.internal)));
+  } else {
+    const std::string bytes = options_.store->get(key, options_.timeout);
+    if (bytes.size() != sizeof(id.internal)) {
+      fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}", options_.rank,
+                      bytes.size(), sizeof(id.internal));
+    }
+    std::memcpy(id.internal, bytes.data(), bytes.size());
+  }
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // no call waits for peers, so none outlives the deadline
+  settle(nccl_.init(&comm_, options_.world_size, id, options_.rank, &config),
+         "joining the other ranks (ncclCommInitRankConfig)");
+}
+
+// Waits until NCCL is done with a call that goes on in the background.
+void NcclGroup::settle(ncclResult_t result, std::string_view what) {
+  const auto deadline = Clock::now() + options_.timeout;
+  while (result == ncclInProgress) {
+    if (Clock::now() > deadline) {
+      fail<CommError>("rank {}: {} took longer than {} s", options_.rank, what,
+                      std::chrono::duration_cast<std::chrono::seconds>(options_.timeout).count());
+    }
+    std::this_thread::sleep_for(kPoll);
+    const ncclResult_t asked = nccl_.async_error(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result == ncclSuccess) return;
+  const char* detail = nccl_.last_error(comm_);
+  fail<CommError>("rank {}: {} failed: {}{}{}", options_.rank, what, nccl_.error_string(result),
+                  detail == nullptr || *detail == '\0' ? "" : ": ",
+                  detail == nullptr ? "" : detail);
+}
+
+void NcclGroup::check() const {
+  const std::lock_guard lock(mutex_);
+  if (!error_.empty()) throw CommError(error_);
+}
+
+void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& enqueue) {
+  const CurrentDevice current(device_);
+  std::string failure;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
+    try {
+      settle(enqueue(nccl_, comm_), what);
+      pending_.push_back({what, stream.record(), Clock::now()});
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  }
+  if (!failure.empty()) {
+    fail_with(failure);
+    throw CommError(failure);
+  }
+  changed_.notify_all();
+}
+
+Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
+  const CurrentDevice current(device_);
+  const std::lock_guard lock(mutex_);
+  if (!error_.empty()) throw CommError(error_);
+  void* data = nullptr;
+  void* handle = nullptr;
+  if (nccl_.allocate(&data, nbytes) != ncclSuccess) return {};
+  if (nccl_.register_memory(comm_, data, nbytes, &handle) != ncclSuccess) handle = nullptr;
+  return {data, nbytes, [self = std::move(self), data, handle] {
+            const std::lock_guard group_lock(self->mutex_);
+            if (handle != nullptr && self->comm_ != nullptr) {
+              self->nccl_.deregister_memory(self->comm_, handle);
+            }
+            self->nccl_.free(data);
+          }};
+}
+
+void NcclGroup::abort(std::string_view reason) noexcept {
+  try {
+    fail_with(fmt::format("rank {} aborted the job: {}", options_.rank, reason));
+  } catch (const std::bad_alloc&) {
+    fail_with("aborted");
+  }
+}
+
+// The first error counts. Peers learn of it through the store; NCCL's kernels end.
+void NcclGroup::fail_with(std::string text) noexcept {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) return;
+    error_ = std::move(text);
+    pending_.clear();
+    comm = std::exchange(comm_, nullptr);
+  }
+  try {
+    if (options_.store) options_.store->set(options_.name + "/nccl/error", error_);
+  } catch (const Error&) {  // the store is gone: peers have the deadline
+  }
+  if (comm != nullptr) nccl_.abort(comm);
+}
+
+// Where the ranks are that did not come: every rank that meets its deadline says what it waits for.
+std::string NcclGroup::ask_peers() {
+  constexpr std::chrono::milliseconds kAnswer{500};
+  std::string answers;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (rank == options_.rank) continue;
+    const auto waits =
+        find(*options_.store, fmt::format("{}/nccl/waits/{}", options_.name, rank), kAnswer);
+    answers += fmt::format("; rank {} {}", rank, waits ? "waits in " + *waits : "did not answer");
+  }
+  return answers;
+}
+
+std::string NcclGroup::examine() {
+  std::string late;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!pending_.empty() && pending_.front().done.ready()) {
+      pending_.pop_front();
+      if (!pending_.empty()) pending_.front().since = Clock::now();
+    }
+    if (pending_.empty() || comm_ == nullptr) return {};
+    const Pending& first = pending_.front();
+    ncclResult_t result = ncclSuccess;
+    const ncclResult_t asked = nccl_.async_error(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+    if (result != ncclSuccess && result != ncclInProgress) {
+      const char* detail = nccl_.last_error(comm_);
+      return fmt::format("rank {}: {} failed: {} {}", options_.rank, first.what,
+                         nccl_.error_string(result), detail == nullptr ? "" : detail);
+    }
+    if (Clock::now() - first.since > options_.timeout) late = first.what;
+  }
+  if (late.empty()) return {};
+  options_.store->set(fmt::format("{}/nccl/waits/{}", options_.name, options_.rank), late);
+  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.rank, late,
+                     std::chrono::duration<double>(options_.timeout).count(), ask_peers());
+}
+
+void NcclGroup::watch() {
+  cudaSetDevice(device_);
+  const std::string key = options_.name + "/nccl/error";
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return closing_ || !pending_.empty(); });
+      if (closing_) return;
+    }
+    try {
+      std::string problem = examine();
+      if (problem.empty()) problem = find(*options_.store, key, kLook).value_or("");
+      if (!problem.empty()) fail_with(std::move(problem));
+    } catch (const Error& error) {
+      fail_with(fmt::format("rank {}: {}", options_.rank, error.what()));
+    }
+  }
+}
+
+void NcclGroup::end() noexcept {
+  if (comm_ == nullptr) return;
+  const CurrentDevice current(device_);
+  try {
+    settle(nccl_.finalize(comm_), "ncclCommFinalize");
+    nccl_.destroy(comm_);
+  } catch (const Error&) {
+    nccl_.abort(comm_);
+  }
+}
+
+}  // namespace zerorun

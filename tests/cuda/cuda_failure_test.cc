@@ -1,0 +1,323 @@
+// What the CUDA backend does when CUDA, cuBLAS or NCCL refuse: a typed error that says where, and
+// nothing leaks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include "comm/nccl_communicator.h"
+#include "device/cpu/cpu_stream.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/device_report.h"
+#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/harness.h"
+#include "zerorun/error.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun {
+namespace {
+
+using fake::FakeCuda;
+using ::testing::HasSubstr;
+
+class CudaFailureTest : public ::testing::Test {
+ protected:
+  void SetUp() override { fake_.reset(); }
+  void TearDown() override {
+    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty());
+    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty());
+  }
+
+  FakeCuda& fake_ = FakeCuda::instance();
+};
+
+// Ends what uses memory before the memory ends, on errors too.
+struct Drain {
+  CudaDevice& device;
+  ~Drain() {
+    const cudaStream_t stream = cuda_stream(device.inline_stream()).handle();
+    // The first may be the call that shall fail.
+    if (cudaStreamSynchronize(stream) != cudaSuccess) cudaStreamSynchronize(stream);
+  }
+};
+
+// Every function of the device at least once.
+void use_device() {
+  std::vector<float> host(4, 1.0F);  // outlives the streams
+  CudaDevice device(0, 0);
+  const Buffer buffer = device.allocate(4096, MemoryCategory::other);
+  const Buffer sum = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
+  const auto stream = device.make_stream("work");
+  const Drain drain{device};
+  const TensorView words = view_of(sum, DType::int64, ExactSum::kWords);
+  const TensorView matrix = view_of(buffer, DType::fp32, 4);
+  const TensorView work = view_of(buffer, DType::fp32, 12, 256);
+  const TensorView other = view_of(buffer, DType::bf16, 4, 1024);
+  device.upload(*stream, host.data(), matrix);
+  device.cast(*stream, matrix, other);
+  device.add(*stream, other, matrix);
+  device.scale(*stream, matrix, 0.5F);
+  device.fill(*stream, words, 0.0F);
+  device.sum_of_squares(*stream, matrix, words);
+  device.inline_stream().wait(stream->record());
+  device.orthogonalize(device.inline_stream(), matrix, 2, 2, 3, work);
+  device.update(device.inline_stream(), {.rule = UpdateRule::sgd},
+                {.master = matrix, .grad = other, .param = matrix});
+  const auto host_stream = make_worker_stream("host");
+  host_stream->submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  device.inline_stream().wait(host_stream->record());
+  device.download(device.inline_stream(), matrix, host.data());
+  device.inline_stream().synchronize();
+  device.inline_stream().record().synchronize();
+}
+
+// Functions of which a failure cannot be reported: they undo.
+bool undoes(const std::string& name) {
+  for (const char* end : {"Destroy", "Destroy_v2", "FreeAsync", "MemFree", "Abort", "Finalize",
+                          "Deregister", "FreeHost"}) {
+    if (name.ends_with(end)) return true;
+  }
+  return false;
+}
+
+// The fake's own error of each library.
+int error_of(const std::string& name) {
+  if (name.starts_with("cublas")) return CUBLAS_STATUS_INVALID_VALUE;
+  return name.starts_with("cuda") ? static_cast<int>(cudaErrorUnknown)
+                                  : static_cast<int>(ncclSystemError);
+}
+
+TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing) {
+  use_device();
+  const std::map<std::string, int> counts = fake_.counts();
+  ASSERT_GT(counts.size(), 20U);
+  int failures = 0;
+  for (const auto& [name, count] : counts) {
+    if (undoes(name) || name == "cudaGetLastError" || name == "cudaEventQuery") continue;
+    for (int nth = 0; nth < count; ++nth) {
+      fake_.reset();
+      fake_.fail(name, nth, error_of(name));
+      try {
+        use_device();
+        // A stream's end and an error's own message ask without telling.
+        EXPECT_TRUE(name == "cudaStreamSynchronize" || name == "cudaGetDevice" ||
+                    name == "cudaSetDevice")
+            << name << " " << nth;
+      } catch (const DeviceError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("failed")) << name;
+        ++failures;
+      }
+      EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty()) << name << " " << nth;
+      EXPECT_THAT(fake_.violations(), ::testing::IsEmpty()) << name << " " << nth;
+    }
+  }
+  EXPECT_GT(failures, 40);
+}
+
+TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
+  CudaDevice device(0, 0);
+  fake_.fail("cudaMemsetAsync", 0, cudaErrorLaunchFailure);
+  const Buffer buffer = device.allocate(64, MemoryCategory::other);
+  try {
+    device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cuda:0"));
+    EXPECT_THAT(error.what(), HasSubstr("cudaMemsetAsync"));
+    EXPECT_THAT(error.what(), HasSubstr("cudaErrorLaunchFailure"));
+  }
+}
+
+TEST_F(CudaFailureTest, OutOfMemorySaysWhatIsHeldAndWhichSettingsMakeRoom) {
+  fake_.set_memory(size_t{8} << 20);
+  CudaDevice device(0, 0);
+  const Buffer states = device.allocate(size_t{5} << 20, MemoryCategory::optimizer);
+  const Buffer gradients = device.allocate(size_t{1} << 20, MemoryCategory::gradients);
+  try {
+    device.allocate(size_t{4} << 20, MemoryCategory::activations);
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("4.0 MiB for activations"));
+    EXPECT_THAT(error.what(), HasSubstr("2.0 MiB free"));
+    EXPECT_THAT(error.what(), HasSubstr("optimizer 5.0 MiB"));
+    EXPECT_THAT(error.what(), HasSubstr("offload_optimizer"));
+    // 1 MiB of gradients would not make up for 2 MiB.
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("stage 2")));
+  }
+}
+
+TEST_F(CudaFailureTest, ALimitHoldsForAllCategoriesTogether) {
+  CudaDevice device(0, 1000);
+  const Buffer first = device.allocate(600, MemoryCategory::parameters);
+  EXPECT_THROW(device.allocate(401, MemoryCategory::gradients), DeviceError);
+  EXPECT_TRUE(device.allocate(400, MemoryCategory::gradients));
+}
+
+TEST_F(CudaFailureTest, WithoutADeviceTheReportSaysWhy) {
+  fake_.set_devices(0);
+  EXPECT_EQ(visible_cuda_devices(), 0);
+  EXPECT_THAT(why_no_cuda_device(), HasSubstr("no CUDA-capable device"));
+  EXPECT_THAT(cuda_report().back(), HasSubstr("no GPU is visible"));
+  EXPECT_THROW(CudaDevice(0, 0), DeviceError);
+}
+
+TEST_F(CudaFailureTest, AStreamOfAnotherDeviceIsRefused) {
+  fake_.set_devices(2);
+  CudaDevice device(0, 0);
+  CudaDevice other(1, 0);
+  const auto cpu = make_cpu_device();
+  const Buffer buffer = device.allocate(64, MemoryCategory::other);
+  const TensorView view = view_of(buffer, DType::fp32, 4);
+  EXPECT_THROW(device.fill(other.inline_stream(), view, 0.0F), InternalError);
+  EXPECT_THROW(device.fill(cpu->inline_stream(), view, 0.0F), InternalError);
+}
+
+TEST_F(CudaFailureTest, AFailedHostEventIsTheErrorOfTheStreamThatWaitedForIt) {
+  CudaDevice device(0, 0);
+  const auto host = make_worker_stream("host");
+  host->submit([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    throw CommError("a peer died");
+  });
+  device.inline_stream().wait(host->record());
+  EXPECT_THROW(device.inline_stream().synchronize(), CommError);
+  EXPECT_THROW(device.inline_stream().record().synchronize(), CommError);
+}
+
+// --- NCCL ---
+
+class NcclFailureTest : public CudaFailureTest {
+ protected:
+  using Body = std::function<void(Communicator&, CudaDevice&)>;
+
+  void on_ranks(int world_size, std::chrono::milliseconds timeout, const Body& body) {
+    fake_.set_devices(world_size);
+    const auto store = make_memory_store();
+    testing::run_threads(world_size, [&](int rank) {
+      CommunicatorOptions options;
+      options.rank = rank;
+      options.world_size = world_size;
+      options.store = store;
+      options.timeout = timeout;
+      const auto device = std::make_shared<CudaDevice>(rank, 0);
+      options.device = device;
+      const auto communicator = make_nccl_communicator(options);
+      body(*communicator, *device);
+    });
+  }
+};
+
+void use_communicator(Communicator& communicator, CudaDevice& device) {
+  const int ranks = communicator.world_size();
+  Stream& stream = device.inline_stream();
+  const Buffer full = *communicator.allocate(1024, Sharing::per_rank);
+  const Buffer part = device.allocate(1024, MemoryCategory::buckets);
+  const Drain drain{device};
+  const TensorView in = view_of(full, DType::bf16, 8 * ranks);
+  communicator.reduce_scatter(in, view_of(part, DType::fp32, 8), Output::accumulate, stream,
+                              "bucket 3");
+  communicator.all_reduce(in, in, ReduceOp::sum, Output::overwrite, stream, "bucket 4");
+  communicator.all_gather(in.slice(8 * communicator.rank(), 8), in, Sync::collective, stream,
+                          "bucket 5");
+  communicator.broadcast(in, 0, stream, "start");
+  communicator.barrier(stream, "end").synchronize();
+}
+
+TEST_F(NcclFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankAndLeaksNothing) {
+  const auto run = [&] { on_ranks(2, std::chrono::milliseconds(300), use_communicator); };
+  run();
+  const std::map<std::string, int> counts = fake_.counts();
+  ASSERT_TRUE(counts.contains("ncclReduceScatter"));
+  for (const auto& [name, count] : counts) {
+    if (!name.starts_with("nccl") || undoes(name) || name == "ncclCommRegister" ||
+        name == "ncclMemAlloc") {
+      continue;
+    }
+    fake_.reset();
+    fake_.fail(name, 0, ncclSystemError);
+    EXPECT_THROW(run(), CommError) << name;
+    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty()) << name;
+    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty()) << name;
+  }
+}
+
+TEST_F(NcclFailureTest, MemoryThatNcclCannotRegisterIsOrdinaryMemory) {
+  for (const char* name : {"ncclMemAlloc", "ncclCommRegister"}) {
+    fake_.reset();
+    fake_.fail(name, 0, ncclUnhandledCudaError);
+    fake_.fail(name, 1, ncclUnhandledCudaError);
+    on_ranks(2, std::chrono::seconds(10), use_communicator);
+  }
+}
+
+TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks) {
+  std::atomic<int> errors{0};
+  on_ranks(2, std::chrono::seconds(20), [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 1) return;  // never comes to bucket 7
+    fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
+    try {
+      communicator.barrier(device.inline_stream(), "bucket 7").synchronize();
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+      EXPECT_THAT(error.what(), HasSubstr("bucket 7"));
+      EXPECT_THROW(communicator.barrier(device.inline_stream(), "later"), CommError);
+      EXPECT_THROW(device.inline_stream().synchronize(), CommError);
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 1);
+}
+
+TEST_F(NcclFailureTest, ADeadlineNamesWhatEachRankWaitsFor) {
+  std::atomic<int> errors{0};
+  on_ranks(3, std::chrono::milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 2) {  // diverges: it is elsewhere
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      return;
+    }
+    const std::string label = "bucket 9";
+    try {
+      communicator.barrier(device.inline_stream(), label).synchronize();
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("barrier 'bucket 9'"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 2 did not answer"));
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
+  fake_.set_devices(1);
+  CommunicatorOptions options;
+  options.world_size = 2;
+  options.store = make_memory_store();
+  options.timeout = std::chrono::milliseconds(50);
+  options.device = std::make_shared<CudaDevice>(0, 0);
+  EXPECT_THROW(make_nccl_communicator(options), CommError);
+}
+
+TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {
+  on_ranks(2, std::chrono::seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+    const Buffer full = *communicator.allocate(1024, Sharing::per_rank);
+    const Buffer part = device.allocate(1024, MemoryCategory::buckets);
+    communicator.barrier(device.inline_stream(), "").synchronize();
+    const int before = fake_.counts()["cudaMemcpyAsync"] + fake_.counts()["cudaLaunchKernel"] +
+                       fake_.counts()["cudaMallocFromPoolAsync"];
+    communicator.barrier(device.inline_stream(), "").synchronize();  // both have counted
+    const TensorView in = view_of(full, DType::bf16, 16);
+    communicator.reduce_scatter(in, view_of(part, DType::bf16, 8), Output::overwrite,
+                                device.inline_stream(), "");
+    communicator.all_gather(view_of(part, DType::bf16, 8), in, Sync::collective,
+                            device.inline_stream(), "");
+    communicator.barrier(device.inline_stream(), "").synchronize();
+    EXPECT_EQ(fake_.counts()["cudaMemcpyAsync"] + fake_.counts()["cudaLaunchKernel"] +
+                  fake_.counts()["cudaMallocFromPoolAsync"],
+              before);
+    communicator.barrier(device.inline_stream(), "").synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace zerorun
