@@ -16,7 +16,8 @@ struct KernelOptions {
 // not have, DeviceError when the library with the CUDA kernels or one that it needs is missing.
 std::unique_ptr<Kernels> make_kernels(Device& device, const KernelOptions& options);
 
-// The one function of libzerorun_train_cuda.so, which is opened at run time like libzerorun_cuda.so.
+// The one function of libzerorun_train_cuda.so, which is opened at run time like
+// libzerorun_cuda.so.
 inline constexpr const char* kMakeCudaKernels = "zerorun_train_make_cuda_kernels";
 using MakeCudaKernels = Kernels*(Device& device, const KernelOptions& options);
 

@@ -43,10 +43,15 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
 }  // namespace
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
+    : Trainer(setup, comm, device,
+              make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32})) {}
+
+Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
+                 std::unique_ptr<Kernels> kernels)
     : setup_(setup),
       comm_(comm),
       device_(device),
-      kernels_(make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32})),
+      kernels_(std::move(kernels)),
       engine_(Engine::create(
           setup.config, device, comm, parameter_specs(setup.model),
           parameter_groups(setup.config.optimizer.lr, setup.config.optimizer.weight_decay))),

@@ -24,8 +24,10 @@ struct Position {
 // The model and engine of one rank, and the steps they take. Everything public is collective.
 class Trainer {
  public:
-  // Setup, communicator and device must outlive it.
+  // Setup, communicator and device must outlive it. The kernels are the device's.
   Trainer(const RunSetup& setup, Communicator& comm, Device& device);
+  Trainer(const RunSetup& setup, Communicator& comm, Device& device,
+          std::unique_ptr<Kernels> kernels);
 
   // Initial parameters: those of --init, or random ones.
   void initialize();
