@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/cuda_memory.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/profiler_range.h"
 
@@ -60,6 +61,26 @@ class Aborted final : public CudaStream::Watched {
   std::string text_;
 };
 
+// A view as NCCL can read it: itself, or a copy of host memory (control words of checkpoints and
+// hashes) on the device.
+class OnDevice {
+ public:
+  OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : view_(view) {
+    if (view.empty() || is_device_memory(view.data)) return;
+    copy_ = device.pool().scratch(stream, view.nbytes());
+    view_.data = copy_.data();
+    device.upload(stream, view.data, view_);
+  }
+  TensorView view() const { return view_; }
+  void write_back(CudaDevice& device, CudaStream& stream, TensorView host) const {
+    if (copy_) device.download(stream, view_, host.data);
+  }
+
+ private:
+  TensorView view_;
+  Buffer copy_;
+};
+
 class NcclCommunicator final : public CallCommunicator {
  public:
   NcclCommunicator(const CommunicatorOptions& options, std::shared_ptr<CudaDevice> device)
@@ -91,6 +112,7 @@ class NcclCommunicator final : public CallCommunicator {
 
  private:
   void submit(CollectiveCall call, Stream& stream) override;
+  void start(CollectiveCall& call, CudaStream& stream);
   void reduce(const CollectiveCall& call, CudaStream& stream);
   // The sum over ranks, in the inputs' dtype.
   void reduce_to(const CollectiveCall& call, TensorView out, CudaStream& stream);
@@ -136,16 +158,27 @@ void NcclCommunicator::submit(CollectiveCall call, Stream& stream) {
   cuda.watch(watched_);
   const CurrentDevice current(device_->index());
   const ProfilerRange range(call.label.c_str());
+  const TensorView host_out = call.out;
+  const OnDevice out(*device_, cuda, call.out);
+  const bool in_place = call.in.data == call.out.data && call.in.numel <= call.out.numel;
+  const OnDevice in(*device_, cuda, in_place ? out.view() : call.in);
+  call.out = out.view();
+  call.in = in_place ? TensorView{call.out.data, call.in.numel, call.in.dtype} : in.view();
+  start(call, cuda);
+  out.write_back(*device_, cuda, host_out);
+}
+
+void NcclCommunicator::start(CollectiveCall& call, CudaStream& stream) {
   switch (call.op) {
     case Collective::all_reduce:
     case Collective::reduce_scatter:
-      return reduce(call, cuda);
+      return reduce(call, stream);
     case Collective::all_gather:
     case Collective::broadcast:
-      return move(call, cuda);
+      return move(call, stream);
     case Collective::barrier:
       call.in = call.out = view_of(word_, DType::int64, 1);
-      return reduce_to(call, call.out, cuda);
+      return reduce_to(call, call.out, stream);
   }
 }
 

@@ -29,6 +29,7 @@ CudaDevice::CudaDevice(int index, size_t memory_limit)
       name_(describe(index)),
       ledger_(std::make_shared<MemoryLedger>()),
       pool_(std::make_shared<CudaPool>(index)),
+      host_(make_cpu_device()),
       inline_stream_(index, CudaStreamImpl::Priority::low) {}
 
 Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
@@ -58,6 +59,22 @@ void CudaDevice::refuse(size_t nbytes, MemoryCategory category, size_t room) con
                     ledger_->summary(), ledger_->advice(nbytes - std::min(nbytes, room)));
 }
 
+Buffer CudaDevice::allocate_pinned(size_t nbytes) {
+  const CurrentDevice current(index_);
+  PinnedBlock block = allocate_pinned_host(nbytes);
+  if (block.data == nullptr) {
+    fail<DeviceError>(
+        "{}: cannot pin {} of host memory; held now: {}. Raise the container's memory limit or "
+        "`ulimit -l`, or offload less",
+        name_, format_bytes(nbytes), ledger_->summary());
+  }
+  ledger_->add(nbytes, MemoryCategory::other);
+  return {block.data, nbytes, [block, ledger = ledger_, nbytes] {
+            block.free();
+            ledger->remove(nbytes, MemoryCategory::other);
+          }};
+}
+
 std::shared_ptr<void> CudaDevice::account(size_t nbytes, MemoryCategory category) {
   ledger_->add(nbytes, category);
   return {ledger_.get(),
@@ -82,7 +99,7 @@ void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
   const cudaStream_t handle = handle_of(stream);
   if (dst.empty()) return;
   const CurrentDevice current(index_);
-  check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyHostToDevice, handle),
+  check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyDefault, handle),
              "cudaMemcpyAsync to the device");
 }
 
@@ -90,7 +107,7 @@ void CudaDevice::download(Stream& stream, TensorView src, void* dst) {
   const cudaStream_t handle = handle_of(stream);
   if (src.empty()) return;
   const CurrentDevice current(index_);
-  check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDeviceToHost, handle),
+  check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDefault, handle),
              "cudaMemcpyAsync to the host");
 }
 

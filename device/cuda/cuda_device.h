@@ -24,6 +24,11 @@ class CudaDevice final : public Device {
   int index() const { return index_; }
 
   Buffer allocate(size_t nbytes, MemoryCategory category) override;
+  // Host memory, page-aligned and uninitialised, that copies reach at full speed. Exactly as much
+  // as is asked for: the driver rounds to pages, not to powers of two.
+  Buffer allocate_pinned(size_t nbytes);
+  // The device that computes on host memory.
+  Device& host() { return *host_; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
   MemoryUse memory_use(MemoryCategory category) const override;
   CudaPool& pool() const { return *pool_; }
@@ -55,6 +60,7 @@ class CudaDevice final : public Device {
   const std::string name_;
   const std::shared_ptr<MemoryLedger> ledger_;  // shared with the buffers, which may live longer
   const std::shared_ptr<CudaPool> pool_;        // likewise
+  const std::shared_ptr<Device> host_;
   CudaStreamImpl inline_stream_;
   std::mutex mutex_;                // guards the next
   std::unique_ptr<Cublas> cublas_;  // made when it is first needed

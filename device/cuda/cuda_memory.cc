@@ -92,4 +92,22 @@ CudaPool::Free CudaPool::available() const {
   return available;
 }
 
+PinnedBlock allocate_pinned_host(size_t nbytes) {
+  void* data = nullptr;
+  const cudaError_t result =
+      cudaHostAlloc(&data, std::max<size_t>(nbytes, 1), cudaHostAllocDefault);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return {};
+  }
+  check_cuda(result, "cudaHostAlloc");
+  return {data};
+}
+
+bool is_device_memory(const void* data) {
+  cudaPointerAttributes attributes = {};
+  check_cuda(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+}
+
 }  // namespace zerorun

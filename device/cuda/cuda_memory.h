@@ -43,4 +43,15 @@ class CudaPool : public std::enable_shared_from_this<CudaPool> {
   cudaStream_t stream_ = nullptr;  // the order of allocate() and free(); never has other work
 };
 
+// Page-locked host memory; null when the system gives none.
+struct PinnedBlock {
+  void* data = nullptr;
+
+  void free() const noexcept { cudaFreeHost(data); }
+};
+PinnedBlock allocate_pinned_host(size_t nbytes);
+
+// Whether kernels and NCCL can read `data`.
+bool is_device_memory(const void* data);
+
 }  // namespace zerorun

@@ -421,8 +421,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   NEED("streams", stream);
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  if (to_device != blocks().on_device(to, bytes) ||
-      from_device != blocks().on_device(from, bytes)) {
+  if (kind != cudaMemcpyDefault && (to_device != blocks().on_device(to, bytes) ||
+                                    from_device != blocks().on_device(from, bytes))) {
     seen().violate("a copy's kind does not match where its memory lies");
   }
   return zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
@@ -433,4 +433,11 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
   NEED("streams", stream);
   if (!blocks().on_device(data, bytes)) seen().violate("memset outside of device memory");
   return zerorun::fake::submit(stream, [=] { std::memset(data, value, bytes); });
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  ENTER();
+  attributes->type =
+      blocks().on_device(data, 1) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
 }

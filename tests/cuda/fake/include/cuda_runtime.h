@@ -50,6 +50,16 @@ inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaHostAllocDefault = 0;
 
+enum cudaMemoryType {
+  cudaMemoryTypeUnregistered,
+  cudaMemoryTypeHost,
+  cudaMemoryTypeDevice,
+  cudaMemoryTypeManaged,
+};
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+};
+
 struct cudaMemPoolProps {
   cudaMemAllocationType allocType;
   struct {
@@ -116,6 +126,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* data);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data);
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream);
 
 #include "tests/cuda/fake/emulation.h"

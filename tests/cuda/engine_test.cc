@@ -1,0 +1,157 @@
+// The engine on the CUDA device, through both of its transports, on fake CUDA libraries with
+// delays: a missing wait between streams, or host code that reads device memory too early, changes
+// the parameters. The fake NCCL adds in rank order, so the CPU's bits are expected.
+#include "zerorun/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <vector>
+
+#include "comm/host_staged_communicator.h"
+#include "comm/nccl_communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+
+namespace zerorun {
+namespace {
+
+using fake::FakeCuda;
+using testing::ToyModel;
+
+enum class Where { cpu, nccl, shared_gpu };
+
+struct Setting {
+  int stage = 0;
+  DType dtype = DType::fp32;
+  int64_t accumulation = 1;
+};
+
+Config config_of(const Setting& setting) {
+  Config config;
+  config.batch.accumulation_steps = setting.accumulation;
+  config.precision.param_dtype = setting.dtype;
+  config.zero.stage = setting.stage;
+  config.zero.reduce_bucket_size = 300;
+  config.zero.overlap_comm = true;
+  config.zero.param_persistence_threshold = 10;
+  config.gradient_clipping = 0.5;
+  return config;
+}
+
+// A parameter or gradient on the host, and back: training code that computes there.
+class OnHost {
+ public:
+  OnHost(Device& device, TensorView view) : device_(device), view_(view), bytes_(view.nbytes()) {
+    device_.download(device_.inline_stream(), view_, bytes_.data());
+    device_.inline_stream().synchronize();
+  }
+  TensorView view() { return {bytes_.data(), view_.numel, view_.dtype}; }
+  void write_back() {
+    device_.upload(device_.inline_stream(), bytes_.data(), view_);
+    device_.inline_stream().synchronize();
+  }
+
+ private:
+  Device& device_;
+  TensorView view_;
+  std::vector<std::byte> bytes_;
+};
+
+void backward(Engine& engine, Device& device, ParameterId id, int rank, int64_t micro,
+              int64_t step) {
+  OnHost value(device, engine.parameter(id));
+  const GradientView gradient = engine.gradient(id);
+  OnHost out(device, gradient.view);
+  for (int64_t i = 0; i < engine.numel(id); ++i) {
+    float g = ToyModel::gradient(ToyModel::load(value.view(), i), id, i, rank, micro, step);
+    if (gradient.accumulate) g += ToyModel::load(out.view(), i);
+    ToyModel::store(out.view(), i, g);
+  }
+  out.write_back();
+  if (engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) engine.grad_ready(id);
+}
+
+void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t step) {
+  const std::vector<std::string> modules = ToyModel::modules();
+  for (size_t m = modules.size(); m-- > 0;) {
+    engine.gather(engine.module_id(modules[m]));
+    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+      const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
+      if (spec.module == modules[m] && spec.trainable) {
+        backward(engine, device, id, rank, micro, step);
+      }
+    }
+    engine.release(engine.module_id(modules[m]));
+  }
+  engine.end_micro_step();
+}
+
+uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
+  const auto engine =
+      Engine::create(config_of(setting), device, comm, ToyModel::specs(), ToyModel::groups());
+  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
+    }
+  });
+  for (int64_t step = 0; step < 3; ++step) {
+    for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
+      micro_step(*engine, device, comm.rank(), micro, step);
+    }
+    EXPECT_TRUE(engine->step().applied);
+  }
+  return engine->parameter_hash();
+}
+
+uint64_t train(const Setting& setting, Where where) {
+  constexpr int kRanks = 2;
+  FakeCuda::instance().set_devices(kRanks);
+  const auto store = make_memory_store();
+  std::mutex mutex;
+  uint64_t hash = 0;
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::seconds(30);
+    if (where == Where::cpu) {
+      options.device = make_cpu_device();
+    } else {
+      options.device = std::make_shared<CudaDevice>(where == Where::nccl ? rank : 0, 0);
+    }
+    const auto comm = where == Where::nccl         ? make_nccl_communicator(options)
+                      : where == Where::shared_gpu ? make_host_staged_communicator(options)
+                                                   : make_communicator(options);
+    const uint64_t got = train(setting, *comm, *options.device);
+    const std::lock_guard lock(mutex);
+    hash = got;
+  });
+  return hash;
+}
+
+class CudaEngineTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    FakeCuda::instance().reset();
+    FakeCuda::instance().set_delay(std::chrono::microseconds(300));
+  }
+  void TearDown() override {
+    EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
+    EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
+  }
+};
+
+TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
+  for (const Setting& setting :
+       {Setting{GetParam(), DType::fp32, 2}, Setting{GetParam(), DType::bf16, 1}}) {
+    const uint64_t expected = train(setting, Where::cpu);
+    EXPECT_EQ(train(setting, Where::nccl), expected) << name_of(setting.dtype);
+    EXPECT_EQ(train(setting, Where::shared_gpu), expected) << name_of(setting.dtype);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, CudaEngineTest, ::testing::Values(0, 1, 2, 3));
+
+}  // namespace
+}  // namespace zerorun
