@@ -22,7 +22,7 @@ using fake::FakeCuda;
 using zerorun::testing::run_threads;
 
 constexpr int kRanks = 2;
-constexpr int kSteps = 3;
+constexpr int kSteps = 2;
 
 struct Trajectory {
   std::vector<double> losses;  // of the steps, then of an evaluation
