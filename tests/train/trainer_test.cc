@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "examples/train/activations.h"
+#include "examples/train/make_kernels.h"
 #include "examples/train/run_folder.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
@@ -276,6 +277,12 @@ TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
   }
   EXPECT_THAT(error_of({"--data", data_, "--micro_batch", "9223372036854775807"}),
               HasSubstr("micro_batch"));
+}
+
+TEST_F(TrainerTest, Tf32NeedsCuda) {
+  const auto device = make_cpu_device();
+  EXPECT_EQ(make_kernels(*device, {DType::fp32, false})->activation_dtype(), DType::fp32);
+  EXPECT_THROW(make_kernels(*device, {DType::fp32, true}), ConfigError);
 }
 
 // The figure that decides is what is allocated.
