@@ -4,6 +4,7 @@
 #include <string>
 
 #include "comm/host_staged_communicator.h"
+#include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
 
@@ -29,7 +30,8 @@ std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions
   if (options.world_size > 1) {
     ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
              options.world_size);
-    if (ranks_share_devices(options, backend->identity_of(*options.device))) {
+    const bool share = ranks_share_devices(options, backend->identity_of(*options.device));
+    if (share && read_environment("ZERORUN_SHARE_GPUS").value_or("") != "nccl") {
       return make_host_staged_communicator(options);
     }
   }

@@ -52,7 +52,8 @@ std::shared_ptr<CudaBackend> open_cuda_backend() {
   if (!ZERORUN_HAVE_CUDA) {
     fail<DeviceError>(
         "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is (cmake says what "
-        "it misses)");
+        "it "
+        "misses)");
   }
   // Libraries stay open to the end of the process: CUDA's cannot be unloaded, and devices may
   // outlive every reference to the backend.
@@ -77,14 +78,21 @@ std::shared_ptr<Device> make_cuda_device(const CudaDeviceOptions& options) {
   return open_cuda_backend()->make_device(options);
 }
 
-bool cuda_is_available() {
+std::string describe_cuda_build() {
+  if (!ZERORUN_HAVE_CUDA) return "no CUDA backend in this build";
+  return "backend compiled by nvcc " ZERORUN_CUDA_BUILD;
+}
+
+std::string why_no_cuda() {
   try {
     open_cuda_backend();
-    return true;
-  } catch (const DeviceError&) {
-    return false;
+    return {};
+  } catch (const DeviceError& error) {
+    return error.what();
   }
 }
+
+bool cuda_is_available() { return why_no_cuda().empty(); }
 
 std::shared_ptr<Device> make_device(Accelerator accelerator) {
   const bool cuda = accelerator == Accelerator::cuda ||

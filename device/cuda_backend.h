@@ -39,6 +39,12 @@ std::shared_ptr<CudaBackend> open_cuda_backend();
 // seen from its Python packages. Throws DeviceError when it is missing there.
 std::string find_cuda_library(std::string_view name);
 
+// The CUDA compiler and architectures of this build's backend, or that it has none.
+std::string describe_cuda_build();
+
+// Why open_cuda_backend would throw; empty when it would not.
+std::string why_no_cuda();
+
 // The name and type of the library's one entry point.
 inline constexpr const char* kCudaBackendEntry = "zerorun_cuda_backend";
 using CudaBackendEntry = std::shared_ptr<CudaBackend>* (*)();

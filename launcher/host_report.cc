@@ -8,15 +8,17 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config/env.h"
+#include "device/cuda_backend.h"
 #include "launcher/cgroup.h"
 #include "launcher/cpus.h"
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/resources.h"
-#include "zerorun/device.h"
+#include "zerorun/error.h"
 #include "zerorun/version.h"
 
 namespace zerorun {
@@ -27,8 +29,18 @@ std::string describe_gpus() {
   const int gpus = count_gpus();
   const auto visible =
       visible_gpus(find_variable(inherited_environment(), "CUDA_VISIBLE_DEVICES"), gpus);
-  return fmt::format("{} on this machine, {} visible; CUDA backend: {}", gpus, visible.size(),
-                     cuda_is_available() ? "yes" : "not in this build");
+  return fmt::format("{} on this machine, {} visible", gpus, visible.size());
+}
+
+// One line for each thing that a CUDA job needs, or the first that is missing.
+std::vector<std::string> describe_cuda() {
+  std::vector<std::string> lines = {describe_cuda_build()};
+  try {
+    for (std::string& text : open_cuda_backend()->report()) lines.push_back(std::move(text));
+  } catch (const DeviceError& error) {
+    lines.emplace_back(error.what());
+  }
+  return lines;
 }
 
 std::string describe_cpus() {
@@ -80,6 +92,7 @@ std::string host_report() {
   line("zerorun", ZERORUN_VERSION);
   line("host", host_name());
   line("GPUs", describe_gpus());
+  for (const std::string& text_of_cuda : describe_cuda()) line("CUDA", text_of_cuda);
   line("CPUs", describe_cpus());
   line("memory", describe_memory());
   line("programs", programs.empty() ? "none" : fmt::format("{}", fmt::join(programs, ", ")));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "device/cuda_backend.h"
 #include "launcher/address.h"
 #include "launcher/cgroup.h"
 #include "launcher/cpus.h"
@@ -23,7 +24,8 @@ HostResources probe_host(const std::vector<Core>& cores, const Environment& envi
   host.gpus = visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
   host.cpus = count_cpus(cores);
   host.numa_nodes = count_nodes(cores);
-  host.cuda_backend = cuda_is_available();
+  if (!host.gpus.empty()) host.cuda_problem = why_no_cuda();
+  host.share_gpus = !find_variable(environment, "ZERORUN_SHARE_GPUS").value_or("").empty();
   return host;
 }
 

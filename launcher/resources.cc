@@ -146,6 +146,11 @@ Selection select_gpu_ranks(const RankRequest& request, const HostResources& host
     }
   } else {
     const int count = requested_count(request, host, false).value_or(available);
+    if (count > available && host.share_gpus) {
+      selection.gpus = host.gpus;
+      selection.ranks = count;
+      return selection;
+    }
     if (count > available) {
       fail<ConfigError>("--num_gpus {}: this host offers {} GPU{} ({})", count, available,
                         available == 1 ? "" : "s", fmt::join(host.gpus, ","));
@@ -202,19 +207,18 @@ Selection select_ranks(const RankRequest& request, const HostResources& host) {
         "GPUs are asked for, but this host shows none (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES "
         "hides them); --accelerator cpu runs CPU ranks");
   }
-  if (wants_gpu && !host.cuda_backend) {
-    fail<ConfigError>(
-        "GPUs are asked for, but this build of zerorun has no CUDA backend; --accelerator cpu runs "
-        "CPU ranks");
+  if (wants_gpu && !host.cuda_problem.empty()) {
+    fail<ConfigError>("GPUs are asked for, but {}; --accelerator cpu runs CPU ranks",
+                      host.cuda_problem);
   }
-  if (!wants_cpu && !host.gpus.empty() && host.cuda_backend) {
+  if (!wants_cpu && !host.gpus.empty() && host.cuda_problem.empty()) {
     return select_gpu_ranks(request, host);
   }
   Selection selection = select_cpu_ranks(request, host);
   if (!wants_cpu) {
-    selection.note = fmt::format(
-        "{}: {} CPU rank{}", host.gpus.empty() ? "no GPU found" : "this build has no CUDA backend",
-        selection.ranks, selection.ranks == 1 ? "" : "s");
+    selection.note =
+        fmt::format("{}: {} CPU rank{}", host.gpus.empty() ? "no GPU found" : host.cuda_problem,
+                    selection.ranks, selection.ranks == 1 ? "" : "s");
   }
   return selection;
 }

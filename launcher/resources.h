@@ -26,12 +26,13 @@ struct HostResources {
   std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index
   int cpus = 1;                   // that this process may use
   int numa_nodes = 1;
-  bool cuda_backend = false;
+  std::string cuda_problem{};  // why GPUs cannot be used, if they cannot
+  bool share_gpus = false;     // more ranks than GPUs are allowed
 };
 
 struct Selection {
   int ranks = 1;
-  std::vector<std::string> gpus{};  // one per rank; empty for CPU ranks
+  std::vector<std::string> gpus{};  // one per rank, unless they share; empty for CPU ranks
   std::string note{};               // what the user should know in one line, or empty
 
   bool operator==(const Selection&) const = default;

@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TIDY = "clang-tidy-14"
 SKIPPED = {"tests", "bench", "build"}
+KERNELS = ".cu"  # nvcc's command lines are not clang's
 INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*(?:include|define[ \t]+HWY_TARGET_INCLUDE)[ \t]*"([^"]+)"', re.M
 )
@@ -71,7 +72,9 @@ def sources(build: Path) -> list[dict]:
     entries = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         path = Path(entry["file"])
-        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] not in SKIPPED:
+        if not path.is_relative_to(ROOT) or path.suffix == KERNELS:
+            continue
+        if path.relative_to(ROOT).parts[0] not in SKIPPED:
             entries.setdefault(entry["file"], entry)
     return list(entries.values())
 

@@ -33,7 +33,6 @@ TEST_P(GpuSelection, IncludeExcludeAndCountIndexTheVisibleDevices) {
   HostResources host;
   host.name = "worker-1.cluster";
   host.gpus = visible_gpus(row.visible, row.machine);
-  host.cuda_backend = true;
   if (row.error.empty()) {
     const Selection selection = select_ranks(row.request, host);
     EXPECT_EQ(selection.gpus, row.expected);
@@ -188,16 +187,24 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Selection, WithoutCudaBackendGpusAreNotUsed) {
   HostResources host = cpu_host();
   host.gpus = {"0", "1", "2"};
+  host.cuda_problem = "this build has no CUDA backend";
   const Selection selection = select_ranks({}, host);
   EXPECT_TRUE(selection.gpus.empty());
   EXPECT_EQ(selection.note, "this build has no CUDA backend: 2 CPU ranks");
   EXPECT_THROW(select_ranks({.accelerator = Accelerator::cuda}, host), ConfigError);
 }
 
+TEST(Selection, MoreRanksThanGpusShareThemWhereThatIsAllowed) {
+  HostResources host = cpu_host();
+  host.gpus = {"3"};
+  EXPECT_THROW(select_ranks(count("2"), host), ConfigError);
+  host.share_gpus = true;
+  EXPECT_EQ(select_ranks(count("2"), host), (Selection{.ranks = 2, .gpus = {"3"}}));
+}
+
 TEST(Selection, CpuRanksUseNoGpuThatIsThere) {
   HostResources host = cpu_host();
   host.gpus = {"0", "1", "2"};
-  host.cuda_backend = true;
   EXPECT_TRUE(select_ranks({.accelerator = Accelerator::cpu}, host).gpus.empty());
 }
 

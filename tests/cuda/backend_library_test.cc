@@ -1,0 +1,61 @@
+// libzerorun_cuda.so itself, with the real CUDA runtime inside: it opens on any machine, and
+// without a GPU it says what is missing, in zerorun's own exceptions.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "device/cuda_backend.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+#ifdef ZERORUN_CUDA_LIBRARY
+class BackendLibraryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    void* const library = dlopen(ZERORUN_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    ASSERT_NE(library, nullptr) << dlerror();
+    const auto entry = reinterpret_cast<CudaBackendEntry>(dlsym(library, kCudaBackendEntry));
+    ASSERT_NE(entry, nullptr);
+    const std::unique_ptr<std::shared_ptr<CudaBackend>> backend(entry());
+    backend_ = *backend;
+    if (backend_->device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+  }
+
+  std::shared_ptr<CudaBackend> backend_;
+};
+
+TEST_F(BackendLibraryTest, SaysWhyThereIsNoDevice) {
+  EXPECT_EQ(backend_->device_count(), 0);
+  EXPECT_THAT(backend_->why_no_device(), HasSubstr("cudaError"));
+}
+
+TEST_F(BackendLibraryTest, ItsErrorsAreCaughtByType) {
+  EXPECT_THROW(backend_->make_device({}), DeviceError);
+  EXPECT_THROW(backend_->identity_of(*make_cpu_device()), InternalError);
+}
+
+TEST_F(BackendLibraryTest, ReportsRuntimeAndNcclWithoutADevice) {
+  const std::vector<std::string> lines = backend_->report();
+  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("built with CUDA ")));
+  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("no GPU is visible")));
+  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("NCCL")));
+}
+#endif
+
+TEST(OpenCudaBackend, NamesTheFirstThingThatIsMissing) {
+  if (why_no_cuda().empty()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_THAT(why_no_cuda(), HasSubstr("CUDA"));
+  EXPECT_FALSE(cuda_is_available());
+  EXPECT_THROW(make_cuda_device(), DeviceError);
+  EXPECT_THROW(make_device(Accelerator::cuda), DeviceError);
+  EXPECT_EQ(make_device(Accelerator::automatic)->name(), "cpu");
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,179 @@
+// Memory of the fake CUDA runtime.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tests/cuda/fake/runtime_call.h"
+
+struct CUmemPoolHandle_st {
+  int device = 0;
+};
+
+using namespace zerorun::fake;
+
+namespace {
+
+// Blocks of device memory, and of host memory that the device may read.
+class Blocks {
+ public:
+  void* add(size_t bytes, bool on_device) {
+    void* const data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+    if (data == nullptr) return nullptr;
+    std::memset(data, 0xcd, bytes);  // as on a GPU, it holds anything
+    const std::lock_guard lock(mutex_);
+    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device};
+    return data;
+  }
+  // The block's size; its memory is released, so that AddressSanitizer sees later uses.
+  size_t remove(void* data) {
+    size_t bytes = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = blocks_.find(static_cast<std::byte*>(data));
+      if (found == blocks_.end()) return 0;
+      bytes = found->second.bytes;
+      blocks_.erase(found);
+    }
+    std::memset(data, 0xdd, bytes);
+    std::free(data);
+    return bytes;
+  }
+  bool on_device(const void* data, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    const auto* first = static_cast<const std::byte*>(data);
+    auto found = blocks_.upper_bound(const_cast<std::byte*>(first));
+    if (found == blocks_.begin()) return false;
+    --found;
+    return found->second.on_device && first + bytes <= found->first + found->second.bytes;
+  }
+
+ private:
+  struct Block {
+    size_t bytes;
+    bool on_device;
+  };
+  mutable std::mutex mutex_;
+  std::map<std::byte*, Block> blocks_;
+};
+
+Blocks& blocks() {
+  static Blocks all;
+  return all;
+}
+
+}  // namespace
+
+namespace zerorun::fake {
+
+bool add_device_memory(void** data, size_t bytes) {
+  if (!seen().take_memory(bytes)) return false;
+  *data = blocks().add(bytes, true);
+  seen().hold("device memory", *data);
+  return true;
+}
+
+bool remove_device_memory(void* data) {
+  if (!seen().release("device memory", data)) return false;
+  seen().give_memory(blocks().remove(data));
+  return true;
+}
+
+}  // namespace zerorun::fake
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  ENTER();
+  *free = seen().free_memory();
+  *total = seen().memory();
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  ENTER();
+  if (!valid_device(properties->location.id)) return result(cudaErrorInvalidDevice);
+  *pool = new CUmemPoolHandle_st{properties->location.id};
+  seen().hold("pools", *pool);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  ENTER();
+  if (!seen().release("pools", pool)) return result(cudaErrorInvalidValue);
+  delete pool;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr /*attribute*/,
+                                    void* /*value*/) {
+  ENTER();
+  NEED("pools", pool);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr /*attribute*/,
+                                    void* value) {
+  ENTER();
+  NEED("pools", pool);
+  *static_cast<uint64_t*>(value) = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t stream) {
+  ENTER(stream);
+  NEED("pools", pool);
+  NEED("streams", stream);
+  if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
+  if (!zerorun::fake::add_device_memory(data, bytes)) return result(cudaErrorMemoryAllocation);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  if (!seen().release("device memory", data)) return result(cudaErrorInvalidValue);
+  stream->worker->submit([data] { seen().give_memory(blocks().remove(data)); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned /*flags*/) {
+  ENTER();
+  *data = blocks().add(bytes, false);
+  if (*data == nullptr) return result(cudaErrorMemoryAllocation);
+  seen().hold("pinned memory", *data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* data) {
+  ENTER();
+  if (!seen().release("pinned memory", data)) return result(cudaErrorInvalidValue);
+  blocks().remove(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  if (kind != cudaMemcpyDefault && (to_device != blocks().on_device(to, bytes) ||
+                                    from_device != blocks().on_device(from, bytes))) {
+    seen().violate("a copy's kind does not match where its memory lies");
+  }
+  return zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  if (!blocks().on_device(data, bytes)) seen().violate("memset outside of device memory");
+  return zerorun::fake::submit(stream, [=] { std::memset(data, value, bytes); });
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  ENTER();
+  attributes->type =
+      blocks().on_device(data, 1) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}

@@ -1,0 +1,56 @@
+// What the parts of the fake CUDA runtime share.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <string>
+
+#include "device/cpu/cpu_stream.h"
+#include "tests/cuda/fake/fake_cuda.h"
+
+struct CUstream_st {
+  std::unique_ptr<zerorun::CpuStream> worker;
+  int device = 0;
+};
+struct CUevent_st {
+  zerorun::Event last;  // recorded
+  int device = 0;
+};
+
+namespace zerorun::fake {
+
+inline FakeCuda& seen() { return FakeCuda::instance(); }
+
+inline thread_local int current_device = 0;
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+inline cudaError_t result(cudaError_t error) {
+  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  return error;
+}
+
+// Counts the call; not success when the test wants it to fail.
+inline cudaError_t enter(const char* name, const void* stream = nullptr) {
+  return result(static_cast<cudaError_t>(seen().enter(name, stream)));
+}
+
+inline bool known(const char* kind, const void* handle) {
+  if (seen().holds(kind, handle)) return true;
+  seen().violate(std::string("a call gets a handle that is not one of ") + kind);
+  return false;
+}
+
+inline bool valid_device(int device) { return device >= 0 && device < seen().devices(); }
+
+}  // namespace zerorun::fake
+
+#define ENTER(...)                                                              \
+  do {                                                                          \
+    if (const cudaError_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__); \
+        planned != cudaSuccess) {                                               \
+      return planned;                                                           \
+    }                                                                           \
+  } while (false)
+#define NEED(kind, handle) \
+  if (!known(kind, handle)) return result(cudaErrorInvalidResourceHandle)

@@ -1,0 +1,42 @@
+#include "comm/host_staged_communicator.h"
+#include "device/cuda_backend.h"
+#include "tests/comm/conformance.h"
+#include "tests/harness.h"
+
+namespace zerorun::testing {
+
+namespace {
+
+// Each rank has a GPU of its own, or all share the first.
+void run_on_gpus(int world_size, bool shared, const TransportUnderTest::Body& body) {
+  const auto store = make_memory_store();
+  run_threads(world_size, [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.store = store;
+    options.device = make_cuda_device({.index = shared ? 0 : rank});
+    const auto communicator =
+        shared ? make_host_staged_communicator(options) : make_communicator(options);
+    body(*communicator, *options.device);
+  });
+}
+
+}  // namespace
+
+std::vector<TransportUnderTest> transports_under_test() {
+  const int gpus = why_no_cuda().empty() ? open_cuda_backend()->device_count() : 1;
+  return {
+      {.name = "nccl",
+       .run = [](int world_size,
+                 const TransportUnderTest::Body& body) { run_on_gpus(world_size, false, body); },
+       .most_ranks = gpus,
+       .has_host_memory = false,
+       .rounds_to_inputs = true},
+      {.name = "host_staged",
+       .run = [](int world_size,
+                 const TransportUnderTest::Body& body) { run_on_gpus(world_size, true, body); },
+       .has_host_memory = false}};
+}
+
+}  // namespace zerorun::testing
