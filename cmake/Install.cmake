@@ -19,7 +19,10 @@ if(TARGET train)
 endif()
 
 if(TARGET zerorun_cuda)  # where device/cuda_backend.cc looks for them
-  install(TARGETS zerorun_cuda zerorun_train_cuda DESTINATION ${plugindir} COMPONENT runtime)
+  install(TARGETS zerorun_cuda DESTINATION ${plugindir} COMPONENT runtime)
+endif()
+if(TARGET zerorun_train_cuda)
+  install(TARGETS zerorun_train_cuda DESTINATION ${plugindir} COMPONENT runtime)
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/zerorun)
