@@ -20,6 +20,7 @@ struct TrainOptions {
   int64_t steps = 400;
   uint64_t seed = 1;
   std::string dtype;
+  Accelerator accelerator = Accelerator::automatic;
   std::string save = "out/train";
   int64_t save_every = 0;
   std::string resume;
@@ -30,7 +31,6 @@ struct TrainOptions {
   std::string metrics;
 
   // On the command line only.
-  Accelerator accelerator = Accelerator::automatic;
   int64_t sample_tokens = 256;
   double temperature = 0.8;
   int64_t top_k = 40;
