@@ -214,11 +214,11 @@ void NcclGroup::watch() {
 
 void NcclGroup::end() noexcept {
   if (comm_ == nullptr) return;
-  const CurrentDevice current(device_);
   try {
+    const CurrentDevice current(device_);
     settle(nccl_.finalize(comm_), "ncclCommFinalize");
     nccl_.destroy(comm_);
-  } catch (const Error&) {
+  } catch (...) {  // nobody is left to tell
     nccl_.abort(comm_);
   }
 }

@@ -21,25 +21,30 @@ constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
 constexpr int64_t kMostChunksOfBlock = 65536;
 constexpr unsigned kWholeWarp = 0xffffffffU;
 
+__device__ inline void add_square(float element, double& lane) {
+  const double value = element;
+  lane += value * value;  // exact: fusing it changes nothing
+}
+
 // Lanes 4t to 4t+3 of a chunk's squares, added in order of the rows.
 template <bool kAligned, typename T>
 __device__ void add_squares(const T* chunk, int64_t count, int thread, double* lanes) {
+  if (kAligned && count == kNormChunk) {
+    Vector<T, 4> rows[kRows];  // all on their way before the first is needed
 #pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      rows[row] = load_vector<T, 4>(chunk + row * kRow + 4 * thread);
+    }
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) add_square(widen(rows[row].at[k]), lanes[k]);
+    }
+    return;
+  }
   for (int row = 0; row < kRows; ++row) {
     const int first = row * kRow + 4 * thread;
-    if (kAligned && first + 4 <= count) {
-      const auto values = load_vector<T, 4>(chunk + first);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const double value = widen(values.at[k]);
-        lanes[k] += value * value;  // exact: fusing it changes nothing
-      }
-    } else {
-      for (int k = 0; k < 4 && first + k < count; ++k) {
-        const double value = widen(chunk[first + k]);
-        lanes[k] += value * value;
-      }
-    }
+    for (int k = 0; k < 4 && first + k < count; ++k) add_square(widen(chunk[first + k]), lanes[k]);
   }
 }
 

@@ -142,7 +142,10 @@ __global__ void update_vectors(Rule rule, Tensors t) {
   Floats master = load_vector<float, kVector>(masters);
   Floats states[2] = {};
   Floats grad = {};
-  for (int k = 0; k < Rule::kStates; ++k) states[k] = load_floats(t.states[k], i);
+#pragma unroll
+  for (int k = 0; k < Rule::kStates; ++k) {
+    states[k] = load_vector<float, kVector>(t.states[k].as<float>() + i);
+  }
   if constexpr (Rule::kReadsGrad) grad = load_floats(t.grad, i);
   Floats result;
 #pragma unroll
@@ -150,6 +153,7 @@ __global__ void update_vectors(Rule rule, Tensors t) {
     result.at[k] = rule(math, grad.at[k], master.at[k], states[0].at[k], states[1].at[k]);
   }
   if constexpr (Rule::kSteps) store_vector(master, masters);
+#pragma unroll
   for (int k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
     store_vector(states[k], t.states[k].as<float>() + i);
   }
@@ -258,6 +262,7 @@ __global__ void update_blocks(Rule rule, Tensors t, StochasticRounding rounding,
   float states[2][kRows] = {};
   float grad[kRows] = {};
   staged.load(t.master, {}, true, master);
+#pragma unroll
   for (int k = 0; k < Rule::kStates; ++k) staged.load(t.states[k], t.scales[k], k == 0, states[k]);
   if constexpr (Rule::kReadsGrad) staged.load(t.grad, {}, true, grad);
   for (int row = 0; row < kRows; ++row) {
@@ -267,6 +272,7 @@ __global__ void update_blocks(Rule rule, Tensors t, StochasticRounding rounding,
   }
   element += begin;
   if constexpr (Rule::kSteps) staged.store(master, t.master, {}, true, rounding, element);
+#pragma unroll
   for (int k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
     rounding.tensor = static_cast<uint32_t>(k) + 1;
     staged.store(states[k], t.states[k], t.scales[k], k == 0, rounding, element);
