@@ -1,5 +1,6 @@
 # What `cmake --install` and the Python wheel put where, by component:
-#   runtime      bin/zerorun, the programs it brings (libexec/zerorun/), and libzerorun_cuda
+#   runtime      bin/zerorun, the programs it brings (libexec/zerorun/), and libzerorun_cuda and
+#               libzerorun_train_cuda
 #   development  libzerorun, the public headers, and what find_package(zerorun) reads
 #   python       the module zerorun._C (python/CMakeLists.txt)
 include(CMakePackageConfigHelpers)
@@ -17,8 +18,11 @@ if(TARGET train)
   install(TARGETS train DESTINATION ${libexecdir}/zerorun COMPONENT runtime)
 endif()
 
-if(TARGET zerorun_cuda)  # where device/cuda_backend.cc looks for it
+if(TARGET zerorun_cuda)  # where device/cuda_backend.cc looks for them
   install(TARGETS zerorun_cuda DESTINATION ${plugindir} COMPONENT runtime)
+endif()
+if(TARGET zerorun_train_cuda)
+  install(TARGETS zerorun_train_cuda DESTINATION ${plugindir} COMPONENT runtime)
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/zerorun)

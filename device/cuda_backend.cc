@@ -31,24 +31,22 @@ fs::path own_directory() {
   return error ? fs::canonical("/proc/self/exe", error).parent_path() : file.parent_path();
 }
 
-// Beside this code, in an installation's library folder seen from bin/ and libexec/zerorun/, in
-// the build tree's lib/, and in an environment's lib/ seen from its Python packages.
-fs::path find_library() {
+}  // namespace
+
+std::string find_cuda_library(std::string_view name) {
   const fs::path here = own_directory();
   constexpr auto kFolders = std::to_array<std::string_view>(
       {".", "../lib", "../" ZERORUN_LIBDIR, "../../lib", "../../" ZERORUN_LIBDIR, "../../.."});
   for (const std::string_view folder : kFolders) {
-    fs::path file = (here / folder / kLibrary).lexically_normal();
+    const fs::path file = (here / folder / name).lexically_normal();
     std::error_code error;
-    if (fs::exists(file, error)) return file;
+    if (fs::exists(file, error)) return file.string();
   }
   fail<DeviceError>(
       "CUDA: {} is missing beside {} and in the lib folders near it; install zerorun "
       "again, or build it where nvcc is",
-      kLibrary, here.string());
+      name, here.string());
 }
-
-}  // namespace
 
 std::shared_ptr<CudaBackend> open_cuda_backend() {
   if (!ZERORUN_HAVE_CUDA) {
@@ -62,7 +60,7 @@ std::shared_ptr<CudaBackend> open_cuda_backend() {
   if (dlopen(kDriver, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) == nullptr) {
     fail<DeviceError>("CUDA: NVIDIA's driver is not installed ({})", last_dl_error());
   }
-  const fs::path file = find_library();
+  const fs::path file = find_cuda_library(kLibrary);
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) fail<DeviceError>("CUDA: cannot open the backend: {}", last_dl_error());
   const auto entry = reinterpret_cast<CudaBackendEntry>(dlsym(library, kCudaBackendEntry));

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zerorun/communicator.h"
@@ -32,6 +33,11 @@ class CudaBackend {
 // Opens the library if this machine has NVIDIA's driver. Throws DeviceError that says what is
 // missing: the backend in this build, the driver, the library's file, or a visible GPU.
 std::shared_ptr<CudaBackend> open_cuda_backend();
+
+// The file of a library that is opened at run time: beside this code, in an installation's library
+// folder seen from bin/ and libexec/zerorun/, in the build tree's lib/, or in an environment's lib/
+// seen from its Python packages. Throws DeviceError when it is missing there.
+std::string find_cuda_library(std::string_view name);
 
 // The CUDA compiler and architectures of this build's backend, or that it has none.
 std::string describe_cuda_build();

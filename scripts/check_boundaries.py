@@ -46,12 +46,12 @@ NAMES = [
     _rule(
         r"\b(?:cuda|cublas(?:Lt)?|cudnn|nvtx|nccl|cu(?=[A-Z][a-z]))[A-Z]\w*"
         r"|\bCU(?:device|stream|res)\w+",
-        r"device/cuda/|comm/nccl",
+        r"(?:device|examples/train)/cuda/|comm/nccl",
         "CUDA and NCCL belong in device/cuda and comm/nccl*",
     ),
     _rule(
         r"\b(?:__global__|__device__|__host__|__CUDACC__|__CUDA_ARCH__)\b",
-        r"device/|comm/nccl",
+        r"device/|examples/train/cuda/|comm/nccl",
         "kernel annotations belong in device/",
     ),
     _rule(
@@ -76,7 +76,7 @@ NAMES = [
 HEADERS = [
     _rule(
         r"^(?:cuda|cublas|cudnn|nvtx|nvToolsExt|nccl)",
-        r"device/cuda/|comm/nccl",
+        r"(?:device|examples/train)/cuda/|comm/nccl",
         "CUDA and NCCL belong in device/cuda and comm/nccl*",
     ),
     _rule(r"^(?:Python\.h|pybind11/|torch/|ATen/|c10/)", r"python/", "belongs in python/"),

@@ -3,10 +3,11 @@
 // its slowest rank and the least time counts. Prints one JSON object a line.
 //
 //   bench_train [--ranks 2] [--model gpt2] [--batch 1] [--seq_len 64] [--dtype bf16]
-//               [--stages 2 3] [--overlap] [--rounds 10]
+//               [--vocabulary 256] [--stages 2 3] [--overlap] [--rounds 10] [--accelerator cpu]
 //
 // "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
-// with an engine: gathers, reductions, norm, clipping, update.
+// with an engine: gathers, reductions, norm, clipping, update. "tflops" counts the model's
+// products, six operations for each parameter of a matrix and token, and attention's.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -24,8 +25,8 @@
 #include <vector>
 
 #include "comm/socket.h"
-#include "examples/train/cpu/cpu_kernels.h"
 #include "examples/train/local_parameters.h"
+#include "examples/train/make_kernels.h"
 #include "examples/train/model.h"
 #include "zerorun/zerorun.h"
 
@@ -38,6 +39,8 @@ struct Options {
   int64_t batch = 1;
   int64_t seq_len = 64;
   std::string dtype = "bf16";
+  int64_t vocabulary = 256;
+  std::string accelerator = "cpu";
   std::vector<int> stages = {2, 3};
   bool overlap = false;
   int rounds = 10;
@@ -48,7 +51,7 @@ struct Options {
 
 GptConfig config_of(const Options& options) {
   GptConfig config = gpt_config(options.model);
-  config.vocabulary = 256;
+  config.vocabulary = options.vocabulary;
   return config;
 }
 
@@ -63,8 +66,9 @@ class Work {
 class ForwardBackward final : public Work {
  public:
   ForwardBackward(const Options& options, Device& device)
-      : parameters_(parameter_specs(config_of(options)), options.param_dtype(), device),
-        model_(config_of(options), options.model_options(), parameters_, device, kernels_) {
+      : kernels_(make_kernels(device, {options.param_dtype()})),
+        parameters_(parameter_specs(config_of(options)), options.param_dtype(), device),
+        model_(config_of(options), options.model_options(), parameters_, device, *kernels_) {
     parameters_.initialize(Initializer(config_of(options), 1));
   }
   std::string name() const override { return "forward and backward"; }
@@ -74,7 +78,7 @@ class ForwardBackward final : public Work {
   }
 
  private:
-  CpuKernels kernels_;
+  const std::unique_ptr<Kernels> kernels_;
   LocalParameters parameters_;
   Model model_;
 };
@@ -83,9 +87,10 @@ class Step final : public Work {
  public:
   Step(const Options& options, int stage, Communicator& comm, Device& device)
       : stage_(stage),
+        kernels_(make_kernels(device, {options.param_dtype()})),
         engine_(make_engine(options, stage, comm, device)),
         parameters_(*engine_),
-        model_(config_of(options), options.model_options(), parameters_, device, kernels_) {
+        model_(config_of(options), options.model_options(), parameters_, device, *kernels_) {
     const Initializer initializer(config_of(options), 1);
     engine_->initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
       initializer.fill(id, begin, out);
@@ -112,7 +117,7 @@ class Step final : public Work {
   }
 
   const int stage_;
-  CpuKernels kernels_;
+  const std::unique_ptr<Kernels> kernels_;
   std::unique_ptr<Engine> engine_;
   EngineParameters parameters_;
   Model model_;
@@ -125,14 +130,25 @@ double time_round(Work& work, const Batch& batch, Communicator& comm, Device& de
   comm.barrier(stream, "start").synchronize();
   const Clock::time_point begin = Clock::now();
   work.run(batch);
+  stream.synchronize();
   float taken = std::chrono::duration<float, std::milli>(Clock::now() - begin).count();
   const TensorView slowest = view_of(std::span(&taken, 1));
   comm.all_reduce(slowest, slowest, ReduceOp::max, Output::overwrite, stream, "time").synchronize();
   return taken;
 }
 
-void run_rounds(const Options& options, Communicator& comm) {
-  const auto device = make_cpu_device();
+// Operations of a token's products: forward, and twice that backward.
+double operations_of(const Options& options) {
+  const GptConfig config = config_of(options);
+  const auto width = static_cast<double>(config.width);
+  const auto block = width * (4.0 * width + 2.0 * static_cast<double>(config.inner));
+  const auto layers = static_cast<double>(config.layers);
+  const double matrices = layers * block + width * static_cast<double>(config.vocabulary);
+  const double attention = layers * width * static_cast<double>(options.seq_len);
+  return 6.0 * (matrices + attention);  // attention: a half of two products over the sequence
+}
+
+void run_rounds(const Options& options, Communicator& comm, const std::shared_ptr<Device>& device) {
   std::vector<std::unique_ptr<Work>> works;
   works.push_back(std::make_unique<ForwardBackward>(options, *device));
   for (const int stage : options.stages) {
@@ -149,14 +165,15 @@ void run_rounds(const Options& options, Communicator& comm) {
   }
   if (comm.rank() != 0) return;
   const auto all_tokens = static_cast<double>(std::ssize(tokens) * comm.world_size());
+  const double operations = operations_of(options) * static_cast<double>(std::ssize(tokens));
   for (size_t i = 0; i < works.size(); ++i) {
     std::sort(times[i].begin(), times[i].end());
     std::printf(
         "{\"name\": \"%s\", \"ranks\": %d, \"dtype\": \"%s\", \"ms_min\": %.2f, \"ms_median\": "
-        "%.2f, \"tokens_per_s\": %.1f, \"ratio\": %.3f}\n",
+        "%.2f, \"tokens_per_s\": %.1f, \"tflops\": %.3f, \"ratio\": %.3f}\n",
         works[i]->name().c_str(), comm.world_size(), options.dtype.c_str(), times[i].front(),
         times[i][times[i].size() / 2], all_tokens / times[i].front() * 1e3,
-        times[i].front() / times[0].front());
+        operations / times[i].front() * 1e-9, times[i].front() / times[0].front());
   }
 }
 
@@ -169,7 +186,10 @@ int run_rank(int rank, uint16_t port, const Options& options) {
     info.rank = info.local_rank = rank;
     info.world_size = info.local_world_size = options.ranks;
     info.master_port = port;
-    run_rounds(options, *connect(info));
+    const bool cuda = options.accelerator == "cuda";
+    const auto device = cuda ? make_cuda_device({.index = rank}) : make_cpu_device();
+    const auto timeout = std::chrono::minutes(2);
+    run_rounds(options, *connect(info, timeout, cuda ? device : nullptr), device);
     std::fflush(stdout);
     return EXIT_SUCCESS;
   } catch (const std::exception& error) {
@@ -200,6 +220,8 @@ int main(int argc, char** argv) {
   app.add_option("--batch", options.batch)->check(CLI::Range(1, 1 << 16));
   app.add_option("--seq_len", options.seq_len)->check(CLI::Range(1, 1 << 16));
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--vocabulary", options.vocabulary)->check(CLI::Range(1, 1 << 20));
+  app.add_option("--accelerator", options.accelerator)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
   app.add_flag("--overlap", options.overlap, "overlap_comm");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));

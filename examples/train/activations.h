@@ -1,7 +1,7 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "examples/train/gpt_config.h"
 #include "zerorun/device.h"
@@ -9,55 +9,73 @@
 // What forward keeps for backward.
 namespace zerorun::train {
 
-// What a model allocates for each token of a micro-batch; a double since no size is too large to
-// ask for.
-double activation_nbytes_per_token(const GptConfig& config, bool recompute);
+// What a model allocates for each token of a micro-batch, with activations in `dtype`; a double
+// since no size is too large to ask for.
+double activation_nbytes_per_token(const GptConfig& config, bool recompute, DType dtype);
 
-// An fp32 matrix on the device.
-class FloatBuffer {
+// A matrix on the device.
+class Activation {
  public:
-  FloatBuffer() = default;
-  FloatBuffer(Device& device, int64_t numel)
-      : buffer_(device.allocate(static_cast<size_t>(numel) * sizeof(float),
-                                MemoryCategory::activations)) {}
-  float* data() const { return view_of(buffer_, DType::fp32, 0).as<float>(); }
+  Activation() = default;
+  Activation(Device& device, DType dtype, int64_t numel)
+      : buffer_(device.allocate(static_cast<size_t>(numel) * size_of(dtype),
+                                MemoryCategory::activations)),
+        dtype_(dtype) {}
+  TensorView first(int64_t numel) const { return view_of(buffer_, dtype_, numel); }
+  TensorView slice(int64_t begin, int64_t numel) const {
+    return view_of(buffer_, dtype_, numel, static_cast<size_t>(begin) * size_of(dtype_));
+  }
+  TensorView all() const { return first(static_cast<int64_t>(buffer_.nbytes() / size_of(dtype_))); }
 
  private:
   Buffer buffer_;
+  DType dtype_ = DType::fp32;
 };
 
 // Of one block; normalised values and GELU's output are computed again in backward.
 struct BlockActivations {
-  BlockActivations(Device& device, const GptConfig& config, int64_t rows)
-      : moments_1(device, 2 * rows),
-        qkv(device, 3 * rows * config.width),
-        log_sum(device, rows * config.heads),
-        attended(device, rows * config.width),
-        middle(device, rows * config.width),
-        moments_2(device, 2 * rows),
-        hidden(device, rows * config.inner) {}
+  BlockActivations(Device& device, const GptConfig& config, DType dtype, int64_t rows)
+      : moments_1(device, DType::fp32, 2 * rows),
+        qkv(device, dtype, 3 * rows * config.width),
+        log_sum(device, DType::fp32, rows * config.heads),
+        attended(device, dtype, rows * config.width),
+        middle(device, dtype, rows * config.width),
+        moments_2(device, DType::fp32, 2 * rows),
+        hidden(device, dtype, rows * config.inner) {}
 
-  FloatBuffer moments_1;
-  FloatBuffer qkv;
-  FloatBuffer log_sum;
-  FloatBuffer attended;  // attention's output, before its projection
-  FloatBuffer middle;    // the residual stream between attention and feed-forward
-  FloatBuffer moments_2;
-  FloatBuffer hidden;  // feed-forward, before GELU
+  Activation moments_1;
+  Activation qkv;
+  Activation log_sum;
+  Activation attended;  // attention's output, before its projection
+  Activation middle;    // the residual stream between attention and feed-forward
+  Activation moments_2;
+  Activation hidden;  // feed-forward, before GELU
 };
 
 // Shared by all blocks.
 struct Scratch {
-  Scratch(Device& device, const GptConfig& config, int64_t rows)
-      : normal(device, rows * config.width),
-        dnormal(device, rows * config.width),
-        active(device, rows * config.inner),
-        wide(device, rows * std::max(config.inner, 3 * config.width)) {}
+  Scratch(Device& device, const GptConfig& config, DType dtype, int64_t rows)
+      : normal(device, dtype, rows * config.width),
+        dnormal(device, dtype, rows * config.width),
+        active(device, dtype, rows * config.inner),
+        wide(device, dtype, rows * std::max(config.inner, 3 * config.width)) {}
 
-  FloatBuffer normal;   // a normalisation's output
-  FloatBuffer dnormal;  // its gradient, or that of attention's output
-  FloatBuffer active;   // GELU's output
-  FloatBuffer wide;     // the gradient of the hidden values, or of query, key and value
+  Activation normal;   // a normalisation's output
+  Activation dnormal;  // its gradient, or that of attention's output
+  Activation active;   // GELU's output
+  Activation wide;     // the gradient of the hidden values, or of query, key and value
+};
+
+// Of the last normalisation and the product with the embedding.
+struct HeadActivations {
+  HeadActivations(Device& device, int64_t logits_stride, DType dtype, int64_t rows)
+      : stride(logits_stride),
+        moments(device, DType::fp32, 2 * rows),
+        logits(device, dtype, rows * logits_stride) {}
+
+  int64_t stride;  // elements between rows of logits
+  Activation moments;
+  Activation logits;
 };
 
 }  // namespace zerorun::train

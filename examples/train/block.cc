@@ -24,100 +24,118 @@ Block::Layer Block::layer_of(const std::string& name) const {
           parameters_.parameter_id(prefix_ + name + ".bias")};
 }
 
-void Block::normalize(const Layer& layer, int64_t rows, const float* x, float* moments, float* y) {
-  kernels_.layer_norm({rows, config_.width, config_.layer_norm_epsilon}, x,
-                      parameters_.parameter(layer.weight), parameters_.parameter(layer.bias),
-                      moments, y);
+void Block::normalize(const Layer& layer, int64_t rows, TensorView x, TensorView moments,
+                      TensorView y) {
+  kernels_.layer_norm(norm_shape(rows), x, parameters_.parameter(layer.weight),
+                      parameters_.parameter(layer.bias), moments, y);
 }
 
-void Block::linear(const Layer& layer, const LinearShape& shape, const float* x,
-                   const float* residual, float* y) {
+void Block::linear(const Layer& layer, const LinearShape& shape, TensorView x, TensorView residual,
+                   TensorView y) {
   kernels_.linear(shape, x, parameters_.parameter(layer.weight), parameters_.parameter(layer.bias),
                   residual, y);
 }
 
-void Block::linear_gradients(const Layer& layer, const LinearShape& shape, const float* x,
-                             const float* dy) {
-  kernels_.linear_weight_gradient(shape, x, dy, parameters_.gradient(layer.weight));
-  kernels_.bias_gradient(shape.rows, shape.out, dy, parameters_.gradient(layer.bias));
+void Block::linear_gradients(const Layer& layer, const LinearShape& shape, TensorView x,
+                             TensorView dy) {
+  kernels_.linear_gradients(shape, x, dy, parameters_.gradient(layer.weight),
+                            parameters_.gradient(layer.bias));
   parameters_.grad_ready(layer.weight);
   parameters_.grad_ready(layer.bias);
 }
 
-void Block::norm_backward(const Layer& layer, int64_t rows, const float* x, const float* moments,
-                          float* dx) {
+void Block::norm_backward(const Layer& layer, int64_t rows, TensorView x, TensorView moments,
+                          TensorView dx) {
   kernels_.layer_norm_backward(
-      {rows, config_.width, config_.layer_norm_epsilon},
-      {x, moments, parameters_.parameter(layer.weight)}, scratch_.dnormal.data(),
-      {dx, parameters_.gradient(layer.weight), parameters_.gradient(layer.bias)});
+      norm_shape(rows), {x, moments, parameters_.parameter(layer.weight)},
+      scratch_.dnormal.first(rows * config_.width),
+      {{dx, true}, parameters_.gradient(layer.weight), parameters_.gradient(layer.bias)});
   parameters_.grad_ready(layer.weight);
   parameters_.grad_ready(layer.bias);
 }
 
-void Block::forward_kept(const Rows& rows, const float* x, BlockActivations& kept) {
+TensorView Block::attend(const Rows& rows, TensorView x, BlockActivations& kept) {
   const int64_t width = config_.width;
   const int64_t first = rows.first;
   const int64_t count = rows.count();
-  float* const normal = scratch_.normal.data() + first * width;
-  float* const middle = kept.middle.data() + first * width;
-  normalize(ln_1_, count, x + first * width, kept.moments_1.data() + 2 * first, normal);
-  linear(attention_in_, {count, width, 3 * width}, normal, nullptr,
-         kept.qkv.data() + first * 3 * width);
-  kernels_.attention({rows.batch, rows.seq_len, first, config_.heads, width}, kept.qkv.data(),
-                     kept.log_sum.data(), kept.attended.data());
-  linear(attention_out_, {count, width, width}, kept.attended.data() + first * width,
-         x + first * width, middle);
-  normalize(ln_2_, count, middle, kept.moments_2.data() + 2 * first, normal);
-  linear(feed_forward_in_, {count, width, config_.inner}, normal, nullptr,
-         kept.hidden.data() + first * config_.inner);
+  const TensorView normal = scratch_.normal.first(count * width);
+  const TensorView own_x = x.slice(first * width, count * width);
+  const TensorView middle = kept.middle.slice(first * width, count * width);
+  normalize(ln_1_, count, own_x, kept.moments_1.slice(2 * first, 2 * count), normal);
+  linear(attention_in_, {count, width, 3 * width}, normal, {},
+         kept.qkv.slice(first * 3 * width, count * 3 * width));
+  kernels_.attention({rows.batch, rows.seq_len, first, config_.heads, width}, kept.qkv.all(),
+                     kept.log_sum.all(), kept.attended.all());
+  linear(attention_out_, {count, width, width}, kept.attended.slice(first * width, count * width),
+         own_x, middle);
+  normalize(ln_2_, count, middle, kept.moments_2.slice(2 * first, 2 * count), normal);
+  return normal;
 }
 
-void Block::forward(const Rows& rows, const float* x, BlockActivations& kept, float* out) {
-  forward_kept(rows, x, kept);
-  const int64_t begin = rows.first * config_.width;
+void Block::forward_kept(const Rows& rows, TensorView x, BlockActivations& kept) {
+  const LinearShape shape{rows.count(), config_.width, config_.inner};
+  linear(feed_forward_in_, shape, attend(rows, x, kept), {},
+         kept.hidden.slice(rows.first * config_.inner, rows.count() * config_.inner));
+}
+
+void Block::forward(const Rows& rows, TensorView x, BlockActivations& kept, TensorView out) {
   const int64_t count = rows.count();
-  kernels_.gelu(count * config_.inner, kept.hidden.data() + rows.first * config_.inner,
-                scratch_.active.data());
-  linear(feed_forward_out_, {count, config_.inner, config_.width}, scratch_.active.data(),
-         kept.middle.data() + begin, out + begin);
+  const int64_t width = config_.width;
+  const int64_t inner = config_.inner;
+  const TensorView active = scratch_.active.first(count * inner);
+  kernels_.linear_gelu({count, width, inner}, attend(rows, x, kept),
+                       parameters_.parameter(feed_forward_in_.weight),
+                       parameters_.parameter(feed_forward_in_.bias),
+                       kept.hidden.slice(rows.first * inner, count * inner), active);
+  linear(feed_forward_out_, {count, inner, width}, active,
+         kept.middle.slice(rows.first * width, count * width),
+         out.slice(rows.first * width, count * width));
 }
 
-void Block::backward(const Rows& rows, const float* x, const BlockActivations& kept, float* dx) {
+void Block::backward(const Rows& rows, TensorView x, const BlockActivations& kept, TensorView dx) {
   feed_forward_backward(rows.count(), kept, dx);
   attention_backward(rows, x, kept, dx);
 }
 
-void Block::feed_forward_backward(int64_t rows, const BlockActivations& kept, float* dx) {
+void Block::feed_forward_backward(int64_t rows, const BlockActivations& kept, TensorView dx) {
   const LinearShape out{rows, config_.inner, config_.width};
   const LinearShape in{rows, config_.width, config_.inner};
-  float* const dhidden = scratch_.wide.data();
-  kernels_.linear_transposed(out, dx, parameters_.parameter(feed_forward_out_.weight), dhidden);
-  kernels_.gelu_backward(rows * config_.inner, kept.hidden.data(), scratch_.active.data(), dhidden);
-  linear_gradients(feed_forward_out_, out, scratch_.active.data(), dx);
-  normalize(ln_2_, rows, kept.middle.data(), kept.moments_2.data(), scratch_.normal.data());
-  linear_gradients(feed_forward_in_, in, scratch_.normal.data(), dhidden);
+  const TensorView active = scratch_.active.first(rows * config_.inner);
+  const TensorView dhidden = scratch_.wide.first(rows * config_.inner);
+  const TensorView normal = scratch_.normal.first(rows * config_.width);
+  const TensorView middle = kept.middle.first(rows * config_.width);
+  const TensorView moments = kept.moments_2.first(2 * rows);
+  kernels_.linear_transposed_gelu(out, dx, parameters_.parameter(feed_forward_out_.weight),
+                                  kept.hidden.first(rows * config_.inner), active, dhidden);
+  linear_gradients(feed_forward_out_, out, active, dx);
+  normalize(ln_2_, rows, middle, moments, normal);
+  linear_gradients(feed_forward_in_, in, normal, dhidden);
   kernels_.linear_transposed(in, dhidden, parameters_.parameter(feed_forward_in_.weight),
-                             scratch_.dnormal.data());
-  norm_backward(ln_2_, rows, kept.middle.data(), kept.moments_2.data(), dx);
+                             scratch_.dnormal.first(rows * config_.width));
+  norm_backward(ln_2_, rows, middle, moments, dx);
 }
 
-void Block::attention_backward(const Rows& rows, const float* x, const BlockActivations& kept,
-                               float* dx) {
+void Block::attention_backward(const Rows& rows, TensorView x, const BlockActivations& kept,
+                               TensorView dx) {
   const int64_t count = rows.count();
+  const int64_t numel = count * config_.width;
   const LinearShape out{count, config_.width, config_.width};
   const LinearShape in{count, config_.width, 3 * config_.width};
-  float* const dattended = scratch_.dnormal.data();
-  float* const dqkv = scratch_.wide.data();
+  const TensorView dattended = scratch_.dnormal.first(numel);
+  const TensorView dqkv = scratch_.wide.first(3 * numel);
+  const TensorView normal = scratch_.normal.first(numel);
+  const TensorView moments = kept.moments_1.first(2 * count);
   kernels_.linear_transposed(out, dx, parameters_.parameter(attention_out_.weight), dattended);
-  linear_gradients(attention_out_, out, kept.attended.data(), dx);
+  linear_gradients(attention_out_, out, kept.attended.first(numel), dx);
   kernels_.attention_backward({rows.batch, rows.seq_len, 0, config_.heads, config_.width},
-                              {kept.qkv.data(), kept.attended.data(), kept.log_sum.data()},
+                              {kept.qkv.first(3 * numel), kept.attended.first(numel),
+                               kept.log_sum.first(count * config_.heads)},
                               dattended, dqkv);
-  normalize(ln_1_, count, x, kept.moments_1.data(), scratch_.normal.data());
-  linear_gradients(attention_in_, in, scratch_.normal.data(), dqkv);
+  normalize(ln_1_, count, x.slice(0, numel), moments, normal);
+  linear_gradients(attention_in_, in, normal, dqkv);
   kernels_.linear_transposed(in, dqkv, parameters_.parameter(attention_in_.weight),
-                             scratch_.dnormal.data());
-  norm_backward(ln_1_, count, x, kept.moments_1.data(), dx);
+                             scratch_.dnormal.first(numel));
+  norm_backward(ln_1_, count, x.slice(0, numel), moments, dx);
 }
 
 }  // namespace zerorun::train

@@ -26,11 +26,11 @@ class Block {
   ModuleId module() const { return module_; }
 
   // Needs the module gathered. `x` and `out` hold all rows.
-  void forward(const Rows& rows, const float* x, BlockActivations& kept, float* out);
+  void forward(const Rows& rows, TensorView x, BlockActivations& kept, TensorView out);
   // Only what backward needs.
-  void forward_kept(const Rows& rows, const float* x, BlockActivations& kept);
+  void forward_kept(const Rows& rows, TensorView x, BlockActivations& kept);
   // dx: on entry the gradient of `out`, on return that of `x`. Completes the block's gradients.
-  void backward(const Rows& rows, const float* x, const BlockActivations& kept, float* dx);
+  void backward(const Rows& rows, TensorView x, const BlockActivations& kept, TensorView dx);
 
  private:
   struct Layer {  // a linear or normalisation layer
@@ -38,16 +38,20 @@ class Block {
     ParameterId bias = 0;
   };
   Layer layer_of(const std::string& name) const;
-  void normalize(const Layer& layer, int64_t rows, const float* x, float* moments, float* y);
-  void linear(const Layer& layer, const LinearShape& shape, const float* x, const float* residual,
-              float* y);
-  void linear_gradients(const Layer& layer, const LinearShape& shape, const float* x,
-                        const float* dy);
-  void norm_backward(const Layer& layer, int64_t rows, const float* x, const float* moments,
-                     float* dx);
-  void feed_forward_backward(int64_t rows, const BlockActivations& kept, float* dx);
-  void attention_backward(const Rows& rows, const float* x, const BlockActivations& kept,
-                          float* dx);
+  LayerNormShape norm_shape(int64_t rows) const {
+    return {rows, config_.width, config_.layer_norm_epsilon};
+  }
+  void normalize(const Layer& layer, int64_t rows, TensorView x, TensorView moments, TensorView y);
+  void linear(const Layer& layer, const LinearShape& shape, TensorView x, TensorView residual,
+              TensorView y);
+  void linear_gradients(const Layer& layer, const LinearShape& shape, TensorView x, TensorView dy);
+  void norm_backward(const Layer& layer, int64_t rows, TensorView x, TensorView moments,
+                     TensorView dx);
+  // Everything before the feed-forward part; returns its normalised input.
+  TensorView attend(const Rows& rows, TensorView x, BlockActivations& kept);
+  void feed_forward_backward(int64_t rows, const BlockActivations& kept, TensorView dx);
+  void attention_backward(const Rows& rows, TensorView x, const BlockActivations& kept,
+                          TensorView dx);
 
   const GptConfig config_;
   ParameterAccess& parameters_;

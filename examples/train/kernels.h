@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <string>
 
 #include "zerorun/engine.h"
 #include "zerorun/tensor.h"
@@ -14,6 +14,8 @@ struct LinearShape {
   int64_t rows = 0;
   int64_t in = 0;
   int64_t out = 0;
+  int64_t x_stride = 0;  // elements from one row of x to the next; 0: `in`
+  int64_t stride() const { return x_stride == 0 ? in : x_stride; }
 };
 
 struct LayerNormShape {
@@ -24,13 +26,13 @@ struct LayerNormShape {
 
 // What layer normalisation keeps for its backward.
 struct LayerNormState {
-  const float* x = nullptr;        // [rows, width]
-  const float* moments = nullptr;  // [rows, 2]: mean and 1 / deviation
+  TensorView x;        // [rows, width]
+  TensorView moments;  // fp32 [rows, 2]: mean and 1 / deviation
   TensorView gain;
 };
 
 struct LayerNormGradients {
-  float* dx = nullptr;  // added to
+  GradientView dx;
   GradientView gain;
   GradientView bias;
 };
@@ -45,70 +47,98 @@ struct AttentionShape {
   int64_t width = 0;
 };
 
-// What attention keeps for its backward: one log of the softmax's denominator per row and head.
+// What attention keeps for its backward: one log of the softmax's denominator per query and head.
+// It is fp32 and laid out as the kernels please.
 struct AttentionState {
-  const float* qkv = nullptr;      // [batch * seq_len, 3 * width]
-  const float* out = nullptr;      // [batch * seq_len, width]
-  const float* log_sum = nullptr;  // [batch * seq_len, heads]
+  TensorView qkv;      // [batch * seq_len, 3 * width]
+  TensorView out;      // [batch * seq_len, width]
+  TensorView log_sum;  // fp32 [batch * seq_len * heads]
 };
 
-// Tokens in rows of `seq_len`, the first of each row at position `first`.
+// Rows of tokens in the device's memory, `seq_len` to a sequence, the first of each at position
+// `first`.
 struct TokenGrid {
-  std::span<const int32_t> tokens;
+  const int32_t* tokens = nullptr;  // [rows]
+  int64_t rows = 0;
   int64_t seq_len = 0;
   int64_t first = 0;
   int64_t width = 0;
 };
 
-// The arithmetic of a GPT on one device. Activations are fp32 in the device's memory; parameters
-// and gradients have the engine's dtype (fp32, bf16 or fp16); all arithmetic is fp32. Results do
-// not depend on where tensors lie, so they are the same at every stage.
+// Where each token of a grid stands, in the device's memory: the rows of the i-th of the distinct
+// tokens are rows[begins[i]] to rows[begins[i + 1] - 1], ascending.
+struct TokenOrder {
+  const int32_t* rows = nullptr;    // [rows]
+  const int32_t* begins = nullptr;  // [distinct + 1]
+  int64_t distinct = 0;
+};
+
+// Scores of every token of the vocabulary; rows lie `stride` elements apart.
+struct LogitsShape {
+  int64_t rows = 0;
+  int64_t vocabulary = 0;
+  int64_t stride = 0;
+};
+
+// The arithmetic of a GPT on one device. Activations and their gradients lie in the device's memory
+// in activation_dtype(); parameters and their gradients have the engine's dtype (fp32, bf16 or
+// fp16); moments, log-sums and losses are fp32. All sums are fp32 or wider. Work is submitted to
+// the device's inline stream and only take_loss() waits for it. Results do not depend on where
+// tensors lie, so they are the same at every stage.
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  // y[rows, out] = residual + x[rows, in] * weight + bias; `residual` may be null or y itself,
+  // What the kernels call, for the user's eyes; "" if nothing that matters.
+  virtual std::string libraries() const = 0;
+  virtual DType activation_dtype() const = 0;
+  // Elements between rows of logits: at least the vocabulary.
+  virtual int64_t logits_stride(int64_t vocabulary) const = 0;
+
+  // y[rows, out] = residual + x[rows, in] * weight + bias; `residual` may be empty or y itself,
   // `bias` may be empty.
-  virtual void linear(const LinearShape& shape, const float* x, TensorView weight, TensorView bias,
-                      const float* residual, float* y) = 0;
+  virtual void linear(const LinearShape& shape, TensorView x, TensorView weight, TensorView bias,
+                      TensorView residual, TensorView y) = 0;
+  // hidden = x * weight + bias; active = gelu(hidden), with tanh: "gelu_new" in Hugging Face's
+  // models.
+  virtual void linear_gelu(const LinearShape& shape, TensorView x, TensorView weight,
+                           TensorView bias, TensorView hidden, TensorView active) = 0;
   // x[rows, in] = y[rows, out] * weight^T
-  virtual void linear_transposed(const LinearShape& shape, const float* y, TensorView weight,
-                                 float* x) = 0;
-  // weight += or = x^T * dy
-  virtual void linear_weight_gradient(const LinearShape& shape, const float* x, const float* dy,
-                                      GradientView weight) = 0;
-  // bias += or = sum of dy's rows
-  virtual void bias_gradient(int64_t rows, int64_t width, const float* dy, GradientView bias) = 0;
+  virtual void linear_transposed(const LinearShape& shape, TensorView y, TensorView weight,
+                                 TensorView x) = 0;
+  // dhidden[rows, in] = (dy[rows, out] * weight^T) * gelu'(hidden); active = gelu(hidden)
+  virtual void linear_transposed_gelu(const LinearShape& shape, TensorView dy, TensorView weight,
+                                      TensorView hidden, TensorView active, TensorView dhidden) = 0;
+  // weight += or = x^T * dy; bias += or = sum of dy's rows. `bias.view` may be empty.
+  virtual void linear_gradients(const LinearShape& shape, TensorView x, TensorView dy,
+                                const GradientView& weight, const GradientView& bias) = 0;
 
-  // `moments` holds mean and 1/deviation of each row.
-  virtual void layer_norm(const LayerNormShape& shape, const float* x, TensorView gain,
-                          TensorView bias, float* moments, float* y) = 0;
+  // `moments` receives mean and 1/deviation of each row.
+  virtual void layer_norm(const LayerNormShape& shape, TensorView x, TensorView gain,
+                          TensorView bias, TensorView moments, TensorView y) = 0;
   virtual void layer_norm_backward(const LayerNormShape& shape, const LayerNormState& state,
-                                   const float* dy, const LayerNormGradients& gradients) = 0;
-
-  // GELU with tanh, "gelu_new" in Hugging Face's models.
-  virtual void gelu(int64_t numel, const float* x, float* y) = 0;
-  // y = gelu(x); dy_to_dx is multiplied with gelu'(x).
-  virtual void gelu_backward(int64_t numel, const float* x, float* y, float* dy_to_dx) = 0;
+                                   TensorView dy, const LayerNormGradients& gradients) = 0;
 
   // Causal softmax(query * key^T / sqrt(width / heads)) * value of each head.
-  virtual void attention(const AttentionShape& shape, const float* qkv, float* log_sum,
-                         float* out) = 0;
+  virtual void attention(const AttentionShape& shape, TensorView qkv, TensorView log_sum,
+                         TensorView out) = 0;
   virtual void attention_backward(const AttentionShape& shape, const AttentionState& state,
-                                  const float* dout, float* dqkv) = 0;
+                                  TensorView dout, TensorView dqkv) = 0;
 
   // x[row] = wte[token] + wpe[position]
-  virtual void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x) = 0;
-  virtual void embed_backward(const TokenGrid& grid, const float* dx, GradientView wte,
-                              GradientView wpe) = 0;
+  virtual void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, TensorView x) = 0;
+  virtual void embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
+                              const GradientView& wte, const GradientView& wpe) = 0;
 
-  // Mean over the rows of -log softmax(logits)[target].
-  virtual double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                               const float* logits) = 0;
+  // Adds the mean over the rows of -log softmax(logits)[target] to the loss. `targets` lie in the
+  // device's memory.
+  virtual void cross_entropy(const LogitsShape& shape, const int32_t* targets,
+                             TensorView logits) = 0;
   // The same; replaces the logits by the gradient of loss_scale times the mean.
-  virtual double cross_entropy_gradient(int64_t rows, int64_t vocabulary,
-                                        std::span<const int32_t> targets, float loss_scale,
-                                        float* logits) = 0;
+  virtual void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets,
+                                      float loss_scale, TensorView logits) = 0;
+  // The losses added since the last call. Waits for them.
+  virtual double take_loss() = 0;
 };
 
 }  // namespace zerorun::train

@@ -23,12 +23,19 @@ LocalParameters::LocalParameters(std::vector<ParameterSpec> specs, DType dtype, 
 }
 
 void LocalParameters::initialize(const Initializer& initializer) {
-  Stream& stream = device_.inline_stream();
   for (size_t id = 0; id < entries_.size(); ++id) {
     std::vector<float> values(static_cast<size_t>(entries_[id].numel));
     initializer.fill(static_cast<ParameterId>(id), 0, values);
-    device_.cast(stream, view_of(std::span<float>(values)), parameter(static_cast<int>(id)));
+    set_parameter(static_cast<ParameterId>(id), values);
   }
+}
+
+void LocalParameters::set_parameter(ParameterId id, std::span<const float> values) {
+  Stream& stream = device_.inline_stream();
+  const Buffer wide = device_.allocate(values.size_bytes(), MemoryCategory::other);
+  const TensorView view = view_of(wide, DType::fp32, std::ssize(values));
+  device_.upload(stream, values.data(), view);
+  device_.cast(stream, view, parameter(id));
   stream.synchronize();
 }
 

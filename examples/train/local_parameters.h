@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,8 @@ class LocalParameters final : public ParameterAccess {
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   void initialize(const Initializer& initializer);
+  // Rounds the values to the parameters' dtype.
+  void set_parameter(ParameterId id, std::span<const float> values);
   void end_micro_step();
 
   ParameterId parameter_id(std::string_view name) const override;

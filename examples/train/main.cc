@@ -85,7 +85,8 @@ int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Devi
   RunSetup setup;
   Ranks(comm, device.inline_stream()).run("set-up", [&] {
     if (parsed.problem) std::rethrow_exception(parsed.problem);
-    setup = make_run_setup(parsed.line, rank);
+    setup = make_run_setup(parsed.line, rank,
+                           device.is_host() ? ActivationMemory::host : ActivationMemory::device);
   });
   if (parsed.line.config) {
     const Logger log(rank.rank, rank.world_size);
@@ -104,8 +105,9 @@ int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Devi
 int run_connected(const Parsed& parsed, const RankInfo& rank, StopSignal& stop) {
   const Config config = parsed.line.config ? parsed.line.config->config : Config();
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(config.comm_timeout_s * 1e3));
-  const std::shared_ptr<Device> device = make_cpu_device();
-  const std::shared_ptr<Communicator> comm = connect(rank, timeout);
+  const std::shared_ptr<Device> device = make_device(parsed.line.options.accelerator);
+  const std::shared_ptr<Communicator> comm =
+      connect(rank, timeout, device->is_host() ? nullptr : device);
   return guarded(*comm, *device, [&] { return run_job(parsed, rank, *comm, *device, stop); });
 }
 

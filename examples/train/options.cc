@@ -91,6 +91,7 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--recompute", options.recompute,
                "Keep only each block's input, compute the block again in backward")
       ->group(group);
+  app.add_flag("--tf32", options.tf32, "Products of an fp32 model in TF32 (CUDA)")->group(group);
 }
 
 void add_output_options(CLI::App& app, TrainOptions& options) {
@@ -123,6 +124,20 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--metrics", options.metrics, "File for one JSON object a step")
       ->type_name("FILE")
       ->group(group);
+}
+
+void add_device_options(CLI::App& app, TrainOptions& options) {
+  app.add_option_function<std::string>(
+         "--accelerator",
+         [&options](const std::string& name) {
+           options.accelerator = name == "cpu"    ? Accelerator::cpu
+                                 : name == "cuda" ? Accelerator::cuda
+                                                  : Accelerator::automatic;
+         },
+         "What computes: auto is the rank's GPU if it has one [default: auto]")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
+      ->type_name("auto|cpu|cuda")
+      ->group("Job");
 }
 
 void add_sampling_options(CLI::App& app, TrainOptions& options) {
@@ -259,6 +274,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_job_options(app, line.options);
   add_output_options(app, line.options);
+  add_device_options(app, line.options);
   add_sampling_options(app, line.options);
   add_config_options(app);
   app.allow_extras();

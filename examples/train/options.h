@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "zerorun/config.h"
+#include "zerorun/device.h"
 
 namespace zerorun::train {
 
@@ -19,12 +20,14 @@ struct TrainOptions {
   int64_t steps = 400;
   uint64_t seed = 1;
   std::string dtype;
+  Accelerator accelerator = Accelerator::automatic;
   std::string save = "out/train";
   int64_t save_every = 0;
   std::string resume;
   int64_t eval_every = 0;
   std::optional<std::string> sample;
   bool recompute = false;
+  bool tf32 = false;
   std::string metrics;
 
   // On the command line only.

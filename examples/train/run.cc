@@ -51,9 +51,11 @@ void Run::load() {
 void Run::describe() {
   const Config& config = setup_.config;
   const BatchShape& batch = setup_.batch;
-  say(fmt::format("{} rank{} on {} ({}), ZeRO stage {}, {}, {} of {:.1f} M parameters",
+  const std::string libraries = trainer_.kernels().libraries();
+  say(fmt::format("{} rank{} on {} ({}{}{}), ZeRO stage {}, {}, {} of {:.1f} M parameters",
                   comm_.world_size(), comm_.world_size() == 1 ? "" : "s", device_.name(),
-                  comm_.transport(), config.zero.stage, name_of(config.precision.param_dtype),
+                  comm_.transport(), libraries.empty() ? "" : "; ", libraries, config.zero.stage,
+                  name_of(config.precision.param_dtype),
                   options_.model.empty() ? "a GPT-2" : options_.model,
                   static_cast<double>(parameter_count(setup_.model)) / 1e6));
   say(fmt::format("data: {}, {} tokens; a step: {} ranks x {} x {} sequences of {}",

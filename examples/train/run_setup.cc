@@ -106,7 +106,8 @@ BatchShape make_batch(const TrainOptions& options, const Config& config, const G
 void check_memory(const RunSetup& setup, const RankInfo& rank) {
   const BatchShape& batch = setup.batch;
   const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
-  const double needed = tokens * activation_nbytes_per_token(setup.model, setup.options.recompute);
+  const double needed =
+      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32);
   const double total =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   if (needed * rank.local_world_size <= total) return;
@@ -153,7 +154,8 @@ std::vector<int32_t> make_prompt(const TrainOptions& options, const RunSetup& se
 
 }  // namespace
 
-RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank) {
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
+                        ActivationMemory activations) {
   RunSetup setup;
   setup.options = line.options;
   std::vector<std::string> paths = line.options.data;
@@ -167,7 +169,7 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank) {
   setup.model = make_model(line.options, *setup.corpus);
   setup.config = make_config(line, setup.model, rank.world_size);
   setup.batch = make_batch(line.options, setup.config, setup.model, rank);
-  check_memory(setup, rank);
+  if (activations == ActivationMemory::host) check_memory(setup, rank);
   setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, line.options.seed);
   if (!line.options.init.empty()) setup.weights.emplace(line.options.init, setup.model);
   setup.prompt = make_prompt(line.options, setup);

@@ -24,7 +24,12 @@ struct RunSetup {
   std::vector<int32_t> prompt;  // of the sample; empty: none
 };
 
+// Where activations will lie: host memory is checked before it is asked for, since a kernel that
+// overcommits grants more than there is; other devices refuse by themselves.
+enum class ActivationMemory { host, device };
+
 // Does not communicate. Throws ConfigError, CheckpointError or IoError.
-RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank);
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
+                        ActivationMemory activations = ActivationMemory::host);
 
 }  // namespace zerorun::train

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "examples/train/make_kernels.h"
+
 namespace zerorun::train {
 
 namespace {
@@ -41,16 +43,22 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
 }  // namespace
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
+    : Trainer(setup, comm, device,
+              make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32})) {}
+
+Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
+                 std::unique_ptr<Kernels> kernels)
     : setup_(setup),
       comm_(comm),
       device_(device),
+      kernels_(std::move(kernels)),
       engine_(Engine::create(
           setup.config, device, comm, parameter_specs(setup.model),
           parameter_groups(setup.config.optimizer.lr, setup.config.optimizer.weight_decay))),
       schedule_(make_schedule(setup.config, engine_->groups())),
       parameters_(*engine_),
       model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
-             parameters_, device, kernels_) {}
+             parameters_, device, *kernels_) {}
 
 void Trainer::initialize() {
   const Initializer initializer(setup_.model, setup_.options.seed);
@@ -80,17 +88,17 @@ Trainer::Outcome Trainer::step(int received) {
   const Clock::time_point start = Clock::now();
   follow_schedule();
   const double loss_scale = engine_->loss_scale();
-  double loss_sum = 0.0;
   for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
     const Batch batch = setup_.batches->training(position_.samples, micro_step);
-    loss_sum += model_.forward_backward(batch, loss_scale);
+    model_.forward_backward(batch, loss_scale);
     engine_->end_micro_step();
   }
+  device_.inline_stream().synchronize();  // engine_->step() would wait as well
   const Clock::time_point computed = Clock::now();
   const EngineTimings during = engine_->take_timings();
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
-  const Agreement agreement = agree(loss_sum, received);
+  const Agreement agreement = agree(model_.take_loss(), received);
   const Clock::time_point end = Clock::now();
 
   ++position_.step;
@@ -117,14 +125,20 @@ Trainer::Outcome Trainer::step(int received) {
 Trainer::Agreement Trainer::agree(double loss_sum, int received) {
   std::array<float, 3> sums = {static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
                                received == SIGTERM ? 1.0F : 0.0F};
-  const TensorView view = view_of(std::span<float>(sums));
-  comm_
-      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, device_.inline_stream(),
-                  "loss of the step")
-      .synchronize();
+  add_over_ranks(sums, "loss of the step");
   const auto count = static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
   const int signal = sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0;
   return {sums[0] / count, signal};
+}
+
+void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {
+  Stream& stream = device_.inline_stream();
+  const Buffer buffer = device_.allocate(values.size_bytes(), MemoryCategory::other);
+  const TensorView view = view_of(buffer, DType::fp32, std::ssize(values));
+  device_.upload(stream, values.data(), view);
+  comm_.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream, label).synchronize();
+  device_.download(stream, view, values.data());
+  stream.synchronize();
 }
 
 double Trainer::evaluate() {
@@ -143,11 +157,7 @@ double Trainer::evaluate() {
     count += std::ssize(batch.tokens);
   }
   std::array<float, 2> sums = {static_cast<float>(loss), static_cast<float>(count)};
-  const TensorView view = view_of(std::span<float>(sums));
-  comm_
-      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, device_.inline_stream(),
-                  "loss of the evaluation")
-      .synchronize();
+  add_over_ranks(sums, "loss of the evaluation");
   return double{sums[0]} / sums[1];
 }
 

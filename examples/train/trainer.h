@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string_view>
 
-#include "examples/train/cpu/cpu_kernels.h"
+#include "examples/train/kernels.h"
 #include "examples/train/model.h"
 #include "examples/train/parameters.h"
 #include "examples/train/run_setup.h"
@@ -22,8 +24,10 @@ struct Position {
 // The model and engine of one rank, and the steps they take. Everything public is collective.
 class Trainer {
  public:
-  // Setup, communicator and device must outlive it.
+  // Setup, communicator and device must outlive it. The kernels are the device's.
   Trainer(const RunSetup& setup, Communicator& comm, Device& device);
+  Trainer(const RunSetup& setup, Communicator& comm, Device& device,
+          std::unique_ptr<Kernels> kernels);
 
   // Initial parameters: those of --init, or random ones.
   void initialize();
@@ -42,6 +46,7 @@ class Trainer {
   void set_position(Position position) { position_ = position; }
   Engine& engine() { return *engine_; }
   Model& model() { return model_; }
+  const Kernels& kernels() const { return *kernels_; }
 
  private:
   struct Agreement {
@@ -49,6 +54,8 @@ class Trainer {
     int signal = 0;
   };
   Agreement agree(double loss_sum, int received);
+  // Each value's sum over the ranks.
+  void add_over_ranks(std::span<float> values, std::string_view label);
   // Learning rates of the coming step. A function of the applied steps, so skipped ones do not
   // advance it and a checkpoint need not say more.
   void follow_schedule();
@@ -56,7 +63,7 @@ class Trainer {
   const RunSetup& setup_;
   Communicator& comm_;
   Device& device_;
-  CpuKernels kernels_;
+  const std::unique_ptr<Kernels> kernels_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<LrSchedule> schedule_;
   EngineParameters parameters_;

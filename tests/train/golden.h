@@ -16,7 +16,7 @@ namespace zerorun::train::testing {
 class Golden {
  public:
   Golden() {
-    std::ifstream file(ZERORUN_TEST_DATA "/golden.safetensors", std::ios::binary);
+    std::ifstream file(ZERORUN_TESTS "/train/data/golden.safetensors", std::ios::binary);
     uint64_t header_size = 0;
     file.read(reinterpret_cast<char*>(&header_size), sizeof(header_size));
     std::string header(header_size, ' ');
@@ -55,11 +55,9 @@ class Golden {
   }
   void load_into(LocalParameters& parameters) const {
     for (const ParameterSpec& spec : parameters.specs()) {
-      const TensorView view = parameters.parameter(parameters.parameter_id(spec.name));
       const std::vector<double>& values = tensor("value." + spec.name);
-      for (size_t i = 0; i < values.size(); ++i) {
-        set_element(view, static_cast<int64_t>(i), static_cast<float>(values[i]));
-      }
+      parameters.set_parameter(parameters.parameter_id(spec.name),
+                               std::vector<float>(values.begin(), values.end()));
     }
   }
 

@@ -33,11 +33,20 @@ TEST(OptionsTest, DefaultsNeedNoArguments) {
 TEST(OptionsTest, HelpListsEveryOption) {
   const std::string help = parse_command_line({"--help"}).help;
   for (const char* name :
-       {"--config", "--deepspeed", "--deepspeed_config", "--data", "--model", "--init", "--seq_len",
-        "--micro_batch", "--steps", "--seed", "--dtype", "--save", "--save_every", "--resume",
-        "--eval_every", "--sample", "--recompute", "--metrics", "--local_rank"}) {
+       {"--config", "--deepspeed", "--deepspeed_config", "--data",       "--model",
+        "--init",   "--seq_len",   "--micro_batch",      "--steps",      "--seed",
+        "--dtype",  "--save",      "--save_every",       "--resume",     "--eval_every",
+        "--sample", "--recompute", "--metrics",          "--local_rank", "--accelerator",
+        "--tf32"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
+}
+
+TEST(OptionsTest, TheAcceleratorIsChosen) {
+  EXPECT_EQ(parse_command_line({}).options.accelerator, Accelerator::automatic);
+  EXPECT_EQ(parse_command_line({"--accelerator", "cuda"}).options.accelerator, Accelerator::cuda);
+  EXPECT_EQ(parse_command_line({"--accelerator=cpu"}).options.accelerator, Accelerator::cpu);
+  EXPECT_THAT(error_of({"--accelerator", "tpu"}), HasSubstr("--accelerator"));
 }
 
 TEST(OptionsTest, DataTakesSeveralPaths) {

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "examples/train/activations.h"
+#include "examples/train/make_kernels.h"
 #include "examples/train/run_folder.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
@@ -278,6 +279,12 @@ TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
               HasSubstr("micro_batch"));
 }
 
+TEST_F(TrainerTest, Tf32NeedsCuda) {
+  const auto device = make_cpu_device();
+  EXPECT_EQ(make_kernels(*device, {DType::fp32, false})->activation_dtype(), DType::fp32);
+  EXPECT_THROW(make_kernels(*device, {DType::fp32, true}), ConfigError);
+}
+
 // The figure that decides is what is allocated.
 TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
   for (const char* recompute : {"--seed=3", "--recompute"}) {
@@ -288,9 +295,10 @@ TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
                          {});
       const auto device = make_cpu_device();
       const Trainer trainer(setup, comm, *device);
-      EXPECT_NEAR(static_cast<double>(device->memory_use(MemoryCategory::activations).live_bytes),
-                  16 * 16 * activation_nbytes_per_token(setup.model, setup.options.recompute),
-                  1024);
+      EXPECT_NEAR(
+          static_cast<double>(device->memory_use(MemoryCategory::activations).live_bytes),
+          16 * 16 * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32),
+          1024);
     });
   }
 }

@@ -74,8 +74,8 @@ void attend_backward(const AttentionShape& shape, const Head& head, QueryBlock b
                      Scratch& scratch) {
   const int64_t stride = 3 * shape.width;
   const int64_t seen = block.end;
-  const float* const queries = state.qkv + head.qkv + block.begin * stride;
-  const float* const keys = state.qkv + head.qkv + shape.width;
+  const float* const queries = state.qkv.as<float>() + head.qkv + block.begin * stride;
+  const float* const keys = state.qkv.as<float>() + head.qkv + shape.width;
   const float* const values = keys + shape.width;
   const float* const dresult = dout + head.out + block.begin * shape.width;
   float* const p = scratch.p.data();
@@ -88,9 +88,9 @@ void attend_backward(const AttentionShape& shape, const Head& head, QueryBlock b
     const int64_t position = block.begin + i;
     const int64_t row = head.out + position * shape.width;
     exponentiate_from(p + i * seen, position + 1,
-                      state.log_sum[head.log_sum + position * shape.heads], 1.0F);
-    softmax_backward(p + i * seen, position + 1, dot(dout + row, state.out + row, head.width),
-                     ds + i * seen);
+                      state.log_sum.as<float>()[head.log_sum + position * shape.heads], 1.0F);
+    softmax_backward(p + i * seen, position + 1,
+                     dot(dout + row, state.out.as<float>() + row, head.width), ds + i * seen);
     std::fill(p + i * seen + position + 1, p + (i + 1) * seen, 0.0F);
     std::fill(ds + i * seen + position + 1, ds + (i + 1) * seen, 0.0F);
   }

@@ -1,5 +1,8 @@
 #include "examples/train/cpu/cpu_kernels.h"
 
+#include <algorithm>
+
+#include "core/check.h"
 #include "examples/train/cpu/attention.h"
 #include "examples/train/cpu/cross_entropy.h"
 #include "examples/train/cpu/elementwise.h"
@@ -9,6 +12,23 @@
 namespace zerorun::train {
 
 namespace {
+
+// The elements of an activation; null when it is empty.
+float* floats(TensorView activation) {
+  ZR_CHECK(activation.dtype == DType::fp32, "activations on the CPU are fp32, got {}",
+           name_of(activation.dtype));
+  return activation.as<float>();
+}
+
+void check_dense(const LinearShape& shape) {
+  ZR_CHECK(shape.stride() == shape.in, "rows of {} elements lie {} apart", shape.in,
+           shape.stride());
+}
+
+void check_dense(const LogitsShape& shape) {
+  ZR_CHECK(shape.stride == shape.vocabulary, "rows of {} logits lie {} apart", shape.vocabulary,
+           shape.stride);
+}
 
 // A parameter in fp32: itself, or a copy in `scratch`.
 const float* in_fp32(TensorView parameter, std::vector<float>& scratch) {
@@ -25,78 +45,90 @@ float* sized(std::vector<float>& scratch, int64_t numel) {
 
 }  // namespace
 
-void CpuKernels::linear(const LinearShape& shape, const float* x, TensorView weight,
-                        TensorView bias, const float* residual, float* y) {
-  const bool start = !bias.empty() || residual != nullptr;
-  if (start) start_rows(shape.rows, shape.out, bias, residual, y);
-  matmul_.forward(shape, x, weight, start ? 1.0F : 0.0F, y);
+void CpuKernels::linear(const LinearShape& shape, TensorView x, TensorView weight, TensorView bias,
+                        TensorView residual, TensorView y) {
+  check_dense(shape);
+  const bool start = !bias.empty() || !residual.empty();
+  if (start) start_rows(shape.rows, shape.out, bias, floats(residual), floats(y));
+  matmul_.forward(shape, floats(x), weight, start ? 1.0F : 0.0F, floats(y));
 }
 
-void CpuKernels::linear_transposed(const LinearShape& shape, const float* y, TensorView weight,
-                                   float* x) {
-  matmul_.transposed(shape, y, weight, x);
+void CpuKernels::linear_gelu(const LinearShape& shape, TensorView x, TensorView weight,
+                             TensorView bias, TensorView hidden, TensorView active) {
+  linear(shape, x, weight, bias, {}, hidden);
+  gelu(shape.rows * shape.out, floats(hidden), floats(active));
 }
 
-void CpuKernels::linear_weight_gradient(const LinearShape& shape, const float* x, const float* dy,
-                                        GradientView weight) {
-  matmul_.weight_gradient(shape, x, dy, weight);
+void CpuKernels::linear_transposed(const LinearShape& shape, TensorView y, TensorView weight,
+                                   TensorView x) {
+  check_dense(shape);
+  matmul_.transposed(shape, floats(y), weight, floats(x));
 }
 
-void CpuKernels::bias_gradient(int64_t rows, int64_t width, const float* dy, GradientView bias) {
-  float* const sums = sized(bias_, width);
-  column_sums(rows, width, dy, sums);
+void CpuKernels::linear_transposed_gelu(const LinearShape& shape, TensorView dy, TensorView weight,
+                                        TensorView hidden, TensorView active, TensorView dhidden) {
+  linear_transposed(shape, dy, weight, dhidden);
+  gelu_backward(shape.rows * shape.in, floats(hidden), floats(active), floats(dhidden));
+}
+
+void CpuKernels::linear_gradients(const LinearShape& shape, TensorView x, TensorView dy,
+                                  const GradientView& weight, const GradientView& bias) {
+  check_dense(shape);
+  matmul_.weight_gradient(shape, floats(x), floats(dy), weight);
+  if (bias.view.empty()) return;
+  float* const sums = sized(bias_, shape.out);
+  column_sums(shape.rows, shape.out, floats(dy), sums);
   write_gradient(sums, bias);
 }
 
-void CpuKernels::layer_norm(const LayerNormShape& shape, const float* x, TensorView gain,
-                            TensorView bias, float* moments, float* y) {
-  train::layer_norm(shape, x, {in_fp32(gain, gain_), in_fp32(bias, bias_)}, moments, y);
+void CpuKernels::layer_norm(const LayerNormShape& shape, TensorView x, TensorView gain,
+                            TensorView bias, TensorView moments, TensorView y) {
+  train::layer_norm(shape, floats(x), {in_fp32(gain, gain_), in_fp32(bias, bias_)}, floats(moments),
+                    floats(y));
 }
 
 void CpuKernels::layer_norm_backward(const LayerNormShape& shape, const LayerNormState& state,
-                                     const float* dy, const LayerNormGradients& gradients) {
+                                     TensorView dy, const LayerNormGradients& gradients) {
   std::vector<float> sums(static_cast<size_t>(2 * shape.width));
   const LayerNormSums halves{sums.data(), sums.data() + shape.width};
-  train::layer_norm_backward(shape, state.x, state.moments, in_fp32(state.gain, gain_), dy,
-                             gradients.dx, halves);
+  float* const dx = floats(gradients.dx.view);
+  if (!gradients.dx.accumulate) std::fill_n(dx, shape.rows * shape.width, 0.0F);
+  train::layer_norm_backward(shape, floats(state.x), floats(state.moments),
+                             in_fp32(state.gain, gain_), floats(dy), dx, halves);
   write_gradient(halves.gain, gradients.gain);
   write_gradient(halves.bias, gradients.bias);
 }
 
-void CpuKernels::gelu(int64_t numel, const float* x, float* y) { train::gelu(numel, x, y); }
-
-void CpuKernels::gelu_backward(int64_t numel, const float* x, float* y, float* dy_to_dx) {
-  train::gelu_backward(numel, x, y, dy_to_dx);
-}
-
-void CpuKernels::attention(const AttentionShape& shape, const float* qkv, float* log_sum,
-                           float* out) {
-  train::attention(shape, qkv, log_sum, out);
+void CpuKernels::attention(const AttentionShape& shape, TensorView qkv, TensorView log_sum,
+                           TensorView out) {
+  train::attention(shape, floats(qkv), floats(log_sum), floats(out));
 }
 
 void CpuKernels::attention_backward(const AttentionShape& shape, const AttentionState& state,
-                                    const float* dout, float* dqkv) {
-  train::attention_backward(shape, state, dout, dqkv);
+                                    TensorView dout, TensorView dqkv) {
+  train::attention_backward(shape, state, floats(dout), floats(dqkv));
 }
 
-void CpuKernels::embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x) {
-  train::embed(grid, wte, wpe, x);
+void CpuKernels::embed(const TokenGrid& grid, TensorView wte, TensorView wpe, TensorView x) {
+  train::embed(grid, wte, wpe, floats(x));
 }
 
-void CpuKernels::embed_backward(const TokenGrid& grid, const float* dx, GradientView wte,
-                                GradientView wpe) {
-  train::embed_backward(grid, dx, wte, wpe);
+void CpuKernels::embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
+                                const GradientView& wte, const GradientView& wpe) {
+  train::embed_backward(grid, order, floats(dx), wte, wpe);
 }
 
-double CpuKernels::cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                                 const float* logits) {
-  return train::cross_entropy(rows, vocabulary, targets, logits);
+void CpuKernels::cross_entropy(const LogitsShape& shape, const int32_t* targets,
+                               TensorView logits) {
+  check_dense(shape);
+  loss_ += train::cross_entropy(shape.rows, shape.vocabulary, targets, floats(logits));
 }
 
-double CpuKernels::cross_entropy_gradient(int64_t rows, int64_t vocabulary,
-                                          std::span<const int32_t> targets, float loss_scale,
-                                          float* logits) {
-  return train::cross_entropy_gradient(rows, vocabulary, targets, loss_scale, logits);
+void CpuKernels::cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets,
+                                        float loss_scale, TensorView logits) {
+  check_dense(shape);
+  loss_ += train::cross_entropy_gradient(shape.rows, shape.vocabulary, targets, loss_scale,
+                                         floats(logits));
 }
 
 }  // namespace zerorun::train

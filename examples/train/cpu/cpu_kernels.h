@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "examples/train/cpu/matmul.h"
@@ -7,43 +9,48 @@
 
 namespace zerorun::train {
 
-// Kernels on the host: oneDNN for matrix products, Highway for the rest, OpenMP threads.
+// Kernels on the host, in fp32: oneDNN for matrix products, Highway for the rest, OpenMP threads.
 class CpuKernels final : public Kernels {
  public:
-  void linear(const LinearShape& shape, const float* x, TensorView weight, TensorView bias,
-              const float* residual, float* y) override;
-  void linear_transposed(const LinearShape& shape, const float* y, TensorView weight,
-                         float* x) override;
-  void linear_weight_gradient(const LinearShape& shape, const float* x, const float* dy,
-                              GradientView weight) override;
-  void bias_gradient(int64_t rows, int64_t width, const float* dy, GradientView bias) override;
+  std::string libraries() const override { return {}; }
+  DType activation_dtype() const override { return DType::fp32; }
+  int64_t logits_stride(int64_t vocabulary) const override { return vocabulary; }
 
-  void layer_norm(const LayerNormShape& shape, const float* x, TensorView gain, TensorView bias,
-                  float* moments, float* y) override;
-  void layer_norm_backward(const LayerNormShape& shape, const LayerNormState& state,
-                           const float* dy, const LayerNormGradients& gradients) override;
+  void linear(const LinearShape& shape, TensorView x, TensorView weight, TensorView bias,
+              TensorView residual, TensorView y) override;
+  void linear_gelu(const LinearShape& shape, TensorView x, TensorView weight, TensorView bias,
+                   TensorView hidden, TensorView active) override;
+  void linear_transposed(const LinearShape& shape, TensorView y, TensorView weight,
+                         TensorView x) override;
+  void linear_transposed_gelu(const LinearShape& shape, TensorView dy, TensorView weight,
+                              TensorView hidden, TensorView active, TensorView dhidden) override;
+  void linear_gradients(const LinearShape& shape, TensorView x, TensorView dy,
+                        const GradientView& weight, const GradientView& bias) override;
 
-  void gelu(int64_t numel, const float* x, float* y) override;
-  void gelu_backward(int64_t numel, const float* x, float* y, float* dy_to_dx) override;
+  void layer_norm(const LayerNormShape& shape, TensorView x, TensorView gain, TensorView bias,
+                  TensorView moments, TensorView y) override;
+  void layer_norm_backward(const LayerNormShape& shape, const LayerNormState& state, TensorView dy,
+                           const LayerNormGradients& gradients) override;
 
-  void attention(const AttentionShape& shape, const float* qkv, float* log_sum,
-                 float* out) override;
-  void attention_backward(const AttentionShape& shape, const AttentionState& state,
-                          const float* dout, float* dqkv) override;
+  void attention(const AttentionShape& shape, TensorView qkv, TensorView log_sum,
+                 TensorView out) override;
+  void attention_backward(const AttentionShape& shape, const AttentionState& state, TensorView dout,
+                          TensorView dqkv) override;
 
-  void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x) override;
-  void embed_backward(const TokenGrid& grid, const float* dx, GradientView wte,
-                      GradientView wpe) override;
+  void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, TensorView x) override;
+  void embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
+                      const GradientView& wte, const GradientView& wpe) override;
 
-  double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                       const float* logits) override;
-  double cross_entropy_gradient(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
-                                float loss_scale, float* logits) override;
+  void cross_entropy(const LogitsShape& shape, const int32_t* targets, TensorView logits) override;
+  void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets, float loss_scale,
+                              TensorView logits) override;
+  double take_loss() override { return std::exchange(loss_, 0.0); }
 
  private:
   Matmul matmul_;
   std::vector<float> gain_;
   std::vector<float> bias_;
+  double loss_ = 0.0;
 };
 
 }  // namespace zerorun::train

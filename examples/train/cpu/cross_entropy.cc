@@ -22,20 +22,20 @@ double mean_over_rows(int64_t rows, const RowLoss& loss) {
 
 }  // namespace
 
-double cross_entropy(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
+double cross_entropy(int64_t rows, int64_t vocabulary, const int32_t* targets,
                      const float* logits) {
   return mean_over_rows(rows, [&](int64_t row) {
     const float* const scores = logits + row * vocabulary;
-    return double{log_sum_exp(scores, vocabulary)} - scores[targets[static_cast<size_t>(row)]];
+    return double{log_sum_exp(scores, vocabulary)} - scores[targets[row]];
   });
 }
 
-double cross_entropy_gradient(int64_t rows, int64_t vocabulary, std::span<const int32_t> targets,
+double cross_entropy_gradient(int64_t rows, int64_t vocabulary, const int32_t* targets,
                               float loss_scale, float* logits) {
   const float weight = loss_scale / static_cast<float>(rows);
   return mean_over_rows(rows, [&](int64_t row) {
     float* const scores = logits + row * vocabulary;
-    float& target = scores[targets[static_cast<size_t>(row)]];
+    float& target = scores[targets[row]];
     const double target_score = target;
     const SoftmaxSums sums = exponentiate(scores, vocabulary);
     scale(scores, vocabulary, weight / sums.sum);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "core/parallel.h"
@@ -36,11 +35,11 @@ class RowSum {
 };
 
 void wpe_backward(const TokenGrid& grid, const float* dx, const GradientView& wpe) {
-  const int64_t rows = std::ssize(grid.tokens);
   parallel_for(grid.seq_len, kRows, [&](int64_t begin, int64_t end) {
     RowSum sum(grid.width);
     for (int64_t position = begin; position < end; ++position) {
-      for (int64_t row = position; row < rows; row += grid.seq_len) sum.add(dx + row * grid.width);
+      for (int64_t row = position; row < grid.rows; row += grid.seq_len)
+        sum.add(dx + row * grid.width);
       sum.write(row_of(wpe, position, grid.width));
     }
   });
@@ -50,29 +49,26 @@ void wpe_backward(const TokenGrid& grid, const float* dx, const GradientView& wp
   if (!unused.empty()) std::memset(unused.data, 0, unused.nbytes());
 }
 
-void wte_backward(const TokenGrid& grid, const float* dx, const GradientView& wte) {
+void wte_backward(const TokenGrid& grid, const TokenOrder& order, const float* dx,
+                  const GradientView& wte) {
   if (!wte.accumulate) std::memset(wte.view.data, 0, wte.view.nbytes());
   const GradientView gradient{wte.view, true};
-  std::vector<int32_t> order(grid.tokens.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto token_of = [&](int32_t row) { return grid.tokens[static_cast<size_t>(row)]; };
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t a, int32_t b) { return token_of(a) < token_of(b); });
   RowSum sum(grid.width);
-  for (size_t i = 0; i < order.size(); ++i) {
-    const int32_t token = token_of(order[i]);
-    sum.add(dx + order[i] * grid.width);
-    if (i + 1 < order.size() && token_of(order[i + 1]) == token) continue;
-    sum.write(row_of(gradient, token, grid.width));
+  for (int64_t i = 0; i < order.distinct; ++i) {
+    const int32_t begin = order.begins[i];
+    for (int32_t at = begin; at < order.begins[i + 1]; ++at) {
+      sum.add(dx + order.rows[at] * grid.width);
+    }
+    sum.write(row_of(gradient, grid.tokens[order.rows[begin]], grid.width));
   }
 }
 
 }  // namespace
 
 void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x) {
-  parallel_for(std::ssize(grid.tokens), kRows, [&](int64_t begin, int64_t end) {
+  parallel_for(grid.rows, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t token = grid.tokens[static_cast<size_t>(row)];
+      const int64_t token = grid.tokens[row];
       const int64_t position = grid.first + row % grid.seq_len;
       float* const out = x + row * grid.width;
       start_rows(1, grid.width, wte.slice(token * grid.width, grid.width), nullptr, out);
@@ -81,10 +77,10 @@ void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x) {
   });
 }
 
-void embed_backward(const TokenGrid& grid, const float* dx, const GradientView& wte,
-                    const GradientView& wpe) {
+void embed_backward(const TokenGrid& grid, const TokenOrder& order, const float* dx,
+                    const GradientView& wte, const GradientView& wpe) {
   wpe_backward(grid, dx, wpe);
-  wte_backward(grid, dx, wte);
+  wte_backward(grid, order, dx, wte);
 }
 
 }  // namespace zerorun::train

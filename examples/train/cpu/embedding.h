@@ -6,7 +6,7 @@
 namespace zerorun::train {
 
 void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x);
-void embed_backward(const TokenGrid& grid, const float* dx, const GradientView& wte,
-                    const GradientView& wpe);
+void embed_backward(const TokenGrid& grid, const TokenOrder& order, const float* dx,
+                    const GradientView& wte, const GradientView& wpe);
 
 }  // namespace zerorun::train

@@ -1,0 +1,16 @@
+// What libzerorun_train_cuda.so shows: see examples/train/make_kernels.h.
+#include <string>
+#include <utility>
+
+#include "examples/train/cuda/cuda_kernels.h"
+#include "examples/train/make_kernels.h"
+
+extern "C" __attribute__((visibility("default"))) zerorun::train::Kernels*
+zerorun_train_make_cuda_kernels(zerorun::Device& device,
+                                const zerorun::train::KernelOptions& options) {
+  using namespace zerorun::train::cuda;  // NOLINT: one function
+  std::string why_no_cudnn;
+  auto attention = open_cudnn_attention(why_no_cudnn);
+  return new CudaKernels(device, options.dtype, open_cublas_lt(), options.tf32,
+                         {std::move(attention), std::move(why_no_cudnn)});
+}

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+
+#include "zerorun/device.h"
+
+namespace zerorun::train::cuda {
+
+// Device memory that kernels of one stream use one after the other.
+class Workspace {
+ public:
+  Workspace(Device& device, Stream& stream) : device_(device), stream_(stream) {}
+
+  // At least so many bytes; what was there before is lost.
+  void* take(size_t nbytes) {
+    if (nbytes > buffer_.nbytes()) {
+      stream_.synchronize();  // the memory goes to whoever asks next
+      buffer_ = Buffer();
+      buffer_ = device_.allocate(nbytes, MemoryCategory::other);
+    }
+    return buffer_.data();
+  }
+  float* floats(int64_t numel) {
+    return static_cast<float*>(take(static_cast<size_t>(numel) * sizeof(float)));
+  }
+
+ private:
+  Device& device_;
+  Stream& stream_;
+  Buffer buffer_;
+};
+
+}  // namespace zerorun::train::cuda

@@ -1,0 +1,19 @@
+// What train's kernels and models do (tests/train/*_conformance.h), on a real GPU.
+#include "examples/train/make_kernels.h"
+#include "tests/train/kernels_conformance.h"
+#include "tests/train/model_conformance.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+std::vector<KernelsUnderTest> cases() {
+  return with_every_dtype(
+      {"gpu", [] { return make_cuda_device(); },
+       [](Device& device, DType dtype) { return make_kernels(device, {.dtype = dtype}); }});
+}
+
+ZR_INSTANTIATE_KERNELS_CONFORMANCE(cases());
+INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance, ::testing::ValuesIn(cases()), name_of_case);
+
+}  // namespace
+}  // namespace zerorun::train::testing

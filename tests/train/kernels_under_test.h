@@ -1,0 +1,127 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "examples/train/kernels.h"
+#include "tests/train/reference.h"
+#include "zerorun/device.h"
+
+// What the suites that every implementation of Kernels passes run on.
+namespace zerorun::train::testing {
+
+// An implementation, and the dtype of the parameters that it works with.
+struct KernelsUnderTest {
+  std::string name;
+  std::function<std::shared_ptr<Device>()> make_device;
+  std::function<std::unique_ptr<Kernels>(Device&, DType parameters)> make_kernels;
+  DType parameters = DType::fp32;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const KernelsUnderTest& kernels) {
+  return out << kernels.name << '_' << name_of(kernels.parameters);
+}
+
+inline std::string name_of_case(const ::testing::TestParamInfo<KernelsUnderTest>& info) {
+  return info.param.name + "_" + std::string(name_of(info.param.parameters));
+}
+
+// The three dtypes of parameters on one implementation.
+inline std::vector<KernelsUnderTest> with_every_dtype(KernelsUnderTest kernels) {
+  std::vector<KernelsUnderTest> cases;
+  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+    kernels.parameters = dtype;
+    cases.push_back(kernels);
+  }
+  return cases;
+}
+
+// Error of a value that was computed in fp32 and rounded once to this dtype, relative to the
+// largest of its matrix.
+inline double rounding_of(DType dtype) {
+  return dtype == DType::bf16 ? 5e-3 : dtype == DType::fp16 ? 6e-4 : 2e-6;
+}
+
+// Elements of any dtype in a device's memory.
+inline Doubles read_back(Device& device, TensorView view) {
+  std::vector<std::byte> bytes(view.nbytes());
+  device.download(device.inline_stream(), view, bytes.data());
+  device.inline_stream().synchronize();
+  const TensorView host{bytes.data(), view.numel, view.dtype};
+  Doubles values;
+  for (int64_t i = 0; i < host.numel; ++i) values.push_back(element(host, i));
+  return values;
+}
+
+// A tensor in a device's memory, and the values it holds.
+class DeviceTensor {
+ public:
+  DeviceTensor(Device& device, DType dtype, std::span<const float> values)
+      : device_(device),
+        numel_(std::ssize(values)),
+        dtype_(dtype),
+        buffer_(device.allocate(values.size() * size_of(dtype), MemoryCategory::other)) {
+    StoredTensor host(values, dtype);
+    device_.upload(device_.inline_stream(), host.view().data, view());
+    device_.inline_stream().synchronize();
+  }
+  DeviceTensor(Device& device, DType dtype, int64_t numel, float value)
+      : DeviceTensor(device, dtype, std::vector<float>(static_cast<size_t>(numel), value)) {}
+  TensorView view() const { return view_of(buffer_, dtype_, numel_); }
+  operator TensorView() const { return view(); }  // NOLINT: reads as a tensor in calls of kernels
+  Doubles values() const { return read_back(device_, view()); }
+
+ private:
+  Device& device_;
+  int64_t numel_;
+  DType dtype_;
+  Buffer buffer_;
+};
+
+// int32 values in a device's memory.
+class DeviceIndices {
+ public:
+  DeviceIndices(Device& device, std::span<const int32_t> values)
+      : buffer_(device.allocate(values.size_bytes(), MemoryCategory::other)) {
+    device.upload(device.inline_stream(), values.data(),
+                  view_of(buffer_, DType::uint8, static_cast<int64_t>(values.size_bytes())));
+    device.inline_stream().synchronize();
+  }
+  const int32_t* data() const { return reinterpret_cast<const int32_t*>(buffer_.data()); }
+
+ private:
+  Buffer buffer_;
+};
+
+class KernelsSuite : public ::testing::TestWithParam<KernelsUnderTest> {
+ protected:
+  DType parameters() const { return GetParam().parameters; }
+  DType activations() const { return kernels_->activation_dtype(); }
+  double activation_rounding() const { return rounding_of(activations()); }
+  double gradient_rounding() const {
+    return std::max(rounding_of(parameters()), activation_rounding());
+  }
+
+  DeviceTensor activation(std::span<const float> values) {
+    return {*device_, activations(), values};
+  }
+  DeviceTensor activation(int64_t numel, float value = 7.0F) {
+    return {*device_, activations(), numel, value};
+  }
+  DeviceTensor parameter(std::span<const float> values) { return {*device_, parameters(), values}; }
+  DeviceTensor parameter(int64_t numel, float value = 9.0F) {
+    return {*device_, parameters(), numel, value};
+  }
+  DeviceTensor sums(int64_t numel) { return {*device_, DType::fp32, numel, 7.0F}; }
+  DeviceIndices indices(std::span<const int32_t> values) { return {*device_, values}; }
+
+  std::shared_ptr<Device> device_ = GetParam().make_device();
+  std::unique_ptr<Kernels> kernels_ = GetParam().make_kernels(*device_, GetParam().parameters);
+};
+
+}  // namespace zerorun::train::testing

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "examples/train/cpu/cpu_kernels.h"
+#include "tests/train/golden_model.h"
+
+// What the model does on every implementation of Kernels, against PyTorch's golden file.
+namespace zerorun::train::testing {
+
+class ModelConformance : public ::testing::TestWithParam<KernelsUnderTest> {
+ protected:
+  DType parameters() const { return GetParam().parameters; }
+};
+
+// Parameters are rounded, so the reference is an fp32 model on the CPU with the rounded ones; that
+// one is compared with PyTorch.
+TEST_P(ModelConformance, LossAndGradientsMatchPyTorch) {
+  const KernelsUnderTest reference{"cpu", [] { return make_cpu_device(); },
+                                   [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
+  GoldenModel model(GetParam());
+  GoldenModel wide(reference);
+  const bool same = parameters() == DType::fp32;
+  for (const ParameterSpec& spec : wide.parameters().specs()) {
+    const Doubles values = model.value(spec.name);
+    wide.parameters().set_parameter(wide.parameters().parameter_id(spec.name),
+                                    std::vector<float>(values.begin(), values.end()));
+  }
+  const Golden& golden = model.golden();
+  const double expected_loss = wide.forward_backward();
+  if (same) {
+    EXPECT_NEAR(expected_loss, golden.tensor("loss")[0], 1e-6 * expected_loss);
+  }
+  const double loss_scale = parameters() == DType::fp16 ? 1024.0 : 1.0;
+  const double accuracy = std::max(1e-6, model.activation_rounding() / 5);
+  EXPECT_NEAR(model.forward_backward(loss_scale), expected_loss, accuracy * expected_loss);
+  for (const ParameterSpec& spec : wide.parameters().specs()) {
+    Doubles expected = wide.gradient(spec.name);
+    if (same) expect_close(expected, golden.tensor("gradient." + spec.name), 1e-5, spec.name);
+    for (double& value : expected) value *= loss_scale;
+    expect_close(model.gradient(spec.name), expected, model.gradient_tolerance(parameters()),
+                 spec.name);
+  }
+}
+
+TEST_P(ModelConformance, EvaluationGivesTheTrainingLossAndPyTorchsLogits) {
+  GoldenModel model(GetParam());
+  EXPECT_EQ(model.model().loss({model.tokens(), model.targets()}), model.forward_backward());
+  const std::vector<int32_t> first(model.tokens().begin(),
+                                   model.tokens().begin() + Golden::kSeqLen);
+  const auto logits = model.model().logits(first);
+  const std::vector<double>& all = model.golden().tensor("logits");
+  const double tolerance =
+      std::max(1e-5, 4 * std::max(rounding_of(parameters()), model.activation_rounding()));
+  expect_close(logits, {all.begin(), all.begin() + std::ssize(logits)}, tolerance, "logits");
+}
+
+TEST_P(ModelConformance, TokensOneByOneGiveTheSameLogits) {
+  for (const bool recompute : {false, true}) {
+    GoldenModel model(GetParam(), recompute);
+    const std::vector<int32_t> tokens(model.tokens().begin(),
+                                      model.tokens().begin() + Golden::kSeqLen);
+    const auto all = model.model().logits(tokens);
+    const Doubles last_of_all(all.end() - Golden::config().vocabulary, all.end());
+    std::span<const float> last;
+    for (size_t count = 4; count <= tokens.size(); ++count) {
+      const int64_t first = count == 4 ? 0 : static_cast<int64_t>(count) - 1;
+      last = model.model().logits(std::span(tokens).first(count), first);
+    }
+    ASSERT_EQ(std::ssize(last), Golden::config().vocabulary);
+    expect_close(last, last_of_all, std::max(1e-6, 2 * model.activation_rounding()),
+                 "logits of the last token");
+  }
+}
+
+TEST_P(ModelConformance, RecomputedBlocksGiveTheSameBits) {
+  GoldenModel kept(GetParam());
+  GoldenModel recomputed(GetParam(), /*recompute=*/true);
+  EXPECT_EQ(kept.forward_backward(), recomputed.forward_backward());
+  for (const ParameterSpec& spec : kept.parameters().specs()) {
+    EXPECT_EQ(kept.gradient(spec.name), recomputed.gradient(spec.name)) << spec.name;
+  }
+}
+
+TEST_P(ModelConformance, TheLossScaleMultipliesGradientsAndNotTheLoss) {
+  GoldenModel plain(GetParam());
+  GoldenModel scaled(GetParam());
+  EXPECT_EQ(plain.forward_backward(), scaled.forward_backward(4096.0));
+  if (plain.activations() == DType::fp16 || parameters() == DType::fp16) return;  // not exact
+  for (const ParameterSpec& spec : plain.parameters().specs()) {
+    Doubles expected = plain.gradient(spec.name);
+    for (double& value : expected) value *= 4096.0;
+    EXPECT_EQ(scaled.gradient(spec.name), expected) << spec.name;
+  }
+}
+
+TEST_P(ModelConformance, AShorterBatchNeedsNoOtherModel) {
+  GoldenModel model(GetParam());
+  const std::span tokens = std::span(model.tokens()).first(Golden::kSeqLen);
+  const std::span targets = std::span(model.targets()).first(Golden::kSeqLen);
+  const double loss = model.model().loss({tokens, targets});
+  model.forward_backward();
+  EXPECT_EQ(model.model().loss({tokens, targets}), loss);
+}
+
+TEST_P(ModelConformance, LossesOfMicroStepsAreAddedUntilTheyAreTaken) {
+  GoldenModel model(GetParam());
+  const double once = model.forward_backward();
+  model.model().forward_backward({model.tokens(), model.targets()});
+  model.parameters().end_micro_step();
+  EXPECT_DOUBLE_EQ(model.forward_backward(), 2 * once);
+}
+
+}  // namespace zerorun::train::testing
