@@ -58,6 +58,7 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
       value.value = to_text(*given);
     }
     value.is_default = given == nullptr || value.value == value.fallback;
+    value.is_given = is_written;
     value.is_auto = is_written && is_auto(*spec, *keys.at(spec->pointer).node);
     values.push_back(std::move(value));
   }
@@ -76,18 +77,35 @@ void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   }
 }
 
+JsonNode read_root(std::string_view json, const std::string& source, ConfigProblems& problems) {
+  std::optional<JsonNode> root = read_json(json, problems);
+  if (root) return std::move(*root);
+  problems.throw_if_any();
+  fail<InternalError>("{}: was not read, without a reason", source);
+}
+
+struct ConfigText {
+  std::string json;
+  std::string source;
+};
+
+ConfigText find_text(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  if (file) return {read_text(file.get(), path), path};
+  const int error = errno;
+  std::optional<std::string> json = decode_base64url(path);
+  if (!json || !json->starts_with('{')) fail_to_read(path, error);
+  return {std::move(*json), "<base64>"};
+}
+
 }  // namespace
 
 ParsedConfig parse_config(std::string_view json, std::string source) {
   const KeyTable& table = key_table();
   ConfigProblems problems(source);
-  std::optional<JsonNode> root = read_json(json, problems);
-  if (!root) {
-    problems.throw_if_any();
-    fail<InternalError>("{}: was not read, without a reason", source);
-  }
+  const JsonNode root = read_root(json, source, problems);
   ParsedConfig parsed;
-  const GivenKeys keys = check_keys(table, *root, problems);
+  const GivenKeys keys = check_keys(table, root, problems);
   check_statuses(table, keys, problems, parsed.warnings);
   check_type_params(table, keys, problems);
   parsed.config = derive_config(table, keys);
@@ -102,12 +120,16 @@ ParsedConfig parse_config(std::string_view json, std::string source) {
 }
 
 ParsedConfig load_config(const std::string& path) {
-  const File file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (file) return parse_config(read_text(file.get(), path), path);
-  const int error = errno;
-  const std::optional<std::string> json = decode_base64url(path);
-  if (!json || !json->starts_with('{')) fail_to_read(path, error);
-  return parse_config(*json, "<base64>");
+  ConfigText text = find_text(path);
+  return parse_config(text.json, std::move(text.source));
+}
+
+std::string plain_config_json(const std::string& path) {
+  const ConfigText text = find_text(path);
+  ConfigProblems problems(text.source);
+  const JsonNode root = read_root(text.json, text.source, problems);
+  problems.throw_if_any();
+  return to_text(root);
 }
 
 }  // namespace zerorun

@@ -38,7 +38,11 @@ std::string MemoryLedger::summary() const {
 
 int64_t MemoryLedger::live_bytes() const {
   int64_t bytes = 0;
-  for (const Entry& entry : entries_) bytes += entry.live.load();
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (category == MemoryCategory::pinned || category == MemoryCategory::nvme) continue;
+    bytes += use(category).live_bytes;
+  }
   return bytes;
 }
 
@@ -54,7 +58,7 @@ constexpr auto kRemedies = std::to_array<Remedy>({
     {MemoryCategory::gradients, "zero_optimization.stage 2"},
     {MemoryCategory::buckets, "a smaller reduce_bucket_size"},
     {MemoryCategory::activations, "a smaller train_micro_batch_size_per_gpu or recomputation"},
-    {MemoryCategory::parameters, "zero_optimization.stage 3 or offload_param"},
+    {MemoryCategory::parameters, "zero_optimization.stage 3"},
 });
 
 }  // namespace

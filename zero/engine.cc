@@ -115,6 +115,10 @@ class EngineImpl final : public Engine {
     step_due_ = reducer_.end_micro_step();
     return step_due_;
   }
+  void drop_batch() override {
+    step_due_ = false;
+    reducer_.drop_batch();
+  }
   void extend_batch() override {
     ZR_CHECK(std::exchange(step_due_, false), "extend_batch() before end_micro_step() was true");
     reducer_.extend_batch();

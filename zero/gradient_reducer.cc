@@ -183,6 +183,14 @@ void GradientReducer::extend_batch() {
   micro_step_ = 1;
 }
 
+void GradientReducer::drop_batch() {
+  ZR_CHECK(next_ == 0, "drop_batch within a micro-step");
+  wait();
+  norm_.restart(stream_);
+  std::fill(contributions_.begin(), contributions_.end(), Contribution::none);
+  micro_step_ = 0;
+}
+
 void GradientReducer::wait() {
   for (int bucket : schedule_) progress_[static_cast<size_t>(bucket)].done.synchronize();
   if (pool_) pool_->trim();

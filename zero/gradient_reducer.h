@@ -71,6 +71,8 @@ class GradientReducer {
   bool end_micro_step();
   // As Engine::extend_batch.
   void extend_batch();
+  // As Engine::drop_batch.
+  void drop_batch();
   // As Engine::set_accumulation_boundary.
   void set_boundary(std::optional<bool> boundary);
   // Waits for all reductions.

@@ -184,6 +184,7 @@ struct Config {
 struct ConfigValue {
   std::string pointer;  // JSON pointer, "/zero_optimization/stage"
   std::string value;    // JSON text
+  bool is_given = false;  // written in the configuration, as "auto" or with a value
   bool is_default = true;
   bool is_auto = false;  // the file says "auto"
   std::string fallback;  // the default, JSON text; "null": not given
@@ -201,6 +202,8 @@ ZR_API ParsedConfig parse_config(std::string_view json, std::string source = "<s
 // Reads a file, or decodes the URL-safe base64 text of one when there is no such file, as DeepSpeed
 // does. Throws ConfigError when it can be neither.
 ZR_API ParsedConfig load_config(const std::string& path);
+// The content of what load_config reads, without comments, unchecked but for duplicate keys.
+ZR_API std::string plain_config_json(const std::string& path);
 
 // What a program knows and a file may leave to "auto"; 0 or unset: not known.
 struct RunFacts {

@@ -147,6 +147,8 @@ class ZR_API Engine {
   // instead of step(). For a second backward pass before a step. InternalError below stage 2 with
   // one accumulation step, where the gradient is reduced in place.
   virtual void extend_batch() = 0;
+  // The gradients since the last step are forgotten. Between micro-steps only.
+  virtual void drop_batch() = 0;
   // Whether the coming micro-steps each end a batch; nullopt: every accumulation_steps-th does.
   // Call it between micro-steps. The average stays over accumulation_steps.
   virtual void set_accumulation_boundary(std::optional<bool> boundary) = 0;

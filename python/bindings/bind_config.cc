@@ -150,6 +150,7 @@ void register_whole(py::module_& m) {
   read_only_struct<ConfigValue>(m, "ConfigValue", "One key of a configuration, and its value.")
       .def_readonly("pointer", &ConfigValue::pointer)
       .def_readonly("value", &ConfigValue::value)
+      .def_readonly("is_given", &ConfigValue::is_given)
       .def_readonly("is_default", &ConfigValue::is_default)
       .def_readonly("is_auto", &ConfigValue::is_auto)
       .def_readonly("fallback", &ConfigValue::fallback);
@@ -171,6 +172,7 @@ void register_config(py::module_& m) {
   register_whole(m);
   m.def("parse_config", &parse_config, "json"_a, "source"_a = "<string>");
   m.def("load_config", &load_config, "path"_a);
+  m.def("plain_config_json", &plain_config_json, "path"_a);
   m.def(
       "resolve_auto",
       [](ParsedConfig parsed, int world_size, int64_t hidden_size, int64_t total_steps,

@@ -3,10 +3,10 @@
 #include <memory>
 #include <utility>
 
-#include "core/check.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
+#include "zerorun/error.h"
 
 namespace zerorun {
 
@@ -24,7 +24,9 @@ class EngineHandle {
   explicit EngineHandle(std::shared_ptr<EngineOwner> owner) : owner_(std::move(owner)) {}
 
   const std::shared_ptr<EngineOwner>& owner() const {
-    ZR_CHECK(owner_ != nullptr, "the engine is used after destroy()");
+    if (owner_ == nullptr) {
+      throw ConfigError("the engine is used after destroy(); make another with initialize");
+    }
     return owner_;
   }
   Engine& engine() const { return *owner()->engine; }

@@ -110,6 +110,15 @@ bool GradientCollector::collect_late() {
   return complete;
 }
 
+void GradientCollector::drop_batch() {
+  for (const auto& [id, parameter] : std::exchange(late_, {})) {
+    py::setattr(parameter, grad_name_, py::none());
+  }
+  batch_complete_ = false;
+  const py::gil_scoped_release release;
+  owner_->engine->drop_batch();
+}
+
 void register_gradient_collector(py::module_& m) {
   py::class_<GradientCollector, std::shared_ptr<GradientCollector>>(
       m, "GradientCollector", "Carries gradients from autograd into an engine's buckets.")
@@ -132,6 +141,8 @@ void register_gradient_collector(py::module_& m) {
            "True when a whole batch has been accumulated and step() is due.")
       .def("collect_late", &GradientCollector::collect_late,
            "A further micro-step for what came late on any rank. Collective.")
+      .def("drop_batch", &GradientCollector::drop_batch,
+           "Forgets the gradients since the last step. Between micro-steps. Collective.")
       .def("stepped", &GradientCollector::stepped, "The batch was stepped.");
 }
 

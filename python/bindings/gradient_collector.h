@@ -35,6 +35,8 @@ class GradientCollector {
   bool has_late() const { return !late_.empty(); }
   // One more micro-step for what came late on any rank; all ranks must call it.
   bool collect_late();
+  // Forgets the gradients since the last step. Between micro-steps; all ranks must call it.
+  void drop_batch();
   // The batch was stepped.
   void stepped() { batch_complete_ = false; }
 

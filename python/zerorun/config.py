@@ -36,6 +36,7 @@ __all__ = [
     "ZeroConfig",
     "load",
     "parse",
+    "read",
     "resolve_auto",
     "resolve_batch",
     "schema",
@@ -73,6 +74,11 @@ def _to_plain(value: object) -> object:
 def load(path: str | os.PathLike[str]) -> ParsedConfig:
     """Reads and checks a file, or the URL-safe base64 text of one where there is no such file."""
     return _C.load_config(os.fspath(path))
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of what :func:`load` reads, comments left out; only duplicate keys are errors."""
+    return json.loads(_C.plain_config_json(os.fspath(path)))
 
 
 def resolve_auto(

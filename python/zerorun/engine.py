@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,17 +18,18 @@ from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer
 from zerorun.parameter_memory import (
-    by_parameter,
     cast_buffers,
-    full_view,
     load_parameters,
     masters_from_parameters,
     write_full,
 )
+from zerorun.placement import give_back, place_parameters
 from zerorun.state_access import StateAccess
-from zerorun.zero.partition import EnginePartition, PrivatePartition, partition_of
 
 __all__ = ["ZeroEngine"]
+
+
+_CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
 
 
 def _to_half(value: torch.Tensor) -> torch.Tensor:
@@ -102,27 +102,8 @@ class ZeroEngine(nn.Module):
             if hooks and self.layout.is_trainable(parameter):
                 hook = self.collector.hook(index)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self._place_parameters()
+        self._gather_hooks = place_parameters(self)
         self._announce_boundary()
-
-    def _place_parameters(self) -> None:
-        """From here on the model's parameters are the engine's memory."""
-        this = weakref.ref(self)
-        for parameter in self.layout.names:
-            parameter._zerorun_engine = this
-        if self.zero_optimization_stage() < 3:
-            for parameter in self.layout.names:
-                partition = partition_of(parameter)
-                if partition is not None:
-                    partition.detach()
-                parameter.data = full_view(self.core, self.layout, parameter)
-            return
-        self._gather_hooks = GatherHooks(self.module, self.core, self.layout)
-        intervals = by_parameter(self.core)
-        for unit in self._gather_hooks.units:
-            for parameter in unit.parameters:
-                own = intervals.get(self.layout.ids[parameter], [])
-                EnginePartition(self, unit, parameter, own)
 
     def watch(self, module: nn.Module) -> None:
         """At stage 3: `module` may read parameters that are not its own."""
@@ -175,6 +156,8 @@ class ZeroEngine(nn.Module):
 
         A gradient that is not finite skips the update on every rank (`skipped_steps`).
         """
+        if self.core.closed:
+            raise _C.ConfigError("step: the engine was destroyed; make another with initialize")
         if self.optimizer is None:
             raise _C.ConfigError(
                 "step: this engine has no optimizer; give one to initialize or in the configuration"
@@ -186,6 +169,8 @@ class ZeroEngine(nn.Module):
             self._end_micro_step()
         self.micro_step_applied = False
         if boundary:
+            if self.global_steps % _CHECK_EVERY == 0:
+                self.layout.check_unchanged(self.module)
             self._collect_late()
             self.last_step = self.optimizer.update()
             self.micro_step_applied = self.last_step.applied
@@ -261,7 +246,24 @@ class ZeroEngine(nn.Module):
     # --- the rest of a module ---
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing to do: gradients live in the engine, and a step ends them."""
+        """Forgets a backward that no step followed, if each step ends a batch.
+
+        Accumulated micro-steps stay, since loops with accumulation call this between them; see
+        :meth:`drop_batch`. Collective then, like the backward.
+        """
+        if self.batch.accumulation_steps == 1 and self._boundary is None and not self._in_no_sync:
+            self.drop_batch()
+
+    def drop_batch(self) -> None:
+        """Forgets all gradients since the last update. Collective."""
+        if self._in_backward or self.collector.open:
+            self._end_micro_step()
+        if not self._micro_step_ended and self._batch_steps == 0:
+            return
+        self.collector.drop_batch()
+        self._micro_step_ended = False
+        self._batch_steps = 0
+        self._announce_boundary()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The model's own; at stage 3 parameters are empty outside of a gather."""
@@ -321,13 +323,16 @@ class ZeroEngine(nn.Module):
         """
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
-        return checkpoint.load(
+        path, client_state = checkpoint.load(
             self,
             load_dir,
             tag,
             optimizer_states=load_optimizer_states and not load_module_only,
             lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
         )
+        if path is not None:
+            self.drop_batch()
+        return path, client_state
 
     def save_16bit_model(
         self,
@@ -361,23 +366,11 @@ class ZeroEngine(nn.Module):
         self._gather_hooks = None
         with torch.no_grad():
             for parameter in self.layout.names:
-                self._give_back(parameter)
+                give_back(self, parameter)
         if self.optimizer is not None:
             self.optimizer.detach()
         self.collector = None
         self.core.close()
-
-    def _give_back(self, parameter: nn.Parameter) -> None:
-        full = full_view(self.core, self.layout, parameter)
-        partition = partition_of(parameter)
-        parameter.grad = None
-        del parameter._zerorun_engine
-        if partition is None:
-            parameter.data = full.clone()
-            return
-        partition.detach()
-        parameter.data = full
-        PrivatePartition(parameter, self.communicator)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -47,6 +47,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
+    if not isinstance(config, str | os.PathLike | Mapping):
+        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
     raw = config if isinstance(config, Mapping) else None
     parsed = configuration.parse(config) if raw is not None else configuration.load(config)
     settings = parsed.config
@@ -66,10 +68,14 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     own = communicator.duplicate(world, settings.comm_timeout_s)
     engine = engine_class(model, layout, settings, batch, own)
     engine.attach(rule, len(groups), layout.dtype(settings.precision.param_dtype))
-    if raw is not None:
-        engine.config = dict(raw)
+    engine.config = dict(raw) if raw is not None else configuration.read(config)
     if basic is not None:
         engine.optimizer = engine.optimizer_class(engine, basic, rule)
+    if lr_scheduler is not None and _names_section(parsed, "scheduler"):
+        raise _C.ConfigError(
+            "/scheduler: the program brings a scheduler and the configuration names one: leave "
+            "one of them out"
+        )
     engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
     if training_data is not None:
         from zerorun.dataloader import make_dataloader
@@ -80,6 +86,10 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
+def _names_section(parsed: configuration.ParsedConfig, name: str) -> bool:
+    return any(v.pointer.startswith(f"/{name}/") and v.is_given for v in parsed.values)
+
+
 def _basic_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None,
@@ -87,6 +97,11 @@ def _basic_optimizer(
     parsed: configuration.ParsedConfig,
 ) -> torch.optim.Optimizer | None:
     """The torch optimizer whose groups the engine reads; for the configuration's one a stand-in."""
+    if optimizer is not None and _names_section(parsed, "optimizer"):
+        raise _C.ConfigError(
+            "/optimizer: the program brings an optimizer and the configuration names one: leave "
+            "one of them out"
+        )
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     if optimizer is not None:
@@ -94,7 +109,7 @@ def _basic_optimizer(
         if not isinstance(made, torch.optim.Optimizer):
             raise _C.ConfigError(f"optimizer(parameters) gave {type(made)}, not a torch optimizer")
         return made
-    configured = any(v.pointer.startswith("/optimizer") and not v.is_default for v in parsed.values)
+    configured = _names_section(parsed, "optimizer")
     groups = [group for group in param_groups_of(model, model_parameters) if group["params"]]
     if not configured or not groups:
         return None

@@ -40,6 +40,8 @@ class ModelLayout:
     group_of: dict[nn.Parameter, int] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
     ids: dict[nn.Parameter, int] = field(default_factory=dict)
+    trainable: set[nn.Parameter] = field(default_factory=set)  # when the engine was made
+    frozen: set[nn.Parameter] = field(default_factory=set)  # likewise
 
     @classmethod
     def of(cls, model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> ModelLayout:
@@ -55,6 +57,8 @@ class ModelLayout:
             layout.names[parameter] = name
             layout.shapes[parameter] = getattr(parameter, "ds_shape", parameter.shape)
         layout._assign_groups(groups)
+        layout.trainable = {p for p in layout.group_of if p.requires_grad}
+        layout.frozen = {p for p in layout.names if not p.requires_grad}
         layout.units = find_units(model)
         return layout
 
@@ -73,7 +77,21 @@ class ModelLayout:
                 self.group_of[parameter] = index
 
     def is_trainable(self, parameter: nn.Parameter) -> bool:
-        return parameter.requires_grad and parameter in self.group_of
+        return parameter in self.trainable
+
+    def check_unchanged(self, model: nn.Module) -> None:
+        """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""
+        for name, parameter in model.named_parameters():
+            if parameter not in self.names and parameter.requires_grad:
+                raise _C.ConfigError(
+                    f"parameter {name} joined the model after initialize, and would never be "
+                    "trained: change the model before"
+                )
+            if parameter.requires_grad and parameter in self.frozen:
+                raise _C.ConfigError(
+                    f"parameter {name} was frozen when initialize was called, and cannot be "
+                    "trained now: unfreeze it before"
+                )
 
     def specs(self) -> list[_C.ParameterSpec]:
         """The engine's list; sets `ids`."""
@@ -122,6 +140,11 @@ class ModelLayout:
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
+    if getattr(parameter, "_zerorun_engine", None) is not None:
+        raise _C.ConfigError(
+            f"parameter {name} belongs to an engine already: call that engine's destroy() before "
+            "the model gets another"
+        )
     if parameter.is_meta:
         raise _C.ConfigError(
             f"parameter {name} is on the meta device and has no values: materialise the model "

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["UpdateRule", "ZeroOptimizer", "rule_of"]
 
 
+# Optimizers whose step is not one of elements.
+_WHOLE = {"Adafactor", "LBFGS", "Muon", "SOAP", "Shampoo", "SparseAdam"}
+
+
 class UpdateRule:
     """How an engine updates its shards: a fused rule of the core, or torch's on the shards."""
 
@@ -36,6 +40,12 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     """
     groups = optimizer.param_groups
     kind = type(optimizer)
+    whole = next((base.__name__ for base in kind.__mro__ if base.__name__ in _WHOLE), None)
+    if whole is not None:
+        raise _C.ConfigError(
+            f"{kind.__name__} needs whole parameters or a closure, which shards cannot give: use "
+            "an optimizer that treats elements alike, or Muon from the configuration"
+        )
     named = getattr(kind, "zerorun_rule", None)
     if named is not None:
         return UpdateRule(named)
@@ -51,7 +61,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
 
 def _shard_of(value: Any, shape: torch.Size, part: slice, what: str) -> Any:
     """This rank's part of a state that the optimizer had before it was sharded."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 != len(shape):
         return value
     if value.shape != shape:
         raise _C.ConfigError(
@@ -102,7 +112,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 shape = layout.shapes[parameter]
                 part = slice(interval.begin, interval.begin + interval.numel)
                 self.optimizer.state[shard] = {
-                    key: _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}")
+                    key: value
+                    if key == "step"
+                    else _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}")
                     for key, value in before[parameter].items()
                 }
 
@@ -158,7 +170,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing to do: gradients live in the engine, and a step ends them."""
+        """As :meth:`ZeroEngine.zero_grad`."""
+        self.engine.zero_grad()
 
     @property
     def loss_scale(self) -> float:

@@ -148,6 +148,7 @@ class FakeEngine : public Engine {
   void grad_ready(ParameterId) override {}
   bool end_micro_step() override { return false; }
   void extend_batch() override {}
+  void drop_batch() override {}
   double gradient_average() const override { return 1; }
   bool is_sharded(ParameterId) const override { return false; }
   void set_accumulation_boundary(std::optional<bool>) override {}

@@ -206,6 +206,37 @@ TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
   EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
 }
 
+// Whatever was accumulated before, wherever it rests: the step is that of what came after.
+TEST(Offload, ADroppedBatchLeavesNoTrace) {
+  const auto train = [](Config config, int64_t steps, int dropped) {
+    config.batch.accumulation_steps = steps;
+    uint64_t hash = 0;
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      for (int i = 0; i < dropped; ++i) ToyModel::micro_step(*engine, comm.rank(), 5 + i, 9);
+      if (dropped > 0) engine->drop_batch();
+      for (int64_t i = 0; i < steps; ++i) ToyModel::micro_step(*engine, comm.rank(), i, 0);
+      engine->step();
+      hash = engine->parameter_hash();
+    });
+    return hash;
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int64_t steps : {1, 3}) {
+      const Config config = base_config(stage);
+      const uint64_t expected = train(config, steps, 0);
+      for (const int dropped : {1, 3}) {
+        if (dropped > steps) continue;
+        EXPECT_EQ(train(config, steps, dropped), expected) << "stage " << stage;
+        if (stage == 0) continue;
+        EXPECT_EQ(train(offloaded(config, 0.5), steps, dropped), expected) << "stage " << stage;
+      }
+    }
+  }
+}
+
 TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
   const auto train = [](Config config) {
     config.optimizer.type = std::string(kExternalOptimizer);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,27 @@ _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
 
 
+def _nothing() -> None:
+    """What a copy or a pickle of a parameter has in the place of its partition."""
+
+
+def left_behind(self: object) -> tuple[Callable[[], None], tuple[()]]:
+    """For `__reduce__`: copies and pickles get None."""
+    return _nothing, ()
+
+
+class _Method:
+    """A function as an attribute of a parameter, which stays behind when that is pickled."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        return self._function()
+
+    __reduce__ = left_behind
+
+
 class ZeroParamStatus(enum.Enum):
     """Whether a partitioned parameter is full on this rank; values as in DeepSpeed."""
 
@@ -37,6 +59,8 @@ def partition_of(parameter: Any) -> Partition | None:
 
 class Partition:
     """What :class:`GatheredParameters` and the ``ds_*`` attributes need; see the two below."""
+
+    __reduce__ = left_behind
 
     def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
         self.parameter = parameter
@@ -55,9 +79,9 @@ class Partition:
         parameter.ds_persist = False
         parameter.ds_active_sub_modules = set()
         parameter.ds_process_group = None
-        parameter.partition_numel = self.local_numel
-        parameter.all_gather = lambda *_args, **_kwargs: self.acquire()
-        parameter.partition = lambda *_args, **_kwargs: self.release()
+        parameter.partition_numel = _Method(self.local_numel)
+        parameter.all_gather = _Method(self.acquire)
+        parameter.partition = _Method(self.release)
 
     def detach(self) -> None:
         """The parameter is an ordinary one from now on."""

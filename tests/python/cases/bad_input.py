@@ -165,3 +165,55 @@ def case_a_rank_that_fails_ends_the_others(_folder: Path) -> None:
         engine.communicator.abort("forward of blocks.1 failed: ValueError")
         return
     raises(zerorun.CommError, "forward of blocks.1 failed", lambda: train(engine, 1))
+
+
+def case_an_optimizer_that_needs_whole_parameters(_folder: Path) -> None:
+    for kind in (torch.optim.Adafactor, torch.optim.LBFGS):
+        model = make()
+        optimizer = kind(model.parameters())
+        raises(
+            zerorun.ConfigError,
+            f"{kind.__name__} needs whole parameters",
+            lambda model=model, optimizer=optimizer: zerorun.initialize(
+                model, optimizer, config=config(1)
+            ),
+        )
+
+
+def case_two_sources_of_one_setting(_folder: Path) -> None:
+    model = make()
+    settings = config(1, optimizer={"type": "AdamW", "params": {"lr": 1e-3}})
+    raises(
+        zerorun.ConfigError,
+        "/optimizer: the program brings an optimizer",
+        lambda: zerorun.initialize(model, adamw(model), config=settings),
+    )
+    raises(zerorun.ConfigError, "config: got", lambda: zerorun.initialize(model, config=3))
+
+
+def case_a_model_that_has_an_engine(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    raises(
+        zerorun.ConfigError,
+        "belongs to an engine already",
+        lambda: zerorun.initialize(model, adamw(model), config=config(1)),
+    )
+    engine.destroy()
+    raises(zerorun.ConfigError, "destroyed", engine.step)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    engine.destroy()
+
+
+def case_a_model_that_changes_under_its_engine(_folder: Path) -> None:
+    model = make()
+    model.head.bias = torch.nn.Parameter(torch.zeros(50), requires_grad=False)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    model.head.bias.requires_grad_()
+    raises(zerorun.ConfigError, "head.bias was frozen", lambda: train(engine, 1))
+    engine.destroy()
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    model.extra = torch.nn.Linear(2, 2)
+    raises(zerorun.ConfigError, "extra.weight joined the model", lambda: train(engine, 1))
+    engine.destroy()

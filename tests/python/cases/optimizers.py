@@ -108,3 +108,32 @@ def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Pa
         hashes.add(engine.core.parameter_hash())
         engine.destroy()
     assert len(hashes) == 1
+
+
+def case_the_configurations_optimizer_may_have_default_values(_folder: Path) -> None:
+    for kind in ("Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"):
+        engine, *_ = zerorun.initialize(make(), config=config(2, optimizer={"type": kind}))
+        train(engine, 1)
+        engine.destroy()
+
+
+def case_parameters_of_no_dimension(_folder: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.scale * self.inner(tokens)
+
+    def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=1e-2)
+
+    torch.manual_seed(0)
+    expected, _ = reference(adagrad, Scaled)
+    for stage in STAGES:
+        model = Scaled()
+        engine, *_ = zerorun.initialize(model, adagrad(model), config=config(stage))
+        assert_close(train(engine), expected)
+        engine.destroy()

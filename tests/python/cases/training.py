@@ -357,3 +357,42 @@ def case_no_sync_accumulates_and_refuses_to_step(_folder: Path) -> None:
         engine.communicator.all_reduce(means)
         assert_close((means / WORLD_SIZE).tolist(), expected)
         engine.destroy()
+
+
+def step_norm(engine: zerorun.ZeroEngine, *batches: int) -> float:
+    for batch in batches:
+        engine.backward(loss_of(engine, part_of(batch_of(batch))))
+        engine.step()
+    return engine.get_global_grad_norm()
+
+
+def case_zero_grad_forgets_a_backward_without_a_step(_folder: Path) -> None:
+    for stage in STAGES:
+        norms = []
+        for forget in (False, True):
+            model = make()
+            engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            if forget:
+                engine.backward(loss_of(engine, part_of(batch_of(7))))
+                optimizer.zero_grad()
+            norms.append(step_norm(engine, 0))
+            engine.destroy()
+        assert norms[0] == norms[1]
+
+
+def case_a_load_in_mid_batch_begins_a_new_one(folder: Path) -> None:
+    for stage in STAGES:
+        norms = []
+        for loads in (False, True):
+            model = make()
+            settings = config(stage, gradient_accumulation_steps=2)
+            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            engine.save_checkpoint(folder / str(stage))
+            if loads:
+                engine.backward(loss_of(engine, part_of(batch_of(7))))
+                engine.step()
+                engine.load_checkpoint(folder / str(stage))
+            norms.append(step_norm(engine, 0, 1))
+            assert engine.global_steps == 1
+            engine.destroy()
+        assert norms[0] == norms[1]

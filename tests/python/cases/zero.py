@@ -336,3 +336,18 @@ def case_offloading_changes_no_number(folder: Path) -> None:
             engine.destroy()
         assert all(result == results[0] for result in results), results
         assert not list(folder.iterdir())
+
+
+def case_a_model_can_be_pickled(folder: Path) -> None:
+    for stage in range(4):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        path = folder / f"model{stage}.{RANK}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            torch.save(model, path)
+            expected = {name: value.clone() for name, value in model.state_dict().items()}
+        engine.destroy()
+        copy = torch.load(path, weights_only=False)
+        assert all(torch.equal(value, expected[name]) for name, value in copy.state_dict().items())
+        assert torch.isfinite(loss_of(copy, batch_of(0)))
