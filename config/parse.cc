@@ -103,7 +103,7 @@ ConfigText find_text(const std::string& path) {
 ParsedConfig parse_config(std::string_view json, std::string source) {
   const KeyTable& table = key_table();
   ConfigProblems problems(source);
-  const JsonNode root = read_root(json, source, problems);
+  JsonNode root = read_root(json, source, problems);
   ParsedConfig parsed;
   const GivenKeys keys = check_keys(table, root, problems);
   check_statuses(table, keys, problems, parsed.warnings);

@@ -27,6 +27,7 @@ struct Setting {
   int stage = 0;
   DType dtype = DType::fp32;
   int64_t accumulation = 1;
+  double offloaded = 0;  // part of the optimizer's states that rests on the host
 };
 
 Config config_of(const Setting& setting) {
@@ -38,6 +39,10 @@ Config config_of(const Setting& setting) {
   config.zero.overlap_comm = true;
   config.zero.param_persistence_threshold = 10;
   config.gradient_clipping = 0.5;
+  if (setting.offloaded > 0) {
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = setting.offloaded;
+  }
   return config;
 }
 
@@ -148,6 +153,21 @@ TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
     const uint64_t expected = train(setting, Where::cpu);
     EXPECT_EQ(train(setting, Where::nccl), expected) << name_of(setting.dtype);
     EXPECT_EQ(train(setting, Where::shared_gpu), expected) << name_of(setting.dtype);
+  }
+}
+
+// Gradients go down beside backward, the host steps, parameters come up: to the bits of a step that
+// never left the device.
+TEST_P(CudaEngineTest, OffloadedStatesChangeNoBit) {
+  if (GetParam() == 0) GTEST_SKIP() << "stage 0 shards nothing";
+  for (const double offloaded : {0.5, 1.0}) {
+    for (const int64_t accumulation : {1, 2}) {
+      const Setting setting{GetParam(), DType::bf16, accumulation, offloaded};
+      const uint64_t expected = train({GetParam(), DType::bf16, accumulation}, Where::cpu);
+      EXPECT_EQ(train(setting, Where::cpu), expected) << offloaded;
+      EXPECT_EQ(train(setting, Where::nccl), expected) << offloaded;
+      EXPECT_EQ(train(setting, Where::shared_gpu), expected) << offloaded;
+    }
   }
 }
 
