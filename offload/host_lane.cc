@@ -63,6 +63,15 @@ Event HostLane::send(TensorView staged, TensorView dst) {
   return up_->record();
 }
 
+void HostLane::settle() noexcept {
+  for (Stream* stream : {down_.get(), compute_.get(), up_.get()}) {
+    try {
+      stream->synchronize();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for results gets the error
+    }
+  }
+}
+
 void HostLane::synchronize() {
   down_->synchronize();
   compute_->synchronize();

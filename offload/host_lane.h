@@ -37,10 +37,13 @@ class HostLane {
   TensorView outgoing(int64_t numel, DType dtype);
   Event send(TensorView staged, TensorView dst);
 
-  // Everything sent so far.
+  // Everything fetched, or sent, so far.
+  Event received() { return down_->record(); }
   Event sent() { return up_->record(); }
   // Waits for all three streams; rethrows their first error.
   void synchronize();
+  // The same before memory goes that their work uses, whatever has become of it.
+  void settle() noexcept;
 
  private:
   // Staging slots in turn; one is free again after the event.

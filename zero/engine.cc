@@ -74,8 +74,9 @@ class EngineImpl final : public Engine {
   ~EngineImpl() override {
     // Peers must not wait for collectives that an unwinding rank will never join.
     if (std::uncaught_exceptions() > 0) context_.comm.abort("it stopped after an error");
-    // Work on the stream uses the other members' memory.
+    // Work on the streams uses the other members' memory.
     comm_stream_.reset();
+    if (offload_) offload_->lane.settle();
   }
 
   std::span<const ParameterSpec> parameters() const override { return model_.specs(); }

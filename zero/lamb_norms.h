@@ -14,6 +14,11 @@ class LambNorms {
  public:
   // `lane` is null when nothing is offloaded.
   LambNorms(const EngineContext& context, HostLane* lane);
+  LambNorms(const LambNorms&) = delete;
+  LambNorms& operator=(const LambNorms&) = delete;
+  ~LambNorms() {
+    if (lane_ != nullptr) lane_->settle();
+  }
 
   // Adds a part of a parameter and of its direction, which lie where `device` computes.
   void add(Device& device, Stream& stream, ParameterId id, TensorView parameter,

@@ -135,6 +135,7 @@ class ShardedOptimizer {
   std::vector<std::vector<std::vector<Run>>> runs_;  // by bucket and piece
   // Of one bucket at a time, in fp32: Lamb's direction of a piece, Muon's of the whole.
   Buffer direction_;
+  Event direction_read_;  // the host has what it needs of Muon's
   std::shared_ptr<void> ledger_;
   Buffer work_;  // of orthogonalization
 };

@@ -91,6 +91,7 @@ void ShardedOptimizer::muon_step(const Bucket& bucket, const Step& step, Stream&
   Stream& stream = device.inline_stream();
   const TensorView direction = view_of(direction_, DType::fp32, bucket.layout.padded_numel());
   const TensorView held = direction.slice(bucket.held_from, bucket.held_numel);
+  stream.wait(direction_read_);  // by the bucket before
   if (bucket.offloaded) lane_->stream().wait(bucket.host_ready);
   for (const StatePiece& piece : bucket.pieces) {
     Work work = begin(bucket, piece);
@@ -144,6 +145,7 @@ void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
     if (piece.on_host) lane_->fetched();
     end(work);
   }
+  if (bucket.offloaded) direction_read_ = lane_->received();
 }
 
 }  // namespace zerorun

@@ -120,6 +120,7 @@ void CudaStreamImpl::wait(const Event& event) {
     return check_cuda(cudaStreamWaitEvent(handle_, cuda->handle(), 0), "cudaStreamWaitEvent");
   }
   if (event.ready()) return event.synchronize();
+  const CurrentDevice current(device_);
   auto foreign = std::make_unique<ForeignEvent>(ForeignEvent{event, errors_});
   check_cuda(cudaLaunchHostFunc(handle_, &ForeignEvent::wait, foreign.get()), "cudaLaunchHostFunc");
   static_cast<void>(foreign.release());  // the call owns it

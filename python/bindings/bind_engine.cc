@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"

@@ -206,6 +206,34 @@ TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
   EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
 }
 
+// Muon's directions of a bucket are on the device until the host has fetched its part; those of the
+// next bucket must wait for it.
+TEST(Offload, DirectionsStayUntilTheHostHasReadThem) {
+  Config config = base_config(3, DType::fp32);
+  config.optimizer.type = "Muon";
+  config.zero.reduce_bucket_size = 100;
+  config.zero.param_persistence_threshold = 0;
+  const ToyOutcome expected = toy_train(config, 1);
+  Config other = offloaded(config, 0.3);
+  other.offload.sub_group_size = 256;
+  for (int run = 0; run < 30; ++run) expect_same(toy_train(other, 1), expected, "ratio 0.3");
+}
+
+// Copies may still run when an engine ends in the middle of a batch, or with an error.
+TEST(Offload, AnEngineMayEndBetweenBackwardAndStep) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    for (int run = 0; run < 10; ++run) {
+      run_ranks(2, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto engine = Engine::create(offloaded(base_config(stage)), *device, comm,
+                                           toy_specs(), ToyModel::groups());
+        toy_initialize(*engine);
+        ToyModel::micro_step(*engine, comm.rank(), 0, 0);
+      });
+    }
+  }
+}
+
 // Whatever was accumulated before, wherever it rests: the step is that of what came after.
 TEST(Offload, ADroppedBatchLeavesNoTrace) {
   const auto train = [](Config config, int64_t steps, int dropped) {

@@ -276,7 +276,7 @@ def case_destroy_returns_all_bytes(_folder: Path) -> None:
         gc.collect()
         engine.communicator.barrier()
         assert shared_bytes() - before < 200_000, "only control blocks may stay"
-        raises(zerorun.InternalError, "after destroy", lambda: engine.core.step_count)
+        raises(zerorun.ConfigError, "after destroy", lambda: engine.core.step_count)
         for parameter in model.parameters():
             assert type(parameter) is nn.Parameter
             kind = partition.PrivatePartition if stage == 3 else type(None)
