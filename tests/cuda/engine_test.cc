@@ -14,6 +14,7 @@
 #include "tests/cuda/fake/fake_cuda.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
+#include "tests/zero/toy_run.h"
 
 namespace zerorun {
 namespace {
@@ -40,6 +41,7 @@ Config config_of(const Setting& setting) {
   config.zero.param_persistence_threshold = 10;
   config.gradient_clipping = 0.5;
   if (setting.offloaded > 0) {
+    config.offload.sub_group_size = 256;
     config.offload.optimizer.device = OffloadDevice::cpu;
     config.offload.optimizer.ratio = setting.offloaded;
   }
@@ -96,7 +98,7 @@ void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t
 
 uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
   const auto engine =
-      Engine::create(config_of(setting), device, comm, ToyModel::specs(), ToyModel::groups());
+      Engine::create(config_of(setting), device, comm, testing::toy_specs(), ToyModel::groups());
   engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
     for (size_t i = 0; i < out.size(); ++i) {
       out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
@@ -158,8 +160,9 @@ TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
 
 // Gradients go down beside backward, the host steps, parameters come up: to the bits of a step that
 // never left the device.
-TEST_P(CudaEngineTest, OffloadedStatesChangeNoBit) {
-  if (GetParam() == 0) GTEST_SKIP() << "stage 0 shards nothing";
+class CudaOffloadTest : public CudaEngineTest {};
+
+TEST_P(CudaOffloadTest, ChangesNoBit) {
   for (const double offloaded : {0.5, 1.0}) {
     for (const int64_t accumulation : {1, 2}) {
       const Setting setting{GetParam(), DType::bf16, accumulation, offloaded};
@@ -173,6 +176,7 @@ TEST_P(CudaEngineTest, OffloadedStatesChangeNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, CudaEngineTest, ::testing::Values(0, 1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadTest, ::testing::Values(1, 2, 3));
 
 }  // namespace
 }  // namespace zerorun
