@@ -1,4 +1,4 @@
-"""All ranks succeed or all raise: what keeps an error of one rank from leaving the others waiting."""
+"""All ranks succeed or all raise, so that no rank waits for one that has failed."""
 
 from __future__ import annotations
 
