@@ -23,10 +23,21 @@ from zerorun.agreement import all_or_none
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
-__all__ = ["Pieces", "Record", "assemble", "discard", "read", "remove_stale", "restore", "save"]
+__all__ = [
+    "Pieces",
+    "Record",
+    "assemble",
+    "discard",
+    "parameter_names",
+    "read",
+    "remove_stale",
+    "restore",
+    "save",
+]
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
-Pieces = dict[str, list[tuple[int, int, dict[str, Any]]]]
+Piece = tuple[int, int, dict[str, Any]]
+Pieces = dict[str, list[Piece]]
 # What the checkpoint keeps: {"folder": name, "files": [(name, bytes, SHA-256), ...]}.
 Record = dict[str, Any]
 
@@ -178,9 +189,7 @@ def restore(engine: ZeroEngine, pieces: Pieces) -> None:
             engine.optimizer.load_shard_state(interval.parameter, interval.begin, state)
 
 
-def assemble(
-    pieces: list[tuple[int, int, dict[str, Any]]], begin: int, numel: int, name: str
-) -> dict[str, Any]:
+def assemble(pieces: list[Piece], begin: int, numel: int, name: str) -> dict[str, Any]:
     """The state of elements [begin, begin + numel) of a parameter."""
     state: dict[str, Any] = {}
     for low, high, piece_begin, piece_numel, values in _overlaps(pieces, begin, numel, name):
@@ -201,7 +210,7 @@ def _is_per_element(value: Any, numel: int) -> bool:
 
 
 def _overlaps(
-    pieces: list[tuple[int, int, dict[str, Any]]], begin: int, numel: int, name: str
+    pieces: list[Piece], begin: int, numel: int, name: str
 ) -> list[tuple[int, int, int, int, dict[str, Any]]]:
     """The pieces with elements in [begin, begin + numel), each with these as [low, high)."""
     found, filled = [], 0
