@@ -151,7 +151,10 @@ def load(
         if wants_states:
             _check_optimizer(engine, payload, folder)
             if optimizer.rule.external:
-                pieces = shard_files.read(engine, folder, payload["shard_files"])
+                shard_files.verify(engine, folder, payload["shard_files"])
+    if wants_states and optimizer.rule.external:
+        with all_or_none(engine.communicator, "load_checkpoint"):
+            pieces = shard_files.read(engine, folder, payload["shard_files"])
     loaded = _C.load_checkpoint(engine.core, folder, name)
     _load_buffers(engine.module, payload.get("buffers", {}))
     if wants_states:

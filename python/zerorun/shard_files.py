@@ -33,6 +33,7 @@ __all__ = [
     "remove_stale",
     "restore",
     "save",
+    "verify",
 ]
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
@@ -135,23 +136,31 @@ def remove_stale(directory: str, tag: str, current: Record | None) -> None:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
 
 
+def verify(engine: ZeroEngine, directory: str, record: Record) -> None:
+    """Each file is hashed by one rank: all are intact when this succeeds on all ranks.
+
+    Raises CheckpointError.
+    """
+    rank, world_size = engine.communicator.rank, engine.communicator.world_size
+    for index, (name, size, digest) in enumerate(record["files"]):
+        path = os.path.join(directory, record["folder"], name)
+        try:
+            _check(path, size, digest if index % world_size == rank else None)
+        except OSError as error:
+            raise _C.CheckpointError(f"optimizer states: {error}") from error
+
+
 def read(engine: ZeroEngine, directory: str, record: Record) -> Pieces:
     """What a checkpoint's files hold, after a check that this rank's elements are there.
 
-    The values stay on disk until they are used. Each file is hashed by one rank, so that success on
-    all of them means that all are intact. Raises CheckpointError.
+    The values stay on disk until they are used. Raises CheckpointError.
     """
-    folder = os.path.join(directory, record["folder"])
-    rank, world_size = engine.communicator.rank, engine.communicator.world_size
     pieces: Pieces = {}
-    for index, (name, size, digest) in enumerate(record["files"]):
-        path = os.path.join(folder, name)
+    for name, *_ in record["files"]:
+        path = os.path.join(directory, record["folder"], name)
         try:
-            _check(path, size, digest if index % world_size == rank else None)
             loaded = torch.load(path, weights_only=True, mmap=True)
-        except _C.CheckpointError:
-            raise
-        except Exception as error:
+        except Exception as error:  # a state of a class that is not torch's, for one
             raise _C.CheckpointError(f"optimizer states in {path}: {error}") from error
         for parameter, *piece in loaded:
             pieces.setdefault(parameter, []).append(tuple(piece))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["StateAccess"]
 
 # This rank's intervals of a parameter, with views of their values in the engine's memory.
-_Parts = list[tuple["_C.StateInterval", torch.Tensor]]
+_Parts = list[tuple[_C.StateInterval, torch.Tensor]]
 
 
 class StateAccess:
