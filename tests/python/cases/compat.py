@@ -231,32 +231,6 @@ def case_get_last_lr_before_the_first_step(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
-    schedules = deepspeed.runtime.lr_schedules
-
-    def optimizer() -> torch.optim.Optimizer:
-        return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.3)
-
-    whole = schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear")
-    for _ in range(6):
-        whole.step()
-    resumed = schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear", 5)
-    for _ in range(6):
-        assert resumed.optimizer.param_groups[0]["lr"] == whole.get_last_lr()[0] < 0.3
-        assert resumed.last_batch_iteration == whole.last_batch_iteration
-        whole.step()
-        resumed.step()
-    cycle = schedules.OneCycle(optimizer(), 0.01, 0.1, 0.0, 4)
-    for _ in range(4):
-        cycle.step()
-    assert abs(cycle.get_last_lr()[0] - 0.1) < 1e-9  # the top, after cycle_first_step_size
-    for wrong, text in (
-        (lambda: schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear", 5, 6), "at most 5"),
-        (lambda: schedules.WarmupLR(optimizer(), 0.0, warmup_min_lr=0.0), "multiple values"),
-    ):
-        raises(TypeError, text, wrong)
-
-
 def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
     with deepspeed.zero.Init(config_dict_or_path=config(3)):
         model = make()

@@ -219,3 +219,29 @@ def case_setting_what_is_not_there_is_an_error(_folder: Path) -> None:
         )
         assert torch.equal(utils.safe_get_full_fp32_param(weight), before)
         engine.destroy()
+
+
+def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
+    schedules = deepspeed.runtime.lr_schedules
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.3)
+
+    whole = schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear")
+    for _ in range(6):
+        whole.step()
+    resumed = schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear", 5)
+    for _ in range(6):
+        assert resumed.optimizer.param_groups[0]["lr"] == whole.get_last_lr()[0] < 0.3
+        assert resumed.last_batch_iteration == whole.last_batch_iteration
+        whole.step()
+        resumed.step()
+    cycle = schedules.OneCycle(optimizer(), 0.01, 0.1, 0.0, 4)
+    for _ in range(4):
+        cycle.step()
+    assert abs(cycle.get_last_lr()[0] - 0.1) < 1e-9  # the top, after cycle_first_step_size
+    for wrong, text in (
+        (lambda: schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear", 5, 6), "at most 5"),
+        (lambda: schedules.WarmupLR(optimizer(), 0.0, warmup_min_lr=0.0), "multiple values"),
+    ):
+        raises(TypeError, text, wrong)
