@@ -41,7 +41,7 @@ def save(
     Raises CheckpointError, ConfigError or IoError on every rank.
     """
     folder = os.fspath(directory)
-    name = f"global_step{engine.global_steps}" if tag is None else str(tag)
+    name = f"global_step{engine.global_steps}" if tag in (None, "") else str(tag)
     with all_or_none(engine.communicator, "save_checkpoint"):
         payload = _payload(engine, client_state)
         text = _encode(payload)

@@ -230,7 +230,8 @@ def _overlaps(
             filled += high - low
     if filled != numel:
         raise _C.CheckpointError(
-            f"optimizer state of {name}: {filled} of {numel} elements are in the checkpoint"
+            f"optimizer state of {name}: {filled} of {numel} elements are in the checkpoint, which "
+            "is incomplete or another model's"
         )
     kinds = {tuple(sorted(values)) for *_, values in found}
     if len(kinds) > 1:

@@ -345,6 +345,8 @@ def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> No
 def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
     engine = engine_at(2, sgd)
     train(engine, 1)
+    engine.save_checkpoint(folder / "unnamed", "", save_latest=False)
+    assert (folder / "unnamed" / "global_step1").is_dir()
     engine.save_checkpoint(folder, "side", save_latest=False)
     assert not (folder / "latest").exists()
     engine.save_checkpoint(folder, "main")
@@ -361,7 +363,12 @@ def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
     engine.save_checkpoint(folder, "side", save_latest=False)  # in place of the first
     assert (folder / "latest").stat().st_mtime_ns == time
     names = {path.name for path in folder.iterdir()}
-    assert {name for name in names if "optimizer_shards" not in name} == {"latest", "main", "side"}
+    assert {name for name in names if "optimizer_shards" not in name} == {
+        "latest",
+        "main",
+        "side",
+        "unnamed",
+    }
     assert not (folder / "side").is_symlink()
     expected = engine.core.parameter_hash()
     train(engine, 1)
