@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from zerorun.agreement import all_or_none
 from zerorun.zero.partition import partition_of
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
-__all__ = ["full_state_dict"]
+__all__ = ["full_state_dict", "save_full_state"]
 
 
 def full_state_dict(
@@ -48,3 +51,34 @@ def _copy(parameter: nn.Parameter, keep: bool) -> Any:
         return parameter.detach().clone() if keep else None
     finally:
         partition.release()
+
+
+def save_full_state(
+    engine: ZeroEngine,
+    directory: str | os.PathLike[str],
+    filename: str,
+    exclude_frozen: bool = False,
+) -> None:
+    """Writes full_state_dict into `directory`/`filename`, on rank 0. Collective.
+
+    The file is complete or not there. Raises IoError on every rank.
+    """
+    state = full_state_dict(engine, exclude_frozen)
+    with all_or_none(engine.communicator, "saving the model"):
+        if state is not None:
+            os.makedirs(directory, exist_ok=True)
+            _write(state, os.path.join(directory, filename))
+
+
+def _write(state: dict[str, Any], path: str) -> None:
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,12 +1,16 @@
 """The states of a torch optimizer that runs on shards, beside the checkpoint they belong to.
 
-One file per rank in a folder of its own; the checkpoint names the folder, and is written last.
-States are stored by parameter and element, so another world size may load them.
+One file per rank in a folder of its own; the checkpoint, which is written last, names the folder
+and keeps each file's size and hash. States are stored by parameter and element, so another world
+size may load them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import re
 import secrets
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -14,86 +18,224 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerorun import _C
+from zerorun.agreement import all_or_none
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
-__all__ = ["Piece", "assemble", "load", "remove_stale", "save"]
+__all__ = [
+    "Pieces",
+    "Record",
+    "assemble",
+    "discard",
+    "parameter_names",
+    "read",
+    "remove_stale",
+    "restore",
+    "save",
+    "verify",
+]
 
-# Elements [begin, begin + numel) of a parameter's state.
+# By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
 Piece = tuple[int, int, dict[str, Any]]
+Pieces = dict[str, list[Piece]]
+# What the checkpoint keeps: {"folder": name, "files": [(name, bytes, SHA-256), ...]}.
+Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
+_HASH_NBYTES = 32
+_CHUNK_NBYTES = 1 << 20
 
 
-def save(engine: ZeroEngine, directory: str, tag: str) -> str:
-    """Collective; returns the folder's name."""
+def save(engine: ZeroEngine, directory: str, tag: str) -> Record:
+    """Writes this rank's file. Collective; raises on every rank, with nothing left behind."""
+    ranks = engine.communicator
     number = torch.tensor([secrets.randbits(62)])
-    engine.communicator.broadcast(number, 0, "name of the optimizer's files")
-    name = f"{_PREFIX}.{tag}.{number.item():x}"
-    folder = os.path.join(directory, name)
-    os.makedirs(folder, exist_ok=True)
-    names = {index: parameter for parameter, index in engine.layout.ids.items()}
-    pieces = []
-    for interval in engine.core.state_intervals():
-        if interval.grad is None:
-            continue
-        state = engine.optimizer.shard_state(interval.parameter, interval.begin)
-        parameter = engine.layout.names[names[interval.parameter]]
-        pieces.append((parameter, interval.begin, interval.numel, state))
-    torch.save(pieces, os.path.join(folder, f"rank{engine.communicator.rank}.pt"))
-    engine.communicator.barrier("optimizer states saved")
-    return name
+    ranks.broadcast(number, 0, "name of the optimizer's files")
+    record = {"folder": f"{_PREFIX}.{tag}.{number.item():x}", "files": []}
+    own = torch.zeros(8 + _HASH_NBYTES, dtype=torch.uint8)
+    try:
+        with all_or_none(ranks, "saving optimizer states"):
+            folder = os.path.join(directory, record["folder"])
+            os.makedirs(directory, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+            size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_pieces(engine))
+            own = torch.tensor([*size.to_bytes(8, "big"), *digest], dtype=torch.uint8)
+    except Exception:
+        discard(engine, directory, record)
+        raise
+    table = torch.empty(own.numel() * ranks.world_size, dtype=torch.uint8)
+    ranks.all_gather(own, table, "sizes and hashes of optimizer states")
+    for rank, row in enumerate(table.view(ranks.world_size, -1).tolist()):
+        size, digest = int.from_bytes(row[:8], "big"), bytes(row[8:]).hex()
+        record["files"].append((_name(rank), size, digest))
+    return record
 
 
-def remove_stale(directory: str, tag: str, current: str | None) -> None:
+def _name(rank: int) -> str:
+    return f"rank{rank}.pt"
+
+
+def _own_pieces(engine: ZeroEngine) -> list[tuple[str, int, int, dict[str, Any]]]:
+    names = parameter_names(engine)
+    return [
+        (
+            names[interval.parameter],
+            interval.begin,
+            interval.numel,
+            engine.optimizer.shard_state(interval.parameter, interval.begin),
+        )
+        for interval in engine.core.state_intervals()
+        if interval.grad is not None
+    ]
+
+
+def parameter_names(engine: ZeroEngine) -> dict[int, str]:
+    """The core's numbers of the parameters with the model's names."""
+    return {index: engine.layout.names[parameter] for parameter, index in engine.layout.ids.items()}
+
+
+class _HashedFile:
+    """A file under construction that knows the size and hash of what was written."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.size = 0
+        self.hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(path: str, pieces: list[Any]) -> tuple[int, bytes]:
+    with open(path, "wb") as file:
+        hashed = _HashedFile(file)
+        torch.save(pieces, hashed)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashed.size, hashed.hash.digest()
+
+
+def discard(engine: ZeroEngine, directory: str, record: Record) -> None:
+    """Takes back a save whose checkpoint did not come to be."""
+    if engine.communicator.rank == 0:
+        shutil.rmtree(os.path.join(directory, record["folder"]), ignore_errors=True)
+
+
+def remove_stale(directory: str, tag: str, current: Record | None) -> None:
     """Folders of earlier checkpoints of the same tag."""
+    of_tag = re.compile(rf"{_PREFIX}\.{re.escape(tag)}\.[0-9a-f]+")
     for name in os.listdir(directory):
-        if name.startswith(f"{_PREFIX}.{tag}.") and name != current:
+        if of_tag.fullmatch(name) and (current is None or name != current["folder"]):
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
 
 
-def load(engine: ZeroEngine, folder: str) -> None:
-    """Every rank takes its elements out of all files. Raises CheckpointError when one lacks."""
-    pieces: dict[str, list[Piece]] = {}
-    try:
-        files = sorted(os.listdir(folder))
-        for file in files:
-            path = os.path.join(folder, file)
-            for name, begin, numel, state in torch.load(path, weights_only=True, mmap=True):
-                pieces.setdefault(name, []).append((begin, numel, state))
-    except OSError as error:
-        raise _C.CheckpointError(f"optimizer states in {folder}: {error}") from error
-    names = {
-        index: name for p, index in engine.layout.ids.items() for name in [engine.layout.names[p]]
-    }
+def verify(engine: ZeroEngine, directory: str, record: Record) -> None:
+    """Each file is hashed by one rank: all are intact when this succeeds on all ranks.
+
+    Raises CheckpointError.
+    """
+    rank, world_size = engine.communicator.rank, engine.communicator.world_size
+    for index, (name, size, digest) in enumerate(record["files"]):
+        path = os.path.join(directory, record["folder"], name)
+        try:
+            _check(path, size, digest if index % world_size == rank else None)
+        except OSError as error:
+            raise _C.CheckpointError(f"optimizer states: {error}") from error
+
+
+def read(engine: ZeroEngine, directory: str, record: Record) -> Pieces:
+    """What a checkpoint's files hold, after a check that this rank's elements are there.
+
+    The values stay on disk until they are used. Raises CheckpointError.
+    """
+    pieces: Pieces = {}
+    for name, *_ in record["files"]:
+        path = os.path.join(directory, record["folder"], name)
+        try:
+            loaded = torch.load(path, weights_only=True, mmap=True)
+        except Exception as error:  # a state of a class that is not torch's, for one
+            raise _C.CheckpointError(f"optimizer states in {path}: {error}") from error
+        for parameter, *piece in loaded:
+            pieces.setdefault(parameter, []).append(tuple(piece))
+    names = parameter_names(engine)
     for interval in engine.core.state_intervals():
-        if interval.grad is None:
-            continue
-        name = names[interval.parameter]
-        state = assemble(pieces.get(name, []), interval.begin, interval.numel, name)
-        engine.optimizer.load_shard_state(interval.parameter, interval.begin, state)
+        if interval.grad is not None:
+            name = names[interval.parameter]
+            _overlaps(pieces.get(name, []), interval.begin, interval.numel, name)
+    return pieces
+
+
+def _check(path: str, size: int, digest: str | None) -> None:
+    found = os.path.getsize(path)
+    if found != size:
+        raise _C.CheckpointError(f"{path}: got {found} bytes, {size} were saved; load another tag")
+    if digest is None:
+        return
+    hashed = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_NBYTES):
+            hashed.update(chunk)
+    if hashed.hexdigest() != digest:
+        raise _C.CheckpointError(
+            f"{path}: damaged: its SHA-256 is not that of what was saved; load another tag"
+        )
+
+
+def restore(engine: ZeroEngine, pieces: Pieces) -> None:
+    """Gives the optimizer what read() found for this rank's elements."""
+    names = parameter_names(engine)
+    for interval in engine.core.state_intervals():
+        if interval.grad is not None:
+            name = names[interval.parameter]
+            state = assemble(pieces[name], interval.begin, interval.numel, name)
+            engine.optimizer.load_shard_state(interval.parameter, interval.begin, state)
 
 
 def assemble(pieces: list[Piece], begin: int, numel: int, name: str) -> dict[str, Any]:
     """The state of elements [begin, begin + numel) of a parameter."""
     state: dict[str, Any] = {}
-    filled = 0
-    for piece_begin, piece_numel, values in pieces:
-        low, high = max(begin, piece_begin), min(begin + numel, piece_begin + piece_numel)
-        if low >= high:
-            continue
-        filled += high - low
+    for low, high, piece_begin, piece_numel, values in _overlaps(pieces, begin, numel, name):
         for key, value in values.items():
-            if not isinstance(value, torch.Tensor) or value.numel() != piece_numel:
+            if not _is_per_element(value, piece_numel):
                 state[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 continue
             if key not in state:
                 state[key] = torch.empty(numel, dtype=value.dtype)
             part = value.flatten()[low - piece_begin : high - piece_begin]
             state[key][low - begin : high - begin] = part
+    return state
+
+
+def _is_per_element(value: Any, numel: int) -> bool:
+    """Whether a state has a number for each element; a step count has no dimension."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == numel
+
+
+def _overlaps(
+    pieces: list[Piece], begin: int, numel: int, name: str
+) -> list[tuple[int, int, int, int, dict[str, Any]]]:
+    """The pieces with elements in [begin, begin + numel), each with these as [low, high)."""
+    found, filled = [], 0
+    for piece_begin, piece_numel, values in pieces:
+        low, high = max(begin, piece_begin), min(begin + numel, piece_begin + piece_numel)
+        if low < high:
+            found.append((low, high, piece_begin, piece_numel, values))
+            filled += high - low
     if filled != numel:
         raise _C.CheckpointError(
-            f"optimizer state of {name}: {filled} of {numel} elements are in the checkpoint"
+            f"optimizer state of {name}: {filled} of {numel} elements are in the checkpoint, which "
+            "is incomplete or another model's"
         )
-    return state
+    kinds = {tuple(sorted(values)) for *_, values in found}
+    if len(kinds) > 1:
+        raise _C.CheckpointError(
+            f"optimizer state of {name}: its parts have different states, {sorted(kinds)}"
+        )
+    return found

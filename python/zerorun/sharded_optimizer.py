@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from zerorun import _C, communicator, config
+from zerorun.agreement import all_or_none
 from zerorun.engine import ZeroEngine
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.parameter_memory import tensor_of
-from zerorun.shard_files import Piece, assemble
+from zerorun.shard_files import Pieces, assemble, parameter_names
 
 __all__ = ["ShardedOptimizer"]
 
@@ -26,15 +27,18 @@ _SETTINGS = {
 
 
 class _Parameters(nn.Module):
-    """An optimizer's parameters under one roof, with their names where the groups have them."""
+    """An optimizer's parameters under one roof, named as in its groups and by their place there.
+
+    The place makes names unique, also of several models or where they differ in a dot only.
+    """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__()
         for index, group in enumerate(groups):
-            plain = [f"group{index}_{i}" for i in range(len(group["params"]))]
-            names = group.get("param_names", plain)
-            for name, parameter in zip(names, group["params"], strict=True):
-                self.register_parameter(name.replace(".", "_"), parameter)
+            names = group.get("param_names", ["parameter"] * len(group["params"]))
+            for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
+                unique = f"{name.replace('.', '/')}[{index}][{place}]"
+                self.register_parameter(unique, parameter)
 
 
 def _engine_of(optimizer: torch.optim.Optimizer, rule: UpdateRule) -> ZeroEngine:
@@ -61,6 +65,9 @@ class ShardedOptimizer(ZeroOptimizer):
     DistributedDataParallel has done so, updates this rank's shards (fused for torch's Adam and
     AdamW), and shares the new parameters. Parameters become rank 0's when it is made. A parameter
     without a gradient is updated as with one of zeros. 16-bit parameters get fp32 masters.
+
+    A GradScaler needs gradients that are averaged already, as with DistributedDataParallel: it
+    looks for infinities in this rank's, and skips the step on this rank alone.
 
     Collective: making it, :meth:`step`, :meth:`consolidate_state_dict` and :meth:`load_state_dict`.
     """
@@ -97,7 +104,7 @@ class ShardedOptimizer(ZeroOptimizer):
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings all states to rank `to`, whose :meth:`state_dict` then gives them."""
         engine = self.engine
-        pieces: dict[str, list[Piece]] = {}
+        pieces: Pieces = {}
         for name, *piece in _all_gather(self._pieces(), engine.communicator):
             pieces.setdefault(name, []).append(tuple(piece))
         if engine.communicator.rank != to:
@@ -125,7 +132,12 @@ class ShardedOptimizer(ZeroOptimizer):
         return {"state": self._consolidated, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The whole states, the same on every rank; those of the basic optimizer fit too."""
+        """The whole states, the same on every rank; those of the basic optimizer fit too.
+
+        Raises CheckpointError on every rank, before anything changes, for those that do not fit.
+        """
+        with all_or_none(self.engine.communicator, "load_state_dict"):
+            self._check(state_dict)
         super().load_state_dict(state_dict)
         states = state_dict.get("state", {})
         steps = [float(state["step"]) for state in states.values() if "step" in state]
@@ -139,6 +151,40 @@ class ShardedOptimizer(ZeroOptimizer):
             self._load(interval, {key: _part(value, part) for key, value in state.items()})
         if not self.rule.external:
             self.engine.core.step_count = int(max(steps, default=0))
+
+    def _check(self, state_dict: dict[str, Any]) -> None:
+        """That the groups and the states are those of such an optimizer."""
+        saved = [len(group["params"]) for group in state_dict["param_groups"]]
+        own = [len(group["params"]) for group in self.param_groups]
+        if saved != own:
+            raise _C.CheckpointError(
+                f"load_state_dict: got groups of {saved} parameters, this optimizer has {own}"
+            )
+        layout, states = self.engine.layout, state_dict.get("state", {})
+        for parameter, index in self._indices().items():
+            name, shape, state = (
+                layout.names[parameter],
+                layout.shapes[parameter],
+                states.get(index),
+            )
+            found = set()
+            for key, value in (state or {}).items():
+                if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                    continue
+                found.add(key)
+                if value.shape not in (shape, (shape.numel(),)):
+                    raise _C.CheckpointError(
+                        f"load_state_dict: {key} of parameter {index} ({name}): got shape "
+                        f"{tuple(value.shape)}, expected {tuple(shape)}"
+                    )
+            if not state or self.rule.external or not layout.is_trainable(parameter):
+                continue
+            expected = set(self.engine.core.state_names(layout.ids[parameter]))
+            if found != expected:
+                raise _C.CheckpointError(
+                    f"load_state_dict: parameter {index} ({name}): got states {sorted(found)}, "
+                    f"expected {sorted(expected)}"
+                )
 
     def _load(self, interval: _C.StateInterval, state: dict[str, Any]) -> None:
         if self.rule.external:
@@ -159,8 +205,7 @@ class ShardedOptimizer(ZeroOptimizer):
         return {parameter: index for index, parameter in enumerate(parameters)}
 
     def _pieces(self) -> list[tuple[str, int, int, dict[str, Any]]]:
-        core, layout = self.engine.core, self.engine.layout
-        name_of = {index: layout.names[parameter] for parameter, index in layout.ids.items()}
+        core, name_of = self.engine.core, parameter_names(self.engine)
         pieces = []
         for interval in core.state_intervals():
             if interval.grad is None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import all_or_none
 from zerorun.parameter_memory import tensor_of
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
 __all__ = ["StateAccess"]
+
+# This rank's intervals of a parameter, with views of their values in the engine's memory.
+_Parts = list[tuple[_C.StateInterval, torch.Tensor]]
 
 
 class StateAccess:
@@ -32,12 +36,9 @@ class StateAccess:
         for interval, values in self._parts(parameter, name):
             full[interval.begin : interval.begin + interval.numel] = values
             found += interval.numel
-        # Every element is on one rank.
-        count = torch.tensor([found])
-        label = f"{name} of {self._engine.layout.names[parameter]}"
-        self._engine.communicator.all_reduce(count, "sum", label)
-        if count.item() != shape.numel():
+        if self._found(parameter, name, found) != shape.numel():
             return None
+        label = f"{name} of {self._engine.layout.names[parameter]}"
         self._engine.communicator.all_reduce(full, "sum", label)
         if name == "grad":
             full *= self._average()
@@ -45,17 +46,14 @@ class StateAccess:
 
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         shape = self._engine.layout.shapes[parameter]
-        if value.shape != shape:
-            raise _C.ConfigError(
-                f"{name} of {self._engine.layout.names[parameter]}: got shape "
-                f"{tuple(value.shape)}, expected {tuple(shape)}"
-            )
+        parts = self._parts_to_set(parameter, name)
+        with all_or_none(self._engine.communicator, f"set {name}"):
+            if value.shape != shape:
+                raise self._error(
+                    parameter, name, f"got shape {tuple(value.shape)}, expected {tuple(shape)}"
+                )
         flat = value.detach().flatten().float()
-        if self._prepare(parameter, name, setting=True):
-            for interval, target in self._parts(parameter, name):
-                part = flat[interval.begin : interval.begin + interval.numel]
-                target.copy_(part / self._average() if name == "grad" else part)
-        self._publish(name)
+        self._write(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
 
     def get_local(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
         if not self._prepare(parameter, name):
@@ -65,29 +63,52 @@ class StateAccess:
         return local * self._average() if name == "grad" else local
 
     def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
-        if self._prepare(parameter, name, setting=True):
-            flat, at = value.detach().flatten().float(), 0
-            for interval, target in self._parts(parameter, name):
-                part = flat[at : at + interval.numel]
-                target.copy_(part / self._average() if name == "grad" else part)
-                at += interval.numel
-            if at != flat.numel():
-                raise _C.ConfigError(
-                    f"{name} of {self._engine.layout.names[parameter]}: got {flat.numel()} "
-                    f"elements, this rank holds {at}"
+        parts = self._parts_to_set(parameter, name)
+        numels = [interval.numel for interval, _ in parts]
+        with all_or_none(self._engine.communicator, f"set {name}"):
+            if value.numel() != sum(numels):
+                raise self._error(
+                    parameter,
+                    name,
+                    f"got {value.numel()} elements, this rank holds {sum(numels)}",
                 )
-        self._publish(name)
+        self._write(name, parts, value.detach().flatten().float().split(numels))
 
-    def _publish(self, name: str) -> None:
-        """Copies of what was set, on other ranks (stage 0) or in a file, follow."""
+    def _write(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
+        for (_, target), part in zip(parts, values, strict=True):
+            target.copy_(part / self._average() if name == "grad" else part)
         if name != "grad":
+            # Copies of what was set, on other ranks (stage 0) or in a file, follow.
             self._engine.core.publish_masters()
 
-    def _prepare(self, parameter: nn.Parameter, name: str, setting: bool = False) -> bool:
+    def _error(self, parameter: nn.Parameter, name: str, text: str) -> _C.ConfigError:
+        return _C.ConfigError(f"{name} of {self._engine.layout.names[parameter]}: {text}")
+
+    def _parts_to_set(self, parameter: nn.Parameter, name: str) -> _Parts:
+        """This rank's part of a state that exists. Collective; ConfigError on every rank if not."""
+        if name == "grad" and self._engine.zero_optimization_stage() == 0:
+            raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
+        parts = list(self._parts(parameter, name)) if self._prepare(parameter, name) else []
+        found = self._found(parameter, name, sum(interval.numel for interval, _ in parts))
+        if found != self._engine.layout.shapes[parameter].numel():
+            raise self._error(
+                parameter,
+                name,
+                "there is no such state to set: names are those of the optimizer, frozen "
+                "parameters have none, and gradients are there between backward and step",
+            )
+        return parts
+
+    def _found(self, parameter: nn.Parameter, name: str, held: int) -> int:
+        """Elements that all ranks together hold; every element is on one rank. Collective."""
+        count = torch.tensor([held])
+        label = f"{name} of {self._engine.layout.names[parameter]}"
+        self._engine.communicator.all_reduce(count, "sum", label)
+        return int(count.item())
+
+    def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
         """Whether the state exists, on all ranks alike. Collective for gradients."""
         trainable = self._engine.layout.is_trainable(parameter)
-        if setting and name == "grad" and self._engine.zero_optimization_stage() == 0:
-            raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
         if name == "grad":
             return trainable and self._engine.finish_reduction()
         return trainable or name == "fp32_param"
@@ -111,5 +132,6 @@ class StateAccess:
                 yield interval, tensor_of(interval.states[names.index(name)])
             elif optimizer is not None and optimizer.rule.external:
                 state = optimizer.shard_state(interval.parameter, interval.begin)
-                if isinstance(state.get(name), torch.Tensor):
-                    yield interval, state[name].view(-1)
+                value = state.get(name)
+                if isinstance(value, torch.Tensor) and value.shape == (interval.numel,):
+                    yield interval, value

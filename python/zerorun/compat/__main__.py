@@ -1,10 +1,23 @@
 """python -m zerorun.compat [-m MODULE | SCRIPT] ARGUMENTS: runs it with zerorun's deepspeed."""
 
+import importlib.util
 import os
 import runpy
 import sys
 
 from zerorun.compat import install
+
+
+def _is_runnable(module: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:  # a package
+            spec = importlib.util.find_spec(f"{module}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return False  # a package on the way to it
+        raise
+    return spec is not None
 
 
 def main() -> None:
@@ -22,6 +35,8 @@ def main() -> None:
     if is_module:
         sys.argv = arguments[1:]
         sys.path.insert(0, os.getcwd())
+        if not _is_runnable(arguments[1]):
+            sys.exit(f"zerorun.compat: error: no module {arguments[1]} that can be run\n{usage}")
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments

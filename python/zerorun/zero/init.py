@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import communicator
+from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.model_layout import DTYPES
 from zerorun.zero.partition import PrivatePartition, partition_of
@@ -29,7 +29,8 @@ class Init:
     ever holds more than one module and its parts of the rest. Values are rank 0's. Collective: all
     ranks make the same modules in the same order. `module`: partitions that one, without a block.
     `dtype`: of the parameters; default: bf16 or fp16 where the configuration enables one.
-    `remote_device` and `pin_memory` are accepted: parts are in host memory anyway.
+    `remote_device` and `pin_memory` are accepted: parts are in host memory anyway. So are groups
+    and DeepSpeed's hooks into its own partitioning: parts are those of all ranks.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
@@ -44,11 +45,21 @@ class Init:
         enabled: bool = True,
         dtype: torch.dtype | None = None,
         mpu: Any = None,
-        **_ignored: Any,
+        zero_param_parallel_group: Any = None,
+        zero_quantized_weights: bool = False,
+        zero_quantized_nontrainable_weights: bool = False,
+        sequence_data_parallel_group: Any = None,
+        param_swapper: Any = None,
+        tensor_overrides: Any = None,
     ) -> None:
         self._enabled = enabled
         if not enabled:
             return
+        if zero_quantized_weights or zero_quantized_nontrainable_weights:
+            raise _C.ConfigError(
+                "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights are not "
+                "supported: parameters are gathered in their own dtype"
+            )
         self._dtype = dtype or _dtype_of(config_dict_or_path if config is None else config)
         self._depth: Counter[int] = Counter()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []

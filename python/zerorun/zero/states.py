@@ -2,7 +2,9 @@
 
 ``full`` functions are collective and deal in whole tensors in the parameter's shape; ``local`` ones
 deal in this rank's elements, flat. Getters give None for what does not exist: a frozen parameter, a
-state before the first step, a gradient between a step and the next backward.
+state before the first step, a gradient between a step and the next backward. Setters raise
+ConfigError for these, for values of another size and for parameters of no engine, on every rank and
+before anything changes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+from zerorun import _C
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
@@ -36,7 +40,10 @@ def _get(parameter: nn.Parameter, name: str, full: bool) -> torch.Tensor | None:
 def _set(parameter: nn.Parameter, name: str, value: torch.Tensor, full: bool) -> None:
     engine = engine_of(parameter)
     if engine is None:
-        return
+        raise _C.ConfigError(
+            f"setting {name}: a parameter of shape {tuple(parameter.shape)} belongs to no engine; "
+            "give one of a model that initialize() has taken and that is not destroyed"
+        )
     states = engine.states
     if full:
         states.set_full(parameter, name, value)

@@ -9,6 +9,7 @@ import zerorun
 from torch import nn
 
 from cases.models import (
+    RANK,
     WORLD_SIZE,
     Model,
     adamw,
@@ -193,3 +194,185 @@ def case_the_model_in_fp32_without_an_engine(folder: Path) -> None:
     assert "model.safetensors.index.json" in files
     assert len(files) > 2
     assert main([str(folder / "nothing"), str(output)]) == 1
+
+
+def momentum_of(engine: zerorun.ZeroEngine) -> torch.Tensor:
+    return zerorun.zero.safe_get_full_optimizer_state(
+        engine.module.blocks[0].up.weight, "momentum_buffer"
+    )
+
+
+def shards_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("optimizer_shards.*"))
+
+
+def case_tags_that_begin_alike_keep_their_states(folder: Path) -> None:
+    engine = engine_at(2, sgd)
+    train(engine, 1)
+    engine.save_checkpoint(folder, "best.v2")
+    expected = momentum_of(engine)
+    train(engine, 1)
+    engine.save_checkpoint(folder, "best")
+    engine.save_checkpoint(folder, "best")
+    assert [path.name.rpartition(".")[0] for path in shards_in(folder)] == [
+        "optimizer_shards.best",
+        "optimizer_shards.best.v2",
+    ]
+    engine.load_checkpoint(folder, "best.v2")
+    assert torch.equal(momentum_of(engine), expected)
+    engine.destroy()
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flipped":
+        data[len(data) // 2] ^= 1
+    elif how == "short":
+        del data[-100:]
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
+    engine = engine_at(3, sgd)
+    train(engine, 1)
+    for how in ("flipped", "short", "missing"):
+        path = folder / how
+        engine.save_checkpoint(path)
+        train(engine, 1)
+        before, momentum = engine.core.parameter_hash(), momentum_of(engine)
+        (shards,) = shards_in(path)
+        assert len(list(shards.iterdir())) == WORLD_SIZE
+        file = shards / f"rank{WORLD_SIZE - 1}.pt"
+        if RANK == 0:
+            damage(file, how)
+        engine.communicator.barrier()
+        raises(zerorun.CheckpointError, str(file), lambda path=path: engine.load_checkpoint(path))
+        assert engine.core.parameter_hash() == before
+        assert torch.equal(momentum_of(engine), momentum)
+        engine.load_checkpoint(path, load_optimizer_states=False)
+    engine.destroy()
+
+
+def case_another_optimizers_states_are_refused(folder: Path) -> None:
+    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
+
+    engine = engine_at(1, sgd)
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    engine.destroy()
+    for make_optimizer, name in ((rmsprop, "RMSprop of PyTorch"), (adamw, "zerorun's Adam")):
+        engine = engine_at(1, make_optimizer, seed=3)
+        before = engine.core.parameter_hash()
+        for text in ("states of SGD of PyTorch", f"optimizer is {name}"):
+            raises(zerorun.CheckpointError, text, lambda e=engine: e.load_checkpoint(folder))
+        assert engine.core.parameter_hash() == before
+        engine.destroy()
+
+
+def case_one_element_with_its_own_state(folder: Path) -> None:
+    """A step count is not the state of an element, however few elements there are."""
+
+    class Scaled(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens) * self.scale
+
+    def nadam(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.NAdam(model.parameters(), lr=1e-3)
+
+    engine = engine_at(2, nadam, kind=Scaled)
+    losses = train(engine, 2)
+    engine.save_checkpoint(folder)
+    expected = losses + train(engine, 2, first=2)
+    engine.load_checkpoint(folder)
+    for state in engine.optimizer.optimizer.state.values():
+        assert state["step"].dim() == 0
+        assert state["exp_avg"].dim() == 1
+    assert_close(losses + train(engine, 2, first=2), expected, 1e-6)
+    engine.destroy()
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise TypeError("no pickle of this")
+
+
+def case_a_save_that_one_rank_cannot_make_fails_on_all(folder: Path) -> None:
+    file = folder / "file"
+    if RANK == 0:
+        folder.mkdir(exist_ok=True)
+        file.write_text("")
+    for make_optimizer in (adamw, sgd):
+        engine = engine_at(2, make_optimizer)
+        train(engine, 1)
+        engine.communicator.barrier()
+        raises(zerorun.IoError, "file", lambda e=engine: e.save_checkpoint(file))
+        raises(zerorun.IoError, "file", lambda e=engine: e.save_checkpoint(file, save_latest=False))
+        state = {"x": Unpicklable() if RANK == WORLD_SIZE - 1 else 1}
+        raises(
+            zerorun.ConfigError,
+            "no pickle of this",
+            lambda e=engine, s=state: e.save_checkpoint(folder, client_state=s),
+        )
+        assert not shards_in(folder)
+        assert not (folder / "latest").exists()
+        train(engine, 1, first=1)
+        engine.destroy()
+
+
+def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> None:
+    from zerorun.full_state import save_full_state
+
+    file = folder / "file"
+    if RANK == 0:
+        folder.mkdir(exist_ok=True)
+        file.write_text("")
+    engine = engine_at(3)
+    engine.communicator.barrier()
+    raises(zerorun.IoError, "file", lambda: save_full_state(engine, file, "model.bin"))
+    save_full_state(engine, folder / "out", "model.bin")
+    assert [path.name for path in (folder / "out").iterdir()] == ["model.bin"]
+    engine.destroy()
+
+
+def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
+    engine = engine_at(2, sgd)
+    train(engine, 1)
+    engine.save_checkpoint(folder / "unnamed", "", save_latest=False)
+    assert (folder / "unnamed" / "global_step1").is_dir()
+    engine.save_checkpoint(folder, "side", save_latest=False)
+    assert not (folder / "latest").exists()
+    engine.save_checkpoint(folder, "main")
+    train(engine, 1)
+    if RANK == 0:  # what a crash in the middle leaves
+        left = folder / ".side.tmp-0123456789abcdef"
+        left.mkdir()
+        (left / "side").symlink_to(Path("..", "side"))
+    engine.save_checkpoint(folder, "main")
+    engine.load_checkpoint(folder, "side")
+    engine.load_checkpoint(folder, "main")
+    assert not (folder / ".side.tmp-0123456789abcdef").exists()
+    time = (folder / "latest").stat().st_mtime_ns
+    engine.save_checkpoint(folder, "side", save_latest=False)  # in place of the first
+    assert (folder / "latest").stat().st_mtime_ns == time
+    names = {path.name for path in folder.iterdir()}
+    assert {name for name in names if "optimizer_shards" not in name} == {
+        "latest",
+        "main",
+        "side",
+        "unnamed",
+    }
+    assert not (folder / "side").is_symlink()
+    expected = engine.core.parameter_hash()
+    train(engine, 1)
+    engine.load_checkpoint(folder, "side")
+    assert engine.global_steps == 2
+    assert engine.core.parameter_hash() == expected
+    engine.destroy()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.metadata
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -30,6 +33,8 @@ from cases.models import (
     train,
 )
 
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
 
 def start(stage: int = 3, model: torch.nn.Module | None = None, **keys: object):
     model = model or make()
@@ -45,6 +50,37 @@ def case_import_is_cheap_and_starts_nothing(_folder: Path) -> None:
     from deepspeed import DeepSpeedEngine
 
     assert not isinstance(torch.nn.Linear(1, 1), DeepSpeedEngine)
+
+
+def case_zero_init_needs_no_process_group(folder: Path) -> None:
+    """from_pretrained with HfDeepSpeedConfig comes before initialize."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.integrations import HfDeepSpeedConfig
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 32}
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    path = folder / str(os.environ["RANK"])
+    model.save_pretrained(path)
+    settings = config(3)
+    keep = HfDeepSpeedConfig(settings)
+    assert not dist.is_initialized()
+    sharded = GPT2LMHeadModel.from_pretrained(path)
+    del keep
+    assert dist.is_initialized()
+    assert sharded.transformer.wte.weight.shape == (0,)
+    with deepspeed.zero.GatheredParameters(sharded.transformer.wte.weight):
+        assert torch.equal(sharded.transformer.wte.weight, model.transformer.wte.weight)
+    raises(TypeError, "remote_devise", lambda: deepspeed.zero.Init(remote_devise="cpu"))
+    raises(
+        zerorun.ConfigError,
+        "zero_quantized_weights",
+        lambda: deepspeed.zero.Init(zero_quantized_weights=True),
+    )
+    with deepspeed.zero.Init(config_dict_or_path=config(3, someone_elses=1)):
+        assert torch.nn.Linear(2, 2).weight.shape == (0,)
+    with deepspeed.zero.Init(remote_device="none", zero_quantized_weights=False, enabled=False):
+        assert torch.nn.Linear(2, 2).weight.shape == (2, 2)
 
 
 def case_steps_per_print_may_be_infinite(_folder: Path) -> None:
@@ -84,6 +120,37 @@ def case_config_comes_from_one_place(folder: Path) -> None:
         lambda: deepspeed.initialize(args=args, model=make(), config=settings),
     )
     raises(zerorun.ConfigError, "requires a model", lambda: deepspeed.initialize(config=settings))
+
+
+def case_a_file_means_what_its_content_means(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    file = folder / f"ds_config{os.environ['RANK']}.json"
+    settings = config(2, someone_elses={"url": "a // b, /* c */ ]"}, steps_per_print=float("inf"))
+    plain = json.dumps(settings)
+    commented = (
+        "\ufeff" + plain.replace("{", "{ // of ours, or # theirs\n", 1)[:-1] + ",/* end */ }"
+    )
+    for text in (plain, commented):
+        file.write_text(text, encoding="utf-8")
+        for given in (str(file), base64.urlsafe_b64encode(text.encode()).decode()):
+            engine, *_ = deepspeed.initialize(model=make(), config=given)
+            assert engine.config == settings
+            assert deepspeed.DeepSpeedConfig(given).zero_optimization_stage == 2
+            engine.destroy()
+    for text, problem in (
+        ('{"train_batch_size": 4, "train_batch_size": 8}', "given twice"),
+        ('{"train_batch_size": [,]}', "broken JSON"),
+        ("[1]", "expected an object"),
+    ):
+        file.write_text(text)
+        raises(zerorun.ConfigError, problem, lambda: deepspeed.DeepSpeedConfig(str(file)))
+        raises(zerorun.ConfigError, str(file), lambda: deepspeed.DeepSpeedConfig(file))
+    for missing in ("missing.json", "missing"):
+        raises(
+            zerorun.ConfigError,
+            "No such file",
+            lambda m=missing: deepspeed.initialize(model=make(), config=m),
+        )
 
 
 def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
@@ -275,6 +342,8 @@ def case_layers_may_be_named_leaves(_folder: Path) -> None:
     utils = deepspeed.utils
     assert utils.set_z3_leaf_modules(model, ["Block"]) == list(model.blocks)
     assert all(utils.z3_leaf_module(block) for block in model.blocks)
+    utils.unset_z3_leaf_modules(model, ["Block"])
+    assert utils.get_z3_leaf_modules(model) == []
     raises(ValueError, "No modules of type", lambda: utils.set_z3_leaf_modules(model, ["Nothing"]))
     assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
     assert "deepspeed" in sys.modules
@@ -292,3 +361,24 @@ def case_adamw_of_the_model_is_shared_with_torchs(_folder: Path) -> None:
         assert_close(train(engine), expected)
         engine.destroy()
     assert adamw(make()).param_groups[0]["lr"] == 1e-2
+
+
+def case_what_cannot_be_run_is_one_line(_folder: Path) -> None:
+    for module in ("no_such_module", "json.no_such_module", "email"):
+        command = [sys.executable, "-m", "zerorun.compat", "-m", module]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert f"no module {module} that can be run" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def case_a_group_of_one_keeps_its_timeout(_folder: Path) -> None:
+    text = """if True:
+        import datetime
+        import deepspeed, torch.distributed as dist
+        deepspeed.init_distributed(timeout=datetime.timedelta(seconds=77))
+        options = dist.group.WORLD._get_backend(__import__("torch").device("cpu")).options
+        assert options._timeout == datetime.timedelta(seconds=77), options._timeout
+    """
+    plain = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
+    subprocess.run([sys.executable, "-c", text], env=plain, check=True)

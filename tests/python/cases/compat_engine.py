@@ -166,3 +166,82 @@ def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
     assert generated[0] == generated[1]
     assert_close(losses + train(engine, 2, first=2), expected)
     engine.destroy()
+
+
+def case_setting_what_is_not_there_is_an_error(_folder: Path) -> None:
+    utils = deepspeed.utils
+    stranger = torch.nn.Parameter(torch.ones(3))
+    assert utils.safe_get_full_fp32_param(stranger) is None
+    raises(
+        zerorun.ConfigError,
+        "belongs to no engine",
+        lambda: utils.safe_set_full_fp32_param(stranger, torch.ones(3)),
+    )
+    for make_optimizer in (
+        lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+        lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+    ):
+        model = make()
+        optimizer = make_optimizer(model)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(3))
+        train(engine, 1)
+        weight = engine.module.blocks[0].up.weight
+        before = utils.safe_get_full_fp32_param(weight)
+        assert utils.safe_get_full_optimizer_state(weight, "exp_average") is None
+        for local in (False, True):
+            set_state = (
+                utils.safe_set_local_optimizer_state
+                if local
+                else utils.safe_set_full_optimizer_state
+            )
+            set_values = (
+                utils.safe_set_local_fp32_param if local else utils.safe_set_full_fp32_param
+            )
+            get_local = utils.safe_get_local_fp32_param
+            values = (get_local(weight) if local else before) + 1
+            raises(
+                zerorun.ConfigError,
+                "exp_average of blocks.0.up.weight: there is no such state",
+                lambda s=set_state, v=values: s(weight, v, "exp_average"),
+            )
+            # Of a wrong size on one rank.
+            longer = torch.cat([values.flatten(), torch.zeros(1)])
+            wrong = longer if RANK == WORLD_SIZE - 1 else values
+            raises(
+                zerorun.ConfigError,
+                "fp32_param of blocks.0.up.weight: got",
+                lambda s=set_values, w=wrong: s(weight, w),
+            )
+        raises(
+            zerorun.ConfigError,
+            "gradients are there between backward and step",
+            lambda: utils.safe_set_full_grad(weight, before),
+        )
+        assert torch.equal(utils.safe_get_full_fp32_param(weight), before)
+        engine.destroy()
+
+
+def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
+    schedules = deepspeed.runtime.lr_schedules
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.3)
+
+    whole = schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear")
+    for _ in range(6):
+        whole.step()
+    resumed = schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear", 5)
+    for _ in range(6):
+        assert resumed.optimizer.param_groups[0]["lr"] == whole.get_last_lr()[0] < 0.3
+        assert resumed.last_batch_iteration == whole.last_batch_iteration
+        whole.step()
+        resumed.step()
+    cycle = schedules.OneCycle(optimizer(), 0.01, 0.1, 0.0, 4)
+    for _ in range(4):
+        cycle.step()
+    assert abs(cycle.get_last_lr()[0] - 0.1) < 1e-9  # the top, after cycle_first_step_size
+    for wrong, text in (
+        (lambda: schedules.WarmupLR(optimizer(), 0.0, 0.1, 10, "linear", 5, 6), "at most 5"),
+        (lambda: schedules.WarmupLR(optimizer(), 0.0, warmup_min_lr=0.0), "multiple values"),
+    ):
+        raises(TypeError, text, wrong)

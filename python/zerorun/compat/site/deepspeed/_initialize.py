@@ -2,7 +2,6 @@
 
 import functools
 import importlib.metadata
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 import zerorun
 
 from deepspeed import comm
-from deepspeed.runtime.config import adapt_config
+from deepspeed.runtime.config import adapt_config, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 
@@ -70,17 +69,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         if value is not None:
             raise NotImplementedError(f"deepspeed.initialize: {name} is not part of zerorun")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    raw = _config_of(args, config, config_params)
-    if not isinstance(raw, Mapping):
-        parsed_path = os.fspath(raw)
-        if os.path.exists(parsed_path):
-            with open(parsed_path, encoding="utf-8") as file:
-                text = file.read()
-            try:
-                raw = json.loads(text)
-            except ValueError:  # comments: zerorun's own parser reads them
-                raw = parsed_path
-    settings = adapt_config(raw) if isinstance(raw, Mapping) else raw
+    raw = read_config(_config_of(args, config, config_params))
     result = zerorun.initialize(
         model,
         optimizer,
@@ -88,9 +77,8 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         training_data,
         lr_scheduler,
         collate_fn,
-        config=settings,
+        config=adapt_config(raw),
         engine_class=DeepSpeedEngine,
     )
-    if isinstance(raw, Mapping):
-        result[0].config = dict(raw)
+    result[0].config = raw
     return result

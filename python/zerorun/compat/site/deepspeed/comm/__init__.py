@@ -103,7 +103,9 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            backend, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
+        )
         return
     dist.init_process_group(
         backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size

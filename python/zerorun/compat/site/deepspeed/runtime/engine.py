@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import zerorun
+from zerorun.agreement import all_or_none
 from zerorun.config import BatchConfig
 from zerorun.dataloader import make_dataloader
 from zerorun.full_state import full_state_dict
@@ -179,10 +180,11 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
     ) -> bool:
         """As ZeroEngine's, with the script zero_to_fp32.py beside the tags."""
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
-        if self.global_rank == 0:
-            path = os.path.join(save_dir, "zero_to_fp32.py")
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(_ZERO_TO_FP32)
+        with all_or_none(self.communicator, "save_checkpoint"):
+            if self.global_rank == 0:
+                path = os.path.join(save_dir, "zero_to_fp32.py")
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(_ZERO_TO_FP32)
         return True
 
     def save_fp16_model(self, save_dir: str, save_filename: str = "pytorch_model.bin") -> bool:

@@ -19,10 +19,30 @@ class _Schedule(LrScheduler):
     positional: tuple[str, ...] = ()
 
     def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **params: Any) -> None:
-        given = dict(zip(self.positional, args, strict=False)) | params
+        name = type(self).__name__
+        if len(args) > len(self.positional):
+            raise TypeError(
+                f"{name}: got {len(args)} positional arguments after the optimizer, expected at "
+                f"most {len(self.positional)}: {', '.join(self.positional)}"
+            )
+        given = dict(zip(self.positional, args, strict=False))
+        twice = given.keys() & params.keys()
+        if twice:
+            raise TypeError(f"{name}: got multiple values for {', '.join(sorted(twice))}")
+        given |= params
         basic = getattr(optimizer, "optimizer", optimizer)
-        scheduler = {"type": type(self).__name__, "params": given}
-        super().__init__(basic, configuration.parse({"scheduler": scheduler}).config)
+        super().__init__(basic, _parse(name, given))
+        continued_from = given.get("last_batch_iteration", -1)
+        if continued_from >= 0:
+            self._applied = continued_from - self.last_batch_iteration
+            self._set()
+
+
+def _parse(name: str, params: dict[str, Any]) -> configuration.Config:
+    """Checks all of `params`; the schedule starts at the beginning, from where it can continue."""
+    configuration.parse({"scheduler": {"type": name, "params": params}})
+    fresh = {key: value for key, value in params.items() if key != "last_batch_iteration"}
+    return configuration.parse({"scheduler": {"type": name, "params": fresh}}).config
 
 
 class LRRangeTest(_Schedule):
@@ -40,7 +60,21 @@ class LRRangeTest(_Schedule):
 class OneCycle(_Schedule):
     """One cycle of learning rate and momentum, then a decay."""
 
-    positional = ("cycle_min_lr", "cycle_max_lr")
+    positional = (
+        "cycle_min_lr",
+        "cycle_max_lr",
+        "decay_lr_rate",
+        "cycle_first_step_size",
+        "cycle_second_step_size",
+        "cycle_first_stair_count",
+        "cycle_second_stair_count",
+        "decay_step_size",
+        "cycle_momentum",
+        "cycle_min_mom",
+        "cycle_max_mom",
+        "decay_mom_rate",
+        "last_batch_iteration",
+    )
 
 
 class WarmupLR(_Schedule):

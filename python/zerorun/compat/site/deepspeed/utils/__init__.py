@@ -1,6 +1,7 @@
 """deepspeed.utils."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,7 +53,7 @@ __all__ = [
     "z3_leaf_module",
 ]
 
-_leaves: set[int] = set()
+_leaves: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def _matching(model: nn.Module, classes: list[type | str]) -> list[nn.Module]:
@@ -76,7 +77,7 @@ def _matching(model: nn.Module, classes: list[type | str]) -> list[nn.Module]:
 def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[type | str]) -> list[nn.Module]:
     """Remembered only: modules that some ranks skip are no danger here, leaf or not."""
     found = _matching(model, leaf_module_classes)
-    _leaves.update(id(module) for module in found)
+    _leaves.update(found)
     return found
 
 
@@ -84,7 +85,7 @@ def unset_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[type | str]
 ) -> list[nn.Module]:
     found = _matching(model, leaf_module_classes)
-    _leaves.difference_update(id(module) for module in found)
+    _leaves.difference_update(found)
     return found
 
 
@@ -93,7 +94,7 @@ def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def z3_leaf_module(model: nn.Module) -> bool:
-    return id(model) in _leaves
+    return model in _leaves
 
 
 def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,13 +2,13 @@
 
 from zerorun.zero import (
     GatheredParameters,
-    Init,
     ZeroParamStatus,
     register_external_parameter,
     unregister_external_parameter,
 )
 
 from deepspeed._placeholders import lazy_submodules
+from deepspeed.runtime.zero.partition_parameters import Init
 
 __all__ = [
     "GatheredParameters",

@@ -1,13 +1,17 @@
 """Names that scripts import, and the global that Hugging Face replaces around zero.Init."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from zerorun.zero import GatheredParameters, Init, ZeroParamStatus
+import zerorun
+from zerorun.zero import GatheredParameters, ZeroParamStatus
 from zerorun.zero.partition import partition_of
 
+from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import adapt_config, read_config
 
 __all__ = [
     "GatheredParameters",
@@ -19,6 +23,19 @@ __all__ = [
 ]
 
 _orig_torch_arange = torch.arange
+
+
+class Init(zerorun.zero.Init):
+    """zerorun's, which makes torch's process group first, as scripts expect of DeepSpeed's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(zerorun.zero.Init).bind(*args, **kwargs).arguments
+        if given.get("enabled", True):
+            comm.init_distributed()
+            for name in ("config_dict_or_path", "config"):
+                if given.get(name) is not None:
+                    given[name] = adapt_config(read_config(given[name]))
+        super().__init__(**given)
 
 
 def zero_wrapper_for_fp_tensor_constructor(
