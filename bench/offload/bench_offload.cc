@@ -194,6 +194,7 @@ int main(int argc, char** argv) {
     zerorun::bench::bench_nvme(arguments[1], arguments.size() > 2 ? std::stod(arguments[2]) : 333);
     return 0;
   }
-  fmt::print("bench_offload | bench_offload host [MILLIONS] | bench_offload nvme DIRECTORY [MILLIONS]\n");
+  fmt::print(
+      "bench_offload | bench_offload host [MILLIONS] | bench_offload nvme DIRECTORY [MILLIONS]\n");
   return 2;
 }

@@ -182,8 +182,8 @@ struct Config {
 
 // Where a value of a resolved configuration comes from.
 struct ConfigValue {
-  std::string pointer;  // JSON pointer, "/zero_optimization/stage"
-  std::string value;    // JSON text
+  std::string pointer;    // JSON pointer, "/zero_optimization/stage"
+  std::string value;      // JSON text
   bool is_given = false;  // written in the configuration, as "auto" or with a value
   bool is_default = true;
   bool is_auto = false;  // the file says "auto"

@@ -195,7 +195,12 @@ void define_state(Engines& engine) {
             }
             return names;
           },
-          "parameter"_a, "Names of StateInterval.states of this parameter.")
+          "parameter"_a, "Names of StateInterval.states of this parameter.");
+}
+
+void define_steps(Engines& engine) {
+  const py::call_guard<py::gil_scoped_release> unlocked;
+  engine
       .def(
           "publish_masters", [](const EngineHandle& self) { self.engine().publish_masters(); },
           unlocked, "Recasts the parameters from the masters and shares them. Collective.")
@@ -277,6 +282,7 @@ void register_engine(py::module_& m) {
            "Lets go of the engine; its memory ends with the last tensor that views it.");
   define_training(engine);
   define_state(engine);
+  define_steps(engine);
 }
 
 }  // namespace zerorun

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, checkpoint, torch_groups
 from zerorun.config import BatchConfig, Config, resolve_batch
-from zerorun.full_state import full_state_dict
+from zerorun.full_state import save_full_state
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer
@@ -341,11 +341,7 @@ class ZeroEngine(nn.Module):
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """The whole model's state dict in one file, written by rank 0. Collective."""
-        state = full_state_dict(self, exclude_frozen_parameters)
-        if state is not None:
-            os.makedirs(save_dir, exist_ok=True)
-            torch.save(state, os.path.join(save_dir, save_filename))
-        self.communicator.barrier("model saved")
+        save_full_state(self, save_dir, save_filename, exclude_frozen_parameters)
         return True
 
     # --- the end ---

@@ -52,6 +52,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     raw = config if isinstance(config, Mapping) else None
     parsed = configuration.parse(config) if raw is not None else configuration.load(config)
     settings = parsed.config
+    _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     if settings.zero.stage == 3 and not settings.share_parameters:
         raise _C.ConfigError(
             "/zerorun/share_parameters: got false at stage 3, expected true: PyTorch's parameters "
@@ -71,11 +72,6 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     engine.config = dict(raw) if raw is not None else configuration.read(config)
     if basic is not None:
         engine.optimizer = engine.optimizer_class(engine, basic, rule)
-    if lr_scheduler is not None and _names_section(parsed, "scheduler"):
-        raise _C.ConfigError(
-            "/scheduler: the program brings a scheduler and the configuration names one: leave "
-            "one of them out"
-        )
     engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
     if training_data is not None:
         from zerorun.dataloader import make_dataloader
@@ -84,6 +80,14 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
             training_data, batch.micro_batch_size, world, collate_fn
         )
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and _names_section(parsed, name):
+            raise _C.ConfigError(
+                f"/{name}: the program brings one and the configuration names one: leave one out"
+            )
 
 
 def _names_section(parsed: configuration.ParsedConfig, name: str) -> bool:
@@ -97,11 +101,6 @@ def _basic_optimizer(
     parsed: configuration.ParsedConfig,
 ) -> torch.optim.Optimizer | None:
     """The torch optimizer whose groups the engine reads; for the configuration's one a stand-in."""
-    if optimizer is not None and _names_section(parsed, "optimizer"):
-        raise _C.ConfigError(
-            "/optimizer: the program brings an optimizer and the configuration names one: leave "
-            "one of them out"
-        )
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     if optimizer is not None:

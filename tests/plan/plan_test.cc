@@ -45,8 +45,10 @@ TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
       EXPECT_EQ(model.specs[i].use_muon, expected[i].use_muon);
       EXPECT_EQ(model.specs[i].module, expected[i].module);
     }
-    EXPECT_EQ(model.activation_nbytes_per_token, train::activation_nbytes_per_token(config, false, DType::fp32));
-    EXPECT_EQ(model.recomputed_nbytes_per_token, train::activation_nbytes_per_token(config, true, DType::fp32));
+    EXPECT_EQ(model.activation_nbytes_per_token,
+              train::activation_nbytes_per_token(config, false, DType::fp32));
+    EXPECT_EQ(model.recomputed_nbytes_per_token,
+              train::activation_nbytes_per_token(config, true, DType::fp32));
     EXPECT_EQ(model.hidden_size, config.width);
   }
 }

@@ -6,13 +6,16 @@
 #include <vector>
 
 #include "core/check.h"
+#include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
+using testing::base_config;
 using ::testing::HasSubstr;
+using testing::offloaded;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;
@@ -20,27 +23,6 @@ using testing::toy_step;
 using testing::toy_train;
 using testing::ToyModel;
 using testing::ToyOutcome;
-
-Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
-  Config config;
-  config.batch.accumulation_steps = accumulation;
-  config.precision.param_dtype = dtype;
-  config.zero.stage = stage;
-  config.zero.reduce_bucket_size = 700;
-  config.zero.param_persistence_threshold = 100;
-  config.gradient_clipping = 0.05;
-  return config;
-}
-
-// The same on the host, in pieces of a few hundred elements.
-Config offloaded(Config config, double ratio = 1.0, OffloadDevice device = OffloadDevice::cpu) {
-  config.offload.optimizer.device = device;
-  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
-  config.offload.optimizer.ratio = ratio;
-  config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
-  config.offload.aio.block_size = 4096;
-  return config;
-}
 
 const char* name(OffloadDevice device) { return device == OffloadDevice::cpu ? "cpu" : "nvme"; }
 
@@ -204,94 +186,6 @@ TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
   };
   const Config config = base_config(2);
   EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
-}
-
-// Muon's directions of a bucket are on the device until the host has fetched its part; those of the
-// next, larger bucket must not overwrite them before.
-TEST(Offload, DirectionsStayUntilTheHostHasReadThem) {
-  const auto train = [](const Config& config) {
-    uint64_t hash = 0;
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      std::vector<ParameterSpec> specs = {{"large", {64, 64}, "large"},
-                                          {"small", {32, 32}, "small"}};
-      for (ParameterSpec& spec : specs) spec.use_muon = true;
-      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
-      for (int64_t step = 0; step < 20; ++step) {
-        for (const ParameterId id : {1, 0}) {
-          const std::span<float> out = engine->gradient(id).view.span<float>();
-          for (size_t i = 0; i < out.size(); ++i) {
-            out[i] = ToyModel::initial(id, static_cast<int64_t>(i) + step);
-          }
-          engine->grad_ready(id);
-        }
-        engine->end_micro_step();
-        engine->step();
-      }
-      hash = engine->parameter_hash();
-    });
-    return hash;
-  };
-  Config config = base_config(3, DType::fp32);
-  config.optimizer.type = "Muon";
-  config.zero.param_persistence_threshold = 0;
-  config.zero.overlap_comm = true;
-  const uint64_t expected = train(config);
-  Config other = offloaded(config, 0.3);
-  other.offload.sub_group_size = 256;
-  for (int run = 0; run < 5; ++run) EXPECT_EQ(train(other), expected);
-}
-
-// Copies may still run when an engine ends in the middle of a batch, or with an error.
-TEST(Offload, AnEngineMayEndBetweenBackwardAndStep) {
-  constexpr int64_t kNumel = int64_t{1} << 22;
-  for (int stage = 1; stage <= 3; ++stage) {
-    run_ranks(1, [&](Communicator& comm) {
-      Config config = offloaded(base_config(stage));
-      config.offload.sub_group_size = kNumel;
-      config.zero.reduce_bucket_size = kNumel;
-      std::vector<ParameterSpec> specs;
-      for (const char* name : {"a", "b", "c", "d"}) specs.push_back({name, {kNumel}, name});
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
-      for (ParameterId id = 0; id < 4; ++id) {
-        device->fill(device->inline_stream(), engine->gradient(id).view, 1.0F);
-        engine->grad_ready(id);
-      }
-      engine->end_micro_step();
-    });
-  }
-}
-
-// Whatever was accumulated before, wherever it rests: the step is that of what came after.
-TEST(Offload, ADroppedBatchLeavesNoTrace) {
-  const auto train = [](Config config, int64_t steps, int dropped) {
-    config.batch.accumulation_steps = steps;
-    uint64_t hash = 0;
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
-      for (int i = 0; i < dropped; ++i) ToyModel::micro_step(*engine, comm.rank(), 5 + i, 9);
-      if (dropped > 0) engine->drop_batch();
-      for (int64_t i = 0; i < steps; ++i) ToyModel::micro_step(*engine, comm.rank(), i, 0);
-      engine->step();
-      hash = engine->parameter_hash();
-    });
-    return hash;
-  };
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const int64_t steps : {1, 3}) {
-      const Config config = base_config(stage);
-      const uint64_t expected = train(config, steps, 0);
-      for (const int dropped : {1, 3}) {
-        if (dropped > steps) continue;
-        EXPECT_EQ(train(config, steps, dropped), expected) << "stage " << stage;
-        if (stage == 0) continue;
-        EXPECT_EQ(train(offloaded(config, 0.5), steps, dropped), expected) << "stage " << stage;
-      }
-    }
-  }
 }
 
 TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {

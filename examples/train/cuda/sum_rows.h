@@ -5,9 +5,10 @@
 // How a block adds rows up, and where the sums go.
 namespace zerorun::train::cuda {
 
-// A block sums rows [begin, end) of the kLanes * N columns that its lanes own: each warp takes every
-// kWarps-th row and the warps' sums are added in order. add(row, sums) adds a row's contribution;
-// totals are valid in the first warp. All threads of the block call it, once in a kernel.
+// A block sums rows [begin, end) of the kLanes * N columns that its lanes own: each warp takes
+// every kWarps-th row and the warps' sums are added in order. add(row, sums) adds a row's
+// contribution; totals are valid in the first warp. All threads of the block call it, once in a
+// kernel.
 template <int kSums, int N, typename Add>
 __device__ inline void sum_rows(int64_t begin, int64_t end, float (&totals)[kSums][N],
                                 const Add& add) {

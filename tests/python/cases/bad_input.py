@@ -185,7 +185,7 @@ def case_two_sources_of_one_setting(_folder: Path) -> None:
     settings = config(1, optimizer={"type": "AdamW", "params": {"lr": 1e-3}})
     raises(
         zerorun.ConfigError,
-        "/optimizer: the program brings an optimizer",
+        "/optimizer: the program brings one",
         lambda: zerorun.initialize(model, adamw(model), config=settings),
     )
     raises(zerorun.ConfigError, "config: got", lambda: zerorun.initialize(model, config=3))

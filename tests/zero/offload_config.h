@@ -1,0 +1,29 @@
+#pragma once
+
+#include "zerorun/config.h"
+
+namespace zerorun::testing {
+
+inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
+  Config config;
+  config.batch.accumulation_steps = accumulation;
+  config.precision.param_dtype = dtype;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 700;
+  config.zero.param_persistence_threshold = 100;
+  config.gradient_clipping = 0.05;
+  return config;
+}
+
+// The same on the host, in pieces of a few hundred elements.
+inline Config offloaded(Config config, double ratio = 1.0,
+                        OffloadDevice device = OffloadDevice::cpu) {
+  config.offload.optimizer.device = device;
+  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.optimizer.ratio = ratio;
+  config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
+  config.offload.aio.block_size = 4096;
+  return config;
+}
+
+}  // namespace zerorun::testing
