@@ -45,9 +45,14 @@ TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
       EXPECT_EQ(model.specs[i].use_muon, expected[i].use_muon);
       EXPECT_EQ(model.specs[i].module, expected[i].module);
     }
-    EXPECT_EQ(model.activation_nbytes_per_token, train::activation_nbytes_per_token(config, false));
-    EXPECT_EQ(model.recomputed_nbytes_per_token, train::activation_nbytes_per_token(config, true));
     EXPECT_EQ(model.hidden_size, config.width);
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      const PlanModel kept = plan_model(name, dtype);
+      EXPECT_EQ(kept.activation_nbytes_per_token,
+                train::activation_nbytes_per_token(config, false, dtype));
+      EXPECT_EQ(kept.recomputed_nbytes_per_token,
+                train::activation_nbytes_per_token(config, true, dtype));
+    }
   }
 }
 
@@ -65,6 +70,73 @@ TEST(PlanModel, ReadsConfigsOfHuggingFace) {
       "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
       "vocab_size": 32000, "tie_word_embeddings": false})");
   EXPECT_EQ(count(plan_model(folder.path() / "llama7b.json").specs), 6'738'415'616);
+}
+
+// Published sizes; heads that are not width / heads wide, norms of heads, biases, tied by default.
+TEST(PlanModel, CountsModelsOfTheLlamaKind) {
+  const Scratch folder;
+  const auto numel = [&](const std::string& json) {
+    return count(plan_model(folder.write("config.json", json)).specs);
+  };
+  EXPECT_EQ(numel(R"({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 128256, "tie_word_embeddings": false})"),
+            8'030'261'248);
+  EXPECT_EQ(numel(R"({"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+      "intermediate_size": 25600, "vocab_size": 151936, "tie_word_embeddings": false})"),
+            32'762'123'264);
+  EXPECT_EQ(numel(R"({"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28,
+      "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+      "intermediate_size": 24576, "vocab_size": 256000})"),
+            8'537'680'896);
+  EXPECT_EQ(numel(R"({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+      "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+      "vocab_size": 152064, "tie_word_embeddings": false})"),
+            7'615'616'512);
+  EXPECT_EQ(numel(R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 32000})"),
+            7'241'732'096);
+  EXPECT_EQ(numel(R"({"model_type": "phi3", "hidden_size": 3072, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192,
+      "vocab_size": 32064})"),
+            3'821'079'552);
+}
+
+TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
+  const Scratch folder;
+  const auto expect = [&](const std::string& json, const std::string& message) {
+    try {
+      plan_model(folder.write("config.json", json));
+      ADD_FAILURE() << json;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("config.json"));
+      EXPECT_THAT(error.what(), HasSubstr(message));
+    }
+  };
+  const std::string llama = R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100)";
+  EXPECT_NO_THROW(plan_model(folder.write("config.json", llama + "}")));
+  expect(R"({"model_type": "mixtral", "num_local_experts": 8})",
+         "/num_local_experts is 8: expected a model without experts; give --model a number");
+  expect(R"({"model_type": "deepseek"})",
+         "/model_type is \"deepseek\": expected one of gpt2, llama");
+  expect(llama + R"(, "head_dim": "64"})", "/head_dim is \"64\": expected an integer from 1");
+  expect(llama + R"(, "tie_word_embeddings": "yes"})", "/tie_word_embeddings is \"yes\"");
+  expect(R"({"model_type": 3})", "/model_type is 3: expected a string");
+  expect(R"({"model_type": "gpt2", "n_embd": 10, "n_layer": 1, "n_head": 3})",
+         "/n_head is 3: expected a divisor of the width, 10");
+  expect(R"({"model_type": "gpt2", "n_embd": 16777216, "n_layer": 4096, "n_head": 1})",
+         "parameters; expected at most 1e+15");
+  expect("[1]", "not a JSON object");
+}
+
+TEST(PlanModel, NumbersOfParametersHaveBounds) {
+  for (const char* wrong : {"inf", "nan", "0", "-5", "1e300", "1e16", "0.1", "1001T"}) {
+    EXPECT_THROW(plan_model(wrong), ConfigError) << wrong;
+  }
+  EXPECT_NEAR(static_cast<double>(count(plan_model("900T").specs)), 9e14, 9e12);
 }
 
 TEST(PlanModel, TakesANumberOfParameters) {
@@ -87,7 +159,7 @@ TEST(PlanModel, SaysWhatItCanBe) {
     plan_model(folder.path() / "bad.json");
     ADD_FAILURE();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/n_layer is missing"));
+    EXPECT_THAT(error.what(), HasSubstr("/model_type is missing: expected one of gpt2"));
   }
 }
 
