@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "examples/train/gpt_config.h"
 #include "examples/train/parameters.h"
 #include "launcher/bench_nvme.h"
+#include "launcher/byte_size.h"
 #include "launcher/plan_model.h"
 #include "tests/scratch.h"
 #include "zerorun/config.h"
@@ -167,8 +169,10 @@ TEST(Plan, BytesAreReadWithTheirUnit) {
   EXPECT_EQ(parse_bytes("80GB", "x"), 80'000'000'000);
   EXPECT_EQ(parse_bytes("24GiB", "x"), int64_t{24} << 30);
   EXPECT_EQ(parse_bytes("24G", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("80gb", "x"), 80'000'000'000);
+  EXPECT_EQ(parse_bytes("24gib", "x"), int64_t{24} << 30);
   EXPECT_EQ(parse_bytes("1.5TB", "x"), 1'500'000'000'000);
-  for (const char* wrong : {"", "GB", "80 GB", "80XB", "-1GB", "nanGB"}) {
+  for (const char* wrong : {"", "GB", "80 GB", "80XB", "-1GB", "nanGB", "80", "80B", "1e30GB"}) {
     EXPECT_THROW(parse_bytes(wrong, "--disk"), ConfigError) << wrong;
   }
 }
@@ -220,6 +224,142 @@ TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
   EXPECT_EQ(small.offload.optimizer.device, OffloadDevice::nvme);
   EXPECT_EQ(small.offload.optimizer.nvme_path, "/disk");
   EXPECT_THROW(fit("1GB", "1GB"), ConfigError);
+}
+
+// Fitting a model into what one row of the table needs succeeds, and chooses nothing larger.
+TEST(Plan, FitFindsWhateverTheTableSaysFits) {
+  const Scratch folder;
+  PlanOptions options;
+  options.model = "350M";
+  options.world_size = 4;
+  options.fit = folder.path() / "fit.json";
+  options.nvme_path = ZERORUN_BUILD_DIR;
+  options.disk = "100GB";
+  int rows = 0;
+  for (const char* device : {"100MB", "300MB", "700MB", "1GB", "1500MB", "2GB", "6GB", "10GB"}) {
+    for (const char* host : {"100MB", "1GB", "3GB", "8GB"}) {
+      options.device_memory = device;
+      options.host_memory = host;
+      PlanOptions table = options;
+      table.fit.clear();
+      const std::string text = plan_report(table);
+      if (text.find("  yes\n") == std::string::npos) {
+        EXPECT_THROW(plan_report(options), ConfigError) << device << " " << host;
+        continue;
+      }
+      ++rows;
+      EXPECT_THAT(plan_report(options), ::testing::StartsWith(options.fit)) << text;
+    }
+  }
+  EXPECT_GT(rows, 8);
+}
+
+TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
+  const Scratch folder;
+  PlanOptions options;
+  options.model = "350M";
+  options.fit = folder.path() / "fit.json";
+  const auto error_of = [&] {
+    try {
+      plan_report(options);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of(), HasSubstr("--fit needs a limit"));
+  options.device_memory = "1MB";
+  EXPECT_THAT(error_of(), ContainsRegex("nothing fits; the closest, stage 3, .*parameters cpu, "));
+  EXPECT_FALSE(std::filesystem::exists(options.fit));
+  options.device_memory = "2GB";
+  options.host_memory = "3GB";
+  EXPECT_THAT(error_of(), HasSubstr("only settings with NVMe fit, such as stage "));
+}
+
+TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
+  const Scratch folder;
+  PlanOptions options;
+  options.config = folder.write("ds.json", R"({ // a comment
+      "bf16": {"enabled": true}, "train_batch_size": 32, "gradient_accumulation_steps": 4,
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme",
+          "nvme_path": "/disk", "buffer_count": 7}},
+      "zerorun": {"train": {"steps": 5}}})");
+  options.model = "gpt2";
+  options.world_size = 2;
+  options.device_memory = "1GB";
+  options.host_memory = "4GB";
+  options.micro_batch = 1;
+  options.seq_len = 128;
+  options.recompute = true;
+  options.fit = folder.path() / "fit.json";
+  plan_report(options);
+  const Config config = load_config(options.fit).config;
+  EXPECT_NE(config.offload.optimizer.device, OffloadDevice::none);
+  EXPECT_EQ(config.offload.optimizer.buffer_count, 7);
+  EXPECT_EQ(config.batch.train_batch_size, 32);
+  EXPECT_EQ(config.batch.micro_batch_size, 1);
+  EXPECT_THAT(config.train_options, HasSubstr("\"steps\":5"));
+  EXPECT_THAT(config.train_options, HasSubstr("\"seq_len\":128"));
+  EXPECT_THAT(config.train_options, HasSubstr("\"recompute\":true"));
+  // The file alone plans to the same bytes.
+  PlanOptions alone;
+  alone.config = options.fit;
+  alone.model = options.model;
+  alone.world_size = options.world_size;
+  options.fit.clear();
+  options.config = alone.config;
+  EXPECT_EQ(plan_report(alone), [&] {
+    PlanOptions same = options;
+    same.device_memory.clear();
+    same.host_memory.clear();
+    return plan_report(same);
+  }());
+  EXPECT_THAT(plan_report(alone), ContainsRegex("activations +[0-9.]+ [MG]iB"));
+}
+
+TEST(Plan, TakesTheConfigurationAsBase64) {
+  const Scratch folder;
+  PlanOptions options;
+  options.config = "eyJiZjE2IjogeyJlbmFibGVkIjogdHJ1ZX0sICJncmFkaWVudF9jbGlwcGluZyI6IDAuNX0";
+  options.model = "gpt2";
+  options.device_memory = "80GB";
+  options.fit = folder.path() / "fit.json";
+  EXPECT_THAT(plan_report(options), HasSubstr("<base64>: stage 0"));
+  EXPECT_EQ(load_config(options.fit).config.gradient_clipping, 0.5);
+}
+
+TEST(Plan, CountsTheMicroBatchOfTheTrainProgramWhereNoneIsGiven) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.seq_len = 256;
+  const std::string unset = plan_report(options);
+  options.micro_batch = 8;
+  EXPECT_EQ(unset, plan_report(options));
+  options.micro_batch = 1;
+  EXPECT_NE(unset, plan_report(options));
+}
+
+TEST(Plan, AHostHasNoMoreRanksThanThereAre) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.world_size = options.ranks_per_host = 2;
+  const std::string two = plan_report(options);
+  EXPECT_THAT(two, HasSubstr("2 ranks, 2 per host"));
+  options.ranks_per_host = 8;
+  EXPECT_EQ(plan_report(options), two);
+}
+
+TEST(Plan, RefusesSizesBeyondReason) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.micro_batch = int64_t{1} << 40;
+  options.seq_len = int64_t{1} << 40;
+  EXPECT_THROW(plan_report(options), ConfigError);
+  PlanOptions ranks;
+  ranks.model = "900T";
+  ranks.cpu = true;
+  ranks.world_size = 1'000'000;
+  EXPECT_THROW(plan_report(ranks), ConfigError);
 }
 
 TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
