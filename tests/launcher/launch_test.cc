@@ -172,7 +172,7 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"plan"}, "--model is required; see zerorun plan --help");
   expect_usage_error({"plan", "--model", "gpt9"}, "--model 'gpt9': expected nano, mini");
   expect_usage_error({"bench", "nvme"}, "DIR is required");
-  expect_usage_error({"bench", "nvme", "/no/such"}, "nvme_path /no/such: ");
+  expect_usage_error({"bench", "nvme", "/no/such"}, "bench nvme: /no/such: ");
   expect_usage_error({"version", "x"}, "not expected: x");
   expect_usage_error({"config", "chekc", "x"}, "did you mean 'check'?");
   expect_usage_error({"config", "show", file, "--world_size", "0"}, "--world_size");

@@ -371,7 +371,19 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   EXPECT_THAT(text, HasSubstr("best: \"aio\": {\"block_size\": "));
   EXPECT_THAT(text, ContainsRegex("a step of Adam costs about [0-9.]+ s"));
   EXPECT_THAT(text, Not(HasSubstr("inf")));
-  EXPECT_THROW(bench_nvme("/dev/shm", 1 << 20, [](const std::string&) {}), ConfigError);
+  const auto error_of = [](const char* folder, uint64_t nbytes) {
+    try {
+      bench_nvme(folder, nbytes, [](const std::string&) {});
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of("/dev/shm", 1 << 20), ::testing::StartsWith("bench nvme: /dev/shm is a"));
+  const std::string large = error_of(ZERORUN_BUILD_DIR, uint64_t{1} << 60);
+  EXPECT_THAT(large, HasSubstr("for the file to measure with: "));
+  EXPECT_THAT(large, HasSubstr("measure with less (--gib)"));
+  EXPECT_THAT(large, Not(HasSubstr("offload")));
 }
 
 }  // namespace
