@@ -53,7 +53,7 @@ bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values)
   if (spec.status != KeyStatus::works || spec.gate.empty()) return false;
   const auto gate = std::find_if(values.begin(), values.end(),
                                  [&](const ConfigValue& one) { return one.pointer == spec.gate; });
-  return gate == values.end() || gate->is_default;
+  return gate == values.end() || gate->value == gate->fallback;
 }
 
 // Why the value of a key changes nothing; empty for other keys.

@@ -31,12 +31,7 @@ struct ToolArguments {
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
 
-// Without the type in the help.
-CLI::Range from_one(int64_t most) {
-  CLI::Range range(int64_t{1}, most);
-  range.name("");
-  return range;
-}
+CLI::Range from_one(int64_t most) { return {int64_t{1}, most}; }
 
 void print(const std::string& text) {
   fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");

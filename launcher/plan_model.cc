@@ -124,7 +124,8 @@ PlanModel model_of(const PlanShape& shape, const std::string& name, DType activa
     for (const int64_t size : spec.shape) product *= static_cast<double>(size);
     numel += product;
   }
-  if (numel > kMaxCount) {
+  constexpr double kRounding = 1.05;  // a number of parameters becomes whole layers
+  if (numel > kRounding * kMaxCount) {
     fail<ConfigError>("{}: {:.1e} parameters; expected at most {:.0e}", name, numel, kMaxCount);
   }
   model.description = fmt::format("{}: {:.1f} M parameters", name, numel / 1e6);
