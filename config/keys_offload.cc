@@ -12,6 +12,7 @@ constexpr std::string_view kZenflow = "/zero_optimization/zenflow";
 
 constexpr std::string_view kParamPath = "/zero_optimization/offload_param/nvme_path";
 constexpr std::string_view kOptimizerPath = "/zero_optimization/offload_optimizer/nvme_path";
+constexpr KeyRange kThreads{.low = 1, .high = 64};
 constexpr std::string_view kInMemory = "parameters rest in memory";
 
 template <auto Member>
@@ -153,16 +154,16 @@ constexpr auto kKeys = std::to_array<KeySpec>({
                {.low = 4096, .high = 1 << 28}),
     with_range(works_with(kOptimizer, "/aio/queue_depth", KeyType::integer, "8",
                           bind_aio<&AioConfig::queue_depth>(), "Requests in flight."),
-               {.low = 1, .high = 4096}),
+               {.low = 1, .high = 1024}),
     with_range(works_with(kOptimizer, "/aio/intra_op_parallelism", KeyType::integer, "1",
                           bind_aio<&AioConfig::threads>(),
                           "Threads per transfer, where the kernel refuses io_uring: this many, or "
                           "queue_depth when that is more."),
-               {.low = 1, .high = 256}),
+               kThreads),
     {.pointer = "/aio/thread_count",
      .type = KeyType::integer,
      .fallback = "1",
-     .range = kPositive,
+     .range = kThreads,
      .status = KeyStatus::deprecated,
      .doc = "Older name.",
      .note = "/aio/intra_op_parallelism"},

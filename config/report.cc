@@ -48,11 +48,24 @@ const KeySpec& spec_of(const ConfigValue& value) {
   return *spec;
 }
 
+// A key of a block that nothing turns on, such as that of a block without its "device".
+bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values) {
+  if (spec.status != KeyStatus::works || spec.gate.empty()) return false;
+  const auto gate = std::find_if(values.begin(), values.end(),
+                                 [&](const ConfigValue& one) { return one.pointer == spec.gate; });
+  return gate == values.end() || gate->value == gate->fallback;
+}
+
 // Why the value of a key changes nothing; empty for other keys.
-std::string_view reason_without_effect(const ConfigValue& value) {
+std::string reason_without_effect(const ConfigValue& value,
+                                  const std::vector<ConfigValue>& values) {
   const KeySpec& spec = spec_of(value);
   if (value.is_default) return {};
-  if (spec.status == KeyStatus::no_effect) return spec.note;
+  if (waits_for_gate(spec, values)) {
+    const KeySpec* gate = key_table().find(spec.gate);
+    return fmt::format("{} is {}", spec.gate, gate == nullptr ? "not given" : gate->fallback);
+  }
+  if (spec.status == KeyStatus::no_effect) return std::string(spec.note);
   if (spec.status == KeyStatus::always_on && value.value == "false") return "always on";
   return {};
 }
@@ -130,7 +143,7 @@ std::string check_report(const std::string& path) {
     if (value.is_auto && value.value == kAuto) left_over.push_back(value.pointer);
     if (value.is_default) continue;
     changed.push_back(value.pointer);
-    const std::string_view reason = reason_without_effect(value);
+    const std::string reason = reason_without_effect(value, parsed.values);
     if (!reason.empty()) {
       without_effect += fmt::format("\n  no effect: {}: {}", value.pointer, reason);
     }

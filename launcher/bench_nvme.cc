@@ -41,7 +41,10 @@ double measure(const DirectFile& file, std::span<std::byte> memory, Transfer dir
 
 void bench_nvme(const std::string& folder, uint64_t nbytes,
                 const std::function<void(const std::string&)>& print) {
-  const DirectFile file(folder, "benchmark", nbytes);
+  const DirectFile file(folder, "benchmark", nbytes,
+                        {.folder = "bench nvme:",
+                         .content = "the file to measure with",
+                         .instead = "measure with less (--gib)"});
   const auto device = make_cpu_device();
   const Buffer buffer = device->allocate_pinned(kMemory);
   device->fill(device->inline_stream(), view_of(buffer, DType::fp32, kMemory / sizeof(float)),

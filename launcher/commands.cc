@@ -1,6 +1,6 @@
 #include "launcher/commands.h"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -28,6 +28,11 @@ struct ToolArguments {
   uint64_t bench_gib = 1;
 };
 
+constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxCount = int64_t{1} << 40;
+
+CLI::Range from_one(int64_t most) { return {int64_t{1}, most}; }
+
 void print(const std::string& text) {
   fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
 }
@@ -40,13 +45,13 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* show = config->add_subcommand("show", "Print every setting in effect");
   show->add_option("FILE", arguments.path, "A ds_config.json")->required();
   show->add_option("--world_size,--world-size", arguments.facts.world_size, "Ranks. Default: 1")
-      ->check(CLI::PositiveNumber);
+      ->check(from_one(kMaxRanks));
   show->add_option("--hidden_size,--hidden-size", arguments.facts.hidden_size,
                    "Width of the model, for bucket sizes that are \"auto\"")
-      ->check(CLI::PositiveNumber);
+      ->check(from_one(kMaxCount));
   show->add_option("--steps", arguments.facts.total_steps,
                    "Optimizer steps, for a schedule whose length is \"auto\"")
-      ->check(CLI::PositiveNumber);
+      ->check(from_one(kMaxCount));
   show->callback(
       [&arguments] { print(show_config(load_config(arguments.path), arguments.facts)); });
   config->add_subcommand("schema", "Print the JSON Schema of a configuration")->callback([] {
@@ -72,28 +77,32 @@ void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
 void define_plan(CLI::App& tools, PlanOptions& plan) {
   CLI::App* tool = tools.add_subcommand(
       "plan", "Bytes per rank for a configuration and a model, before anything runs");
-  tool->add_option("FILE", plan.config, "A ds_config.json. Default: stage 2, bf16, AdamW");
+  tool->add_option("FILE", plan.config,
+                   "A ds_config.json, or base64. Default: stage 2, bf16, AdamW");
   tool->add_option("--model", plan.model,
                    "nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, a Hugging Face "
-                   "config.json, or a number of parameters (1.3B)")
+                   "config.json (gpt2, llama, mistral, qwen2, qwen3, gemma, phi3), or a number of "
+                   "parameters (1.3B)")
       ->required();
   tool->add_option("--world_size,--world-size", plan.world_size, "Ranks. Default: 1")
-      ->check(CLI::PositiveNumber);
+      ->check(from_one(kMaxRanks));
   tool->add_option("--ranks_per_host,--ranks-per-host", plan.ranks_per_host, "Default: all")
-      ->check(CLI::PositiveNumber);
+      ->check(from_one(kMaxRanks));
   tool->add_flag("--cpu", plan.cpu, "CPU ranks: everything is host memory");
   tool->add_option("--gpu_memory,--gpu-memory", plan.device_memory,
-                   "Of each device (80GB): says what fits");
+                   "Of each device, with its unit (80GB, 24GiB): says what fits");
   tool->add_option("--host_memory,--host-memory", plan.host_memory, "Of each host (512GiB)");
   tool->add_option("--disk", plan.disk, "Of each host (2TB)");
   tool->add_option("--nvme_path,--nvme-path", plan.nvme_path, "Folder that --fit may offload to");
-  tool->add_option("--micro_batch,--micro-batch", plan.micro_batch, "Default: the file's")
-      ->check(CLI::PositiveNumber);
+  tool->add_option("--micro_batch,--micro-batch", plan.micro_batch,
+                   "Default: the file's, else 8, as train, for its models")
+      ->check(from_one(kMaxCount));
   tool->add_option("--seq_len,--seq-len", plan.seq_len,
                    "Tokens of a sequence: counts the activations of the bundled models")
-      ->check(CLI::PositiveNumber);
+      ->check(from_one(kMaxCount));
   tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
-  tool->add_option("--fit", plan.fit, "Write the fastest configuration that fits to this file");
+  tool->add_option("--fit", plan.fit,
+                   "Write the fastest configuration that fits to this file, with its micro-batch");
   tool->callback([&plan] { print(plan_report(plan)); });
 }
 
@@ -102,8 +111,8 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* nvme =
       bench->add_subcommand("nvme", "A disk as NVMe offload uses it, and what a step would cost");
   nvme->add_option("DIR", arguments.path, "A folder on the disk")->required();
-  nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read. Default: 1")
-      ->check(CLI::Range(1, 1024));
+  nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read, up to 1024. Default: 1")
+      ->check(from_one(1024));
   nvme->callback([&arguments] {
     bench_nvme(arguments.path, arguments.bench_gib << 30, [](const std::string& line) {
       print(line);
@@ -124,21 +133,32 @@ void define_tools(CLI::App& tools, ToolArguments& arguments) {
   define_bench(tools, arguments);
 }
 
-// CLI11 says of "chekc" only that it was not expected.
-[[noreturn]] void fail_parsing(const CLI::App& tool, const std::vector<std::string>& arguments,
-                               const CLI::ParseError& error) {
+std::vector<std::string> names_of(const CLI::App& tool) {
   std::vector<std::string> names;
   for (const CLI::App* one : tool.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(one->get_name());
   }
+  return names;
+}
+
+// CLI11 says of "chekc" only that it was not expected, and does not say of which tool DIR is.
+[[noreturn]] void fail_parsing(const CLI::App& tool, const std::vector<std::string>& arguments,
+                               const CLI::ParseError& error) {
+  const std::vector<std::string> names = names_of(tool);
   const std::string word = arguments.size() > 1 ? arguments[1] : "";
-  const std::string nearest = nearest_name(word, names);
-  const bool known = std::find(names.begin(), names.end(), word) != names.end();
-  if (!known && !nearest.empty()) {
-    fail<ConfigError>("zerorun {} has no '{}'; did you mean '{}'?", tool.get_name(), word, nearest);
+  const bool is_known = std::find(names.begin(), names.end(), word) != names.end();
+  if (!names.empty() && !is_known && !word.empty() && !word.starts_with('-')) {
+    const std::string nearest = nearest_name(word, names);
+    fail<ConfigError>("zerorun {} has no '{}'; {}", tool.get_name(), word,
+                      nearest.empty() ? fmt::format("it has {}", fmt::join(names, ", "))
+                                      : fmt::format("did you mean '{}'?", nearest));
   }
-  fail<ConfigError>("zerorun {}: {}; see zerorun {} --help", tool.get_name(), error.what(),
-                    tool.get_name());
+  const std::string name = tool.get_name() + (is_known ? " " + word : "");
+  if (!names.empty() && word.empty()) {
+    fail<ConfigError>("zerorun {} what? It has {}; see zerorun {} --help", name,
+                      fmt::join(names, ", "), name);
+  }
+  fail<ConfigError>("zerorun {}: {}; see zerorun {} --help", name, error.what(), name);
 }
 
 }  // namespace

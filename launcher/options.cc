@@ -73,8 +73,9 @@ constexpr std::string_view kDescription =
     "Options may be written with - or _ between words.";
 
 constexpr std::string_view kFooter =
-    "Tools: zerorun config check|show|schema|docs, zerorun ckpt verify, zerorun env,\n"
-    "zerorun version. A tool's name is one only as the first word.\n\n"
+    "Tools: zerorun config check|show|schema|docs, zerorun plan, zerorun bench nvme,\n"
+    "zerorun ckpt verify, zerorun env, zerorun version. A tool's name is one only as the first\n"
+    "word.\n\n"
     "Examples:\n"
     "  zerorun --num_gpus 2 train\n"
     "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --save out/\n"

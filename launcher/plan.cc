@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "checkpoint/file.h"
 #include "core/check.h"
 #include "device/memory_ledger.h"
+#include "launcher/byte_size.h"
 #include "launcher/plan_model.h"
 #include "zero/memory_plan.h"
 #include "zerorun/config.h"
@@ -20,6 +20,10 @@
 namespace zerorun {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kTrainMicroBatch = 8;  // of the bundled program, where a file gives no batch
 
 // A stage and what is offloaded.
 struct Setting {
@@ -41,6 +45,13 @@ struct Limits {
   std::optional<int64_t> device, host, disk;
 
   bool any() const { return device || host || disk; }
+  // How many times the tightest limit is needed.
+  double excess(const Need& need) const {
+    const auto ratio = [](int64_t needed, const std::optional<int64_t>& limit) {
+      return limit ? static_cast<double>(needed) / static_cast<double>(*limit) : 0.0;
+    };
+    return std::max({ratio(need.device, device), ratio(need.host, host), ratio(need.disk, disk)});
+  }
   bool allow(const Need& need) const {
     return need.device <= device.value_or(std::numeric_limits<int64_t>::max()) &&
            need.host <= host.value_or(std::numeric_limits<int64_t>::max()) &&
@@ -76,34 +87,55 @@ std::string describe(const Setting& setting) {
   return text;
 }
 
-// The rows of the table.
+// The rows of the table, and what --fit chooses from: nothing offloaded; then as little as
+// possible, in memory before on disk; a lower stage, which gathers less, before a higher one.
 std::vector<Setting> all_settings() {
   std::vector<Setting> settings = {{0}, {1}, {2}, {3}};
-  for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-    for (int stage = 1; stage <= 3; ++stage) settings.push_back({stage, device});
+  const auto add = [&](OffloadDevice device, std::initializer_list<double> ratios) {
+    for (const double ratio : ratios) {
+      for (int stage = 1; stage <= 3; ++stage) settings.push_back({stage, device, ratio});
+    }
     settings.push_back({3, device, 1.0, OffloadDevice::cpu});
-  }
+  };
+  add(OffloadDevice::cpu, {0.25, 0.5, 0.75, 1.0});
+  add(OffloadDevice::nvme, {0.5, 1.0});
   return settings;
 }
 
-// From the fastest to the slowest: nothing offloaded; then as little as possible, in memory before
-// on disk; a lower stage, which gathers less, before a higher one.
+// From the fastest to the slowest. Stage 1 sends as much as stage 0 and never needs more.
 std::vector<Setting> by_speed() {
-  std::vector<Setting> settings = {{1}, {2}, {3}};
-  for (const double ratio : {0.25, 0.5, 0.75, 1.0}) {
-    for (const int stage : {2, 3}) settings.push_back({stage, OffloadDevice::cpu, ratio});
-  }
-  settings.push_back({3, OffloadDevice::cpu, 1.0, OffloadDevice::cpu});
-  for (const double ratio : {0.5, 1.0}) {
-    for (const int stage : {2, 3}) settings.push_back({stage, OffloadDevice::nvme, ratio});
-  }
-  settings.push_back({3, OffloadDevice::nvme, 1.0, OffloadDevice::cpu});
+  std::vector<Setting> settings = all_settings();
+  std::rotate(settings.begin(), settings.begin() + 1, settings.begin() + 2);
   return settings;
 }
+
+// a * b; sizes beyond 64 bits are nobody's.
+int64_t multiply(int64_t a, int64_t b) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    fail<ConfigError>("plan: {} ranks of {} bytes each are beyond 64 bits", b, a);
+  }
+  return product;
+}
+
+int64_t add(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) {
+    fail<ConfigError>("plan: {} and {} bytes are beyond 64 bits", a, b);
+  }
+  return sum;
+}
+
+// What a micro-batch of the bundled program is: by the options, else by the file, else its default.
+struct Workload {
+  int64_t micro_batch = 0;  // 0: the file's, which "auto" may leave open
+  int64_t seq_len = 0;      // 0: activations are not counted
+  bool recompute = false;
+};
 
 class Planner {
  public:
-  explicit Planner(const PlanOptions& options);
+  Planner(const PlanOptions& options, ParsedConfig parsed);
 
   std::string report() const;
   // Returns a line about what was written.
@@ -112,32 +144,61 @@ class Planner {
  private:
   Need need_of(const Setting& setting) const;
   Need need_of(const Config& config) const;
+  Setting fastest(const std::string& nvme_path) const;
+  Json configuration(const Setting& setting, const std::string& nvme_path) const;
   std::string details() const;
   std::string table() const;
   int ranks_per_host() const {
-    return options_.ranks_per_host > 0 ? options_.ranks_per_host : options_.world_size;
+    return options_.ranks_per_host > 0 ? std::min(options_.ranks_per_host, options_.world_size)
+                                       : options_.world_size;
   }
 
   const PlanOptions& options_;
   PlanModel model_;
   Config config_;
+  Workload work_;
   Limits limits_;
   int64_t activations_ = 0;
 };
+
+// As `train` reads them.
+Workload workload_of(const PlanOptions& options, const Config& config) {
+  const Json file = Json::parse(config.train_options, nullptr, false);
+  const auto integer = [&](int64_t given, const char* key) {
+    return given > 0 || !file.contains(key) ? given : file.at(key).get<int64_t>();
+  };
+  return {.micro_batch = integer(options.micro_batch, "micro_batch"),
+          .seq_len = integer(options.seq_len, "seq_len"),
+          .recompute = options.recompute ||
+                       (file.contains("recompute") && file.at("recompute").get<bool>())};
+}
 
 std::optional<int64_t> limit_of(const std::string& text, const std::string& option) {
   if (text.empty()) return std::nullopt;
   return parse_bytes(text, option);
 }
 
-Planner::Planner(const PlanOptions& options)
-    : options_(options), model_(plan_model(options.model)) {
+ParsedConfig parsed_config(const PlanOptions& options) {
+  if (!options.config.empty()) return load_config(options.config);
   ParsedConfig parsed;
-  if (options.config.empty()) {
-    parsed.config.zero.stage = 2;
-    parsed.config.precision.param_dtype = DType::bf16;
-  } else {
-    parsed = load_config(options.config);
+  parsed.config.zero.stage = 2;
+  parsed.config.precision.param_dtype = DType::bf16;
+  parsed.config.source = "the default";
+  return parsed;
+}
+
+Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
+    : options_(options),
+      model_(plan_model(options.model,
+                        options.cpu ? DType::fp32 : parsed.config.precision.param_dtype)),
+      work_(workload_of(options, parsed.config)) {
+  const bool is_bundled = model_.activation_nbytes_per_token > 0;
+  BatchConfig& batch = parsed.config.batch;
+  if (work_.micro_batch > 0) {
+    batch.micro_batch_size = work_.micro_batch;
+    if (batch.train_batch_size > 0) batch.accumulation_steps = 0;  // follows from the other two
+  } else if (is_bundled && batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
+    batch.micro_batch_size = kTrainMicroBatch;
   }
   // The schedule's length does not matter here.
   resolve_auto(parsed, {.world_size = options.world_size,
@@ -147,23 +208,28 @@ Planner::Planner(const PlanOptions& options)
   config_ = parsed.config;
   limits_ = {limit_of(options.device_memory, "--gpu_memory"),
              limit_of(options.host_memory, "--host_memory"), limit_of(options.disk, "--disk")};
-  const int64_t micro_batch =
-      options.micro_batch > 0 ? options.micro_batch : config_.batch.micro_batch_size;
   const double per_token =
-      options.recompute ? model_.recomputed_nbytes_per_token : model_.activation_nbytes_per_token;
-  activations_ =
-      static_cast<int64_t>(per_token * static_cast<double>(micro_batch * options.seq_len));
+      work_.recompute ? model_.recomputed_nbytes_per_token : model_.activation_nbytes_per_token;
+  const double nbytes = per_token * static_cast<double>(config_.batch.micro_batch_size) *
+                        static_cast<double>(work_.seq_len);
+  if (!(nbytes < kMaxByteSize)) {
+    fail<ConfigError>(
+        "plan: activations of {} sequences of {} tokens would need {:.1e} bytes: give a smaller "
+        "--micro_batch or --seq_len",
+        config_.batch.micro_batch_size, work_.seq_len, nbytes);
+  }
+  activations_ = static_cast<int64_t>(nbytes);
 }
 
 Need Planner::need_of(const Config& config) const {
   Need need;
   need.plan = plan_memory(config, model_.specs, options_.world_size,
                           options_.cpu && ranks_per_host() == options_.world_size);
-  need.device = need.plan.device() + activations_;
-  need.host = need.plan.pinned * ranks_per_host();
-  need.disk = need.plan.nvme * ranks_per_host();
+  need.device = add(need.plan.device(), activations_);
+  need.host = multiply(need.plan.pinned, ranks_per_host());
+  need.disk = multiply(need.plan.nvme, ranks_per_host());
   if (options_.cpu) {
-    need.host += need.device * ranks_per_host();
+    need.host = add(need.host, multiply(need.device, ranks_per_host()));
     need.device = 0;
   }
   return need;
@@ -184,8 +250,7 @@ std::string Planner::details() const {
   std::string text =
       fmt::format("{}; {} rank{}, {} per host\n", model_.description, options_.world_size,
                   options_.world_size == 1 ? "" : "s", ranks_per_host());
-  text += fmt::format("{}: {}, {}\nbytes of a rank\n",
-                      options_.config.empty() ? "the default" : options_.config,
+  text += fmt::format("{}: {}, {}\nbytes of a rank\n", config_.source,
                       describe({config_.zero.stage, config_.offload.optimizer.device,
                                 config_.offload.optimizer.ratio, config_.offload.param.device}),
                       zerorun::name_of(config_.precision.param_dtype));
@@ -211,7 +276,7 @@ std::string Planner::details() const {
 
 std::string Planner::table() const {
   std::string text = fmt::format("\n{:<42}{:>13}{:>13}{:>13}{}\n", "setting", "device/rank",
-                                 "host/host", "disk/host", limits_.any() ? "  fits" : "");
+                                 "memory/host", "disk/host", limits_.any() ? "  fits" : "");
   for (const Setting& setting : all_settings()) {
     const Need need = need_of(setting);
     text += fmt::format("{:<42}{:>13}{:>13}{:>13}{}\n", describe(setting), text_of(need.device),
@@ -223,77 +288,102 @@ std::string Planner::table() const {
 
 std::string Planner::report() const { return details() + table(); }
 
+Setting Planner::fastest(const std::string& nvme_path) const {
+  std::optional<Setting> closest;
+  double least = std::numeric_limits<double>::infinity();
+  std::string without_path;
+  for (const Setting& setting : by_speed()) {
+    const Need need = need_of(setting);
+    const bool is_usable = setting.optimizer != OffloadDevice::nvme || !nvme_path.empty();
+    if (limits_.allow(need)) {
+      if (is_usable) return setting;
+      if (without_path.empty()) without_path = describe(setting);
+    }
+    if (const double excess = limits_.excess(need); excess < least) {
+      least = excess;
+      closest = setting;
+    }
+  }
+  if (!without_path.empty()) {
+    fail<ConfigError>("--fit: only settings with NVMe fit, such as {}: give --nvme_path",
+                      without_path);
+  }
+  const Need need = need_of(*closest);
+  fail<ConfigError>(
+      "--fit: nothing fits; the closest, {}, needs {} of each device, {} of each host's memory and "
+      "{} of its disk. Use more ranks, --recompute or a smaller --micro_batch",
+      describe(*closest), text_of(need.device), text_of(need.host), text_of(need.disk));
+}
+
+// The block of that name with `device`; settings that the user has there are kept.
+void set_device(Json& zero, const char* block, OffloadDevice device) {
+  if (device == OffloadDevice::none) {
+    zero.erase(block);
+    return;
+  }
+  if (!zero[block].is_object()) zero[block] = Json::object();
+  zero[block]["device"] = name_of(device);
+}
+
+// The file of --config with the setting, and with what decided about it.
+Json Planner::configuration(const Setting& setting, const std::string& nvme_path) const {
+  Json json = options_.config.empty()
+                  ? Json{{"bf16", {{"enabled", true}}}}
+                  : Json::parse(plain_config_json(options_.config), nullptr, false);
+  if (!json.is_object()) fail<ConfigError>("--fit: {} is not a JSON object", config_.source);
+  Json& zero = json["zero_optimization"];
+  if (!zero.is_object()) zero = Json::object();  // not there, or the older form, true or false
+  for (const char* key : {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"}) {
+    zero.erase(key);
+  }
+  zero["stage"] = setting.stage;
+  set_device(zero, "offload_optimizer", setting.optimizer);
+  set_device(zero, "offload_param", setting.param);
+  if (setting.optimizer != OffloadDevice::none) {
+    zero["offload_optimizer"]["ratio"] = setting.ratio;
+    if (setting.optimizer == OffloadDevice::nvme) {
+      zero["offload_optimizer"]["nvme_path"] = nvme_path;
+    }
+  }
+  if (work_.micro_batch > 0 || activations_ > 0) {
+    json["train_micro_batch_size_per_gpu"] = config_.batch.micro_batch_size;
+    if (json.contains("train_batch_size")) json.erase("gradient_accumulation_steps");
+    if (const Json::json_pointer train("/zerorun/train"); json.contains(train)) {
+      json[train].erase("micro_batch");  // the same
+    }
+  }
+  if (activations_ > 0) {
+    Json& train = json["zerorun"]["train"];
+    train["seq_len"] = work_.seq_len;
+    train["recompute"] = work_.recompute;
+  }
+  return json;
+}
+
 std::string Planner::write_fit() const {
-  using Json = nlohmann::ordered_json;
+  if (!limits_.any()) {
+    fail<ConfigError>("--fit needs a limit: --gpu_memory, --host_memory or --disk");
+  }
   const std::string path = options_.nvme_path.empty()
                                ? config_.offload.optimizer.nvme_path.value_or("")
                                : options_.nvme_path;
-  std::optional<Setting> fastest;
-  for (const Setting& setting : by_speed()) {
-    if (setting.optimizer == OffloadDevice::nvme && path.empty()) continue;
-    if (limits_.allow(need_of(setting))) {
-      fastest = setting;
-      break;
-    }
-  }
-  if (!fastest) {
-    const Need least = need_of(by_speed().back());
-    fail<ConfigError>(
-        "--fit: nothing fits; the smallest, {}, needs {} of each device, {} of each host's memory "
-        "and {} of its disk{}. Use more ranks, --recompute or a smaller --micro_batch",
-        describe(by_speed().back()), text_of(least.device), text_of(least.host),
-        text_of(least.disk), path.empty() ? " (and --nvme_path)" : "");
-  }
-  constexpr uint64_t kMaxNbytes = 16 << 20;
-  Json json = options_.config.empty()
-                  ? Json{{"bf16", {{"enabled", true}}}}
-                  : Json::parse(read_text(options_.config, kMaxNbytes), nullptr, false, true);
-  if (!json.is_object()) fail<ConfigError>("--fit: {} is not a JSON file", options_.config);
-  Json& zero = json["zero_optimization"];
-  if (!zero.is_object()) zero = Json::object();  // not there, or the older form, true or false
-  for (const char* key : {"offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param",
-                          "cpu_offload_use_pin_memory"}) {
-    zero.erase(key);
-  }
-  zero["stage"] = fastest->stage;
-  if (fastest->optimizer != OffloadDevice::none) {
-    Json& offload = zero["offload_optimizer"];
-    offload["device"] = name_of(fastest->optimizer);
-    offload["ratio"] = fastest->ratio;
-    if (fastest->optimizer == OffloadDevice::nvme) offload["nvme_path"] = path;
-  }
-  if (fastest->param != OffloadDevice::none) {
-    zero["offload_param"]["device"] = name_of(fastest->param);
-  }
-  replace_text(options_.fit, json.dump(2) + "\n");
-  return fmt::format("{}: {}\n", options_.fit, describe(*fastest));
+  const Setting setting = fastest(path);
+  const std::string text = configuration(setting, path).dump(2) + "\n";
+  // What is written has to fit by itself, without the options.
+  PlanOptions alone = options_;
+  alone.micro_batch = alone.seq_len = 0;
+  alone.recompute = false;
+  const Planner written(alone, parse_config(text, options_.fit));
+  ZR_CHECK(limits_.allow(written.need_of(written.config_)), "{}: {} does not fit once written",
+           options_.fit, describe(setting));
+  replace_text(options_.fit, text);
+  return fmt::format("{}: {}\n", options_.fit, describe(setting));
 }
 
 }  // namespace
 
-int64_t parse_bytes(const std::string& text, const std::string& option) {
-  double number = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  const std::string_view unit(end, static_cast<size_t>(last - end));
-  constexpr double kKibi = 1024;
-  const double factor = unit == "GiB" || unit == "G"   ? kKibi * kKibi * kKibi
-                        : unit == "GB"                 ? 1e9
-                        : unit == "TiB" || unit == "T" ? kKibi * kKibi * kKibi * kKibi
-                        : unit == "TB"                 ? 1e12
-                        : unit == "MiB" || unit == "M" ? kKibi * kKibi
-                        : unit == "MB"                 ? 1e6
-                        : unit.empty()                 ? 1.0
-                                                       : 0.0;
-  const double nbytes = number * factor;
-  if (error != std::errc() || !(nbytes > 0) || nbytes > 1e18) {
-    fail<ConfigError>("{} '{}': expected a size such as 80GB, 24GiB or 2TB", option, text);
-  }
-  return static_cast<int64_t>(nbytes);
-}
-
 std::string plan_report(const PlanOptions& options) {
-  const Planner planner(options);
+  const Planner planner(options, parsed_config(options));
   const std::string written = options.fit.empty() ? "" : planner.write_fit();
   return written + planner.report();
 }

@@ -5,12 +5,13 @@
 
 namespace zerorun {
 
-// What `zerorun plan` is asked; sizes as text ("80GB", "24GiB"), empty: not given.
+// What `zerorun plan` is asked; sizes as text ("80GB", "24GiB"), empty: not given. What concerns
+// micro-batches comes from here, else from the configuration, else from the bundled program.
 struct PlanOptions {
-  std::string config;  // of what is not given, the default of the bundled program
+  std::string config;  // as load_config takes it; empty: stage 2, bf16, AdamW
   std::string model;
   int world_size = 1;
-  int ranks_per_host = 0;  // 0: all
+  int ranks_per_host = 0;  // 0, or more than there are: all
   bool cpu = false;        // CPU ranks: "device" is host memory
   std::string device_memory, host_memory, disk;
   std::string nvme_path;  // for settings with NVMe; empty: that of the config
@@ -20,11 +21,9 @@ struct PlanOptions {
   std::string fit;  // where to write the fastest configuration that fits
 };
 
-// "80GB" -> 80e9, "24GiB" or "24G" -> 24 * 2^30. Throws ConfigError naming `option`.
-int64_t parse_bytes(const std::string& text, const std::string& option);
-
 // Bytes per rank by category for the configuration, and a table over stages and offload settings.
-// Writes the file of `fit`; throws ConfigError when nothing fits, naming the smallest need.
+// Writes the file of `fit`, with the micro-batch that it fits with; throws ConfigError when nothing
+// in the table fits, naming what is closest.
 std::string plan_report(const PlanOptions& options);
 
 }  // namespace zerorun

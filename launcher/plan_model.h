@@ -20,8 +20,8 @@ struct PlanModel {
 };
 
 // A size of the bundled program `train` ("nano" to "gpt2-xl"), the path of a Hugging Face
-// config.json of a GPT-2 or a model of the Llama kind, or a number of parameters ("350M", "1.3B").
-// Throws ConfigError naming what it can be, or the file and the key that is missing.
-PlanModel plan_model(const std::string& name);
+// config.json as read_hf_shape takes it, or a number of parameters ("350M", "1.3B") up to 1e15.
+// `activations`: their dtype. Throws ConfigError naming what it can be, or the file and the key.
+PlanModel plan_model(const std::string& name, DType activations = DType::fp32);
 
 }  // namespace zerorun

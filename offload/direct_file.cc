@@ -1,6 +1,7 @@
 #include "offload/direct_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <system_error>
 
 #include "core/check.h"
@@ -21,19 +23,17 @@ namespace fs = std::filesystem;
 
 std::string message_of(int error) { return std::generic_category().message(error); }
 
-void check_folder(const fs::path& folder) {
+void check_folder(const fs::path& folder, const FilePurpose& purpose) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    fail<ConfigError>("nvme_path {}: {}; expected a folder on a local disk", folder.string(),
-                      error ? error.message() : "not a folder");
+    fail<ConfigError>("{} {}: {}; expected a folder on a local disk", purpose.folder,
+                      folder.string(), error ? error.message() : "not a folder");
   }
   struct statfs system {};
   if (::statfs(folder.c_str(), &system) == 0 &&
       (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)) {
-    fail<ConfigError>(
-        "nvme_path {} is a folder in memory (tmpfs), not on a disk: give a folder on a disk, or "
-        "offload to \"cpu\"",
-        folder.string());
+    fail<ConfigError>("{} {} is a folder in memory (tmpfs), not on a disk: give a folder on a disk",
+                      purpose.folder, folder.string());
   }
 }
 
@@ -47,41 +47,63 @@ int open_nameless(const fs::path& folder) {
   return named;
 }
 
-void reserve(int fd, const fs::path& folder, uint64_t nbytes) {
+std::string describe_reservation(const fs::path& folder, uint64_t nbytes,
+                                 const FilePurpose& purpose) {
+  return fmt::format("{} {}: cannot reserve {} for {}", purpose.folder, folder.string(),
+                     format_bytes(nbytes), purpose.content);
+}
+
+[[noreturn]] void fail_for_space(const fs::path& folder, uint64_t nbytes, uint64_t available,
+                                 const FilePurpose& purpose) {
+  fail<ConfigError>("{}: {} are free. Free some, name another disk, or {}",
+                    describe_reservation(folder, nbytes, purpose), format_bytes(available),
+                    purpose.instead);
+}
+
+// Where the file system knows; looked at first, since reserving fills the disk before it fails.
+std::optional<uint64_t> available_bytes(int fd) {
+  struct statvfs space {};
+  if (::fstatvfs(fd, &space) != 0) return std::nullopt;
+  return uint64_t{space.f_bavail} * space.f_frsize;
+}
+
+void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose& purpose) {
   if (nbytes == 0) return;
+  const auto available = available_bytes(fd);
+  if (available && nbytes > *available) fail_for_space(folder, nbytes, *available, purpose);
   int status = -1;
   do {
     status = ::fallocate(fd, 0, 0, static_cast<off_t>(nbytes));
   } while (status != 0 && errno == EINTR);
   if (status == 0) return;
   const int error = errno;
-  struct statvfs space {};
-  const bool known = ::statvfs(folder.c_str(), &space) == 0;
-  const size_t left = known ? size_t{space.f_bavail} * space.f_frsize : 0;
-  fail<ConfigError>(
-      "nvme_path {}: cannot reserve {} for this rank's offloaded states: {}; {} are free. Free "
-      "some, name another disk, or offload a smaller part "
-      "(offload_optimizer.ratio)",
-      folder.string(), format_bytes(nbytes), message_of(error), format_bytes(left));
+  // Other ranks reserve at the same time.
+  if (error == ENOSPC) fail_for_space(folder, nbytes, available_bytes(fd).value_or(0), purpose);
+  fail<ConfigError>("{}: {}", describe_reservation(folder, nbytes, purpose),
+                    error == EOPNOTSUPP
+                        ? "its file system cannot reserve space (fallocate); name a folder on a "
+                          "local disk, such as ext4 or xfs"
+                        : message_of(error));
 }
 
 }  // namespace
 
-DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_t nbytes)
+DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_t nbytes,
+                       const FilePurpose& purpose)
     : nbytes_(nbytes) {
-  check_folder(folder);
+  check_folder(folder, purpose);
   file_.path = (folder / label).string();
   file_.fd = open_nameless(folder);
   if (file_.fd < 0) {
     const int error = errno;
-    fail<ConfigError>("nvme_path {}: cannot create a file: {}{}", folder.string(),
+    fail<ConfigError>("{} {}: cannot create a file: {}{}", purpose.folder, folder.string(),
                       message_of(error),
                       error == EINVAL ? "; its file system has no direct I/O (O_DIRECT): give a "
                                         "folder on a local disk"
                                       : "");
   }
   try {
-    reserve(file_.fd, folder, nbytes);
+    reserve(file_.fd, folder, nbytes, purpose);
   } catch (...) {
     ::close(file_.fd);
     throw;

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <exception>
-#include <optional>
+#include <thread>
 #include <vector>
 
 #include "core/check.h"
@@ -78,14 +79,24 @@ class UringIo final : public BlockIo {
   }
 
  private:
+  static constexpr uint64_t kNobody = ~uint64_t{0};
+
   struct Completion {
     size_t index = 0;
     int result = 0;
   };
 
+  // Throws with nothing left in the queue that would touch the block later.
   void submit(Transfer direction, const Block& block, size_t index, size_t from) {
-    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
-    ZR_CHECK(entry != nullptr, "the queue of {} entries is full", depth_);
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr) {  // what failed submissions left fills the queue
+      const int submitted = io_uring_submit(&ring_);
+      entry = io_uring_get_sqe(&ring_);
+      if (entry == nullptr) {
+        fail_transfer(file_, direction, block.offset + from, block.nbytes - from,
+                      submitted < 0 ? -submitted : EBUSY);
+      }
+    }
     std::byte* const data = block.data + from;
     const auto nbytes = static_cast<unsigned>(block.nbytes - from);
     const int buffer = buffer_of(data);
@@ -100,22 +111,32 @@ class UringIo final : public BlockIo {
       io_uring_prep_write(entry, file_.fd, data, nbytes, block.offset + from);
     }
     io_uring_sqe_set_data64(entry, index);
-    while (true) {
-      const int submitted = io_uring_submit(&ring_);
-      if (submitted > 0) return;
-      if (submitted == -EINTR || submitted == -EAGAIN) continue;
-      fail_transfer(file_, direction, block.offset + from, nbytes, -submitted);
-    }
+    int submitted = 0;
+    do {
+      submitted = io_uring_submit(&ring_);
+    } while (submitted == -EINTR || submitted == -EAGAIN ||
+             (submitted > 0 && io_uring_sq_ready(&ring_) > 0));
+    if (submitted > 0) return;
+    // The kernel has not taken the entry, and takes it with the next submission: it does nothing.
+    io_uring_prep_nop(entry);
+    io_uring_sqe_set_data64(entry, kNobody);
+    fail_transfer(file_, direction, block.offset + from, nbytes, -submitted);
   }
 
-  Completion wait() {
-    io_uring_cqe* entry = nullptr;
-    int status = -EINTR;
-    while (status == -EINTR) status = io_uring_wait_cqe(&ring_, &entry);
-    ZR_CHECK(status == 0, "waiting for {} failed with error {}", file_.path, -status);
-    const Completion completion{static_cast<size_t>(io_uring_cqe_get_data64(entry)), entry->res};
-    io_uring_cqe_seen(&ring_, entry);
-    return completion;
+  // Of a block; there is one running. Does not throw: as long as the kernel holds a block, it must
+  // not go. Where waiting is refused, the queue is looked at from time to time.
+  Completion wait() noexcept {
+    while (true) {
+      io_uring_cqe* entry = nullptr;
+      if (io_uring_wait_cqe(&ring_, &entry) != 0 && io_uring_peek_cqe(&ring_, &entry) != 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        continue;
+      }
+      const uint64_t index = io_uring_cqe_get_data64(entry);
+      const int result = entry->res;
+      io_uring_cqe_seen(&ring_, entry);
+      if (index != kNobody) return {static_cast<size_t>(index), result};
+    }
   }
 
   // Before a block that was read is looked at, the disk gets its next task.

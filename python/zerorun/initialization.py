@@ -11,6 +11,7 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.dataloader import make_dataloader
 from zerorun.engine import ZeroEngine
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
@@ -74,8 +75,6 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         engine.optimizer = engine.optimizer_class(engine, basic, rule)
     engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
     if training_data is not None:
-        from zerorun.dataloader import make_dataloader
-
         engine.training_dataloader = make_dataloader(
             training_data, batch.micro_batch_size, world, collate_fn
         )

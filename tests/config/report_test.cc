@@ -1,5 +1,6 @@
 #include "config/report.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -113,6 +114,25 @@ TEST(Report, CheckSaysWhatAFileAsksFor) {
   EXPECT_THAT(report, HasSubstr("no effect: /zero_optimization/round_robin_gradients: every"));
   EXPECT_THAT(report, HasSubstr("no effect: /zero_optimization/reduce_scatter: always on"));
   EXPECT_THAT(report, HasSubstr("warning: /zero_optimization/stage3_gather_fp16_weights"));
+}
+
+TEST(Report, CheckSaysWhichKeysOfOffloadHaveNoEffectWithoutADevice) {
+  const TemporaryFile none(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
+      {"ratio": 0.5, "buffer_count": 8}}, "aio": {"queue_depth": 16}})");
+  const std::string report = check_report(none.path());
+  for (const char* key :
+       {"/zero_optimization/offload_optimizer/ratio",
+        "/zero_optimization/offload_optimizer/buffer_count", "/aio/queue_depth"}) {
+    EXPECT_THAT(report, HasSubstr(fmt::format("no effect: {}: /zero_optimization/offload_optimizer/"
+                                              "device is \"none\"\n",
+                                              key)));
+  }
+  for (const char* on :
+       {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu", "ratio": 0.5})"}) {
+    const TemporaryFile cpu(fmt::format(
+        R"({{"zero_optimization": {{"stage": 2, {}}}, "aio": {{"queue_depth": 16}}}})", on));
+    EXPECT_THAT(check_report(cpu.path()), Not(HasSubstr("no effect"))) << on;
+  }
 }
 
 TEST(Report, CheckRejectsBatchSizesThatNoNumberOfRanksSuits) {

@@ -171,8 +171,14 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"--accelerator", "cpu", binary}, "cannot execute " + binary);
   expect_usage_error({"plan"}, "--model is required; see zerorun plan --help");
   expect_usage_error({"plan", "--model", "gpt9"}, "--model 'gpt9': expected nano, mini");
-  expect_usage_error({"bench", "nvme"}, "DIR is required");
-  expect_usage_error({"bench", "nvme", "/no/such"}, "nvme_path /no/such: ");
+  expect_usage_error({"plan", "--model", "gpt2", "--world_size", "0"},
+                     "--world_size: Value 0 not in range 1 to 1048576; see zerorun plan --help");
+  expect_usage_error({"plan", "--model", "gpt2", "--gpu_memory", "80"},
+                     "--gpu_memory '80' has no unit: expected a size such as 80GB or 80GiB");
+  expect_usage_error({"bench"}, "zerorun bench what? It has nvme; see zerorun bench --help");
+  expect_usage_error({"bench", "foo"}, "zerorun bench has no 'foo'; it has nvme");
+  expect_usage_error({"bench", "nvme"}, "DIR is required; see zerorun bench nvme --help");
+  expect_usage_error({"bench", "nvme", "/no/such"}, "bench nvme: /no/such: ");
   expect_usage_error({"version", "x"}, "not expected: x");
   expect_usage_error({"config", "chekc", "x"}, "did you mean 'check'?");
   expect_usage_error({"config", "show", file, "--world_size", "0"}, "--world_size");
@@ -192,6 +198,9 @@ TEST(Tools, VersionAndHelpGoToStandardOutput) {
   LauncherProcess help(zerorun_command({"--help"}));
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.output(), HasSubstr("Usage: zerorun"));
+  for (const char* tool : {"config", "plan", "bench nvme", "ckpt verify", "env", "version"}) {
+    EXPECT_THAT(help.output(), HasSubstr("zerorun " + std::string(tool)));
+  }
 }
 
 TEST(Tools, ConfigChecksShowsAndDocuments) {

@@ -1,9 +1,13 @@
 #include "offload/block_io.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -90,6 +94,62 @@ TEST_P(BlockIoTest, AnErrorOfTheVisitorEndsTheTransfer) {
                  IoError);
   }
   io->transfer(Transfer::read, blocks(4096), [](size_t) {});
+}
+
+// The descriptor of a ring, replaced by a file that is none until this ends.
+class BrokenRing {
+ public:
+  explicit BrokenRing(int ring) : ring_(ring), saved_(::dup(ring)) {
+    const int other = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::dup2(other, ring_);
+    ::close(other);
+  }
+  ~BrokenRing() {
+    ::dup2(saved_, ring_);
+    ::close(saved_);
+  }
+
+ private:
+  int ring_;
+  int saved_;
+};
+
+// -1: none is open.
+int find_ring() {
+  int found = -1;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const auto target = std::filesystem::read_symlink(entry.path(), error);
+    if (target.string().find("io_uring") == std::string::npos) continue;
+    found = std::stoi(entry.path().filename().string());
+  }
+  return found;
+}
+
+TEST_P(BlockIoTest, AfterAFailedSubmissionNothingRunsAndTheNextTransferIsWhole) {
+  if (!GetParam()) GTEST_SKIP() << "threads have no queue to break";
+  for (const int depth : {1, 1, 8, 8}) {
+    const auto io = make(depth);
+    const int ring = io ? find_ring() : -1;
+    if (ring < 0) GTEST_SKIP() << "the kernel refuses io_uring, or does not show it";
+    std::fill_n(buffer_.data(), kNbytes, std::byte{1});
+    io->transfer(Transfer::write, blocks(4096), [](size_t) {});
+    std::optional<BrokenRing> broken;
+    // Blocks 0 to 4 are on their way when the ring breaks.
+    EXPECT_THROW(io->transfer(Transfer::write, blocks(4096),
+                              [&](size_t i) {
+                                std::fill_n(buffer_.data() + i * 4096, 4096, std::byte{2});
+                                if (i == 5) broken.emplace(ring);
+                              }),
+                 IoError);
+    broken.reset();
+    std::fill_n(buffer_.data(), kNbytes, std::byte{3});  // nobody may write this for block 5
+    io->transfer(Transfer::read, blocks(4096), [](size_t) {});
+    for (size_t i = 0; i < kNbytes; ++i) {
+      const auto expected = i < size_t{5} * 4096 ? std::byte{2} : std::byte{1};
+      ASSERT_EQ(buffer_.data()[i], expected) << i;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, BlockIoTest, ::testing::Bool(),

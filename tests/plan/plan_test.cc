@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "examples/train/gpt_config.h"
 #include "examples/train/parameters.h"
 #include "launcher/bench_nvme.h"
+#include "launcher/byte_size.h"
 #include "launcher/plan_model.h"
 #include "tests/scratch.h"
 #include "zerorun/config.h"
@@ -45,11 +47,14 @@ TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
       EXPECT_EQ(model.specs[i].use_muon, expected[i].use_muon);
       EXPECT_EQ(model.specs[i].module, expected[i].module);
     }
-    EXPECT_EQ(model.activation_nbytes_per_token,
-              train::activation_nbytes_per_token(config, false, DType::fp32));
-    EXPECT_EQ(model.recomputed_nbytes_per_token,
-              train::activation_nbytes_per_token(config, true, DType::fp32));
     EXPECT_EQ(model.hidden_size, config.width);
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      const PlanModel kept = plan_model(name, dtype);
+      EXPECT_EQ(kept.activation_nbytes_per_token,
+                train::activation_nbytes_per_token(config, false, dtype));
+      EXPECT_EQ(kept.recomputed_nbytes_per_token,
+                train::activation_nbytes_per_token(config, true, dtype));
+    }
   }
 }
 
@@ -67,6 +72,73 @@ TEST(PlanModel, ReadsConfigsOfHuggingFace) {
       "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
       "vocab_size": 32000, "tie_word_embeddings": false})");
   EXPECT_EQ(count(plan_model(folder.path() / "llama7b.json").specs), 6'738'415'616);
+}
+
+// Published sizes; heads that are not width / heads wide, norms of heads, biases, tied by default.
+TEST(PlanModel, CountsModelsOfTheLlamaKind) {
+  const Scratch folder;
+  const auto numel = [&](const std::string& json) {
+    return count(plan_model(folder.write("config.json", json)).specs);
+  };
+  EXPECT_EQ(numel(R"({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 128256, "tie_word_embeddings": false})"),
+            8'030'261'248);
+  EXPECT_EQ(numel(R"({"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+      "intermediate_size": 25600, "vocab_size": 151936, "tie_word_embeddings": false})"),
+            32'762'123'264);
+  EXPECT_EQ(numel(R"({"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28,
+      "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+      "intermediate_size": 24576, "vocab_size": 256000})"),
+            8'537'680'896);
+  EXPECT_EQ(numel(R"({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+      "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+      "vocab_size": 152064, "tie_word_embeddings": false})"),
+            7'615'616'512);
+  EXPECT_EQ(numel(R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 32000})"),
+            7'241'732'096);
+  EXPECT_EQ(numel(R"({"model_type": "phi3", "hidden_size": 3072, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192,
+      "vocab_size": 32064})"),
+            3'821'079'552);
+}
+
+TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
+  const Scratch folder;
+  const auto expect = [&](const std::string& json, const std::string& message) {
+    try {
+      plan_model(folder.write("config.json", json));
+      ADD_FAILURE() << json;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("config.json"));
+      EXPECT_THAT(error.what(), HasSubstr(message));
+    }
+  };
+  const std::string llama = R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100)";
+  EXPECT_NO_THROW(plan_model(folder.write("config.json", llama + "}")));
+  expect(R"({"model_type": "mixtral", "num_local_experts": 8})",
+         "/num_local_experts is 8: expected a model without experts; give --model a number");
+  expect(R"({"model_type": "deepseek"})",
+         "/model_type is \"deepseek\": expected one of gpt2, llama");
+  expect(llama + R"(, "head_dim": "64"})", "/head_dim is \"64\": expected an integer from 1");
+  expect(llama + R"(, "tie_word_embeddings": "yes"})", "/tie_word_embeddings is \"yes\"");
+  expect(R"({"model_type": 3})", "/model_type is 3: expected a string");
+  expect(R"({"model_type": "gpt2", "n_embd": 10, "n_layer": 1, "n_head": 3})",
+         "/n_head is 3: expected a divisor of the width, 10");
+  expect(R"({"model_type": "gpt2", "n_embd": 16777216, "n_layer": 4096, "n_head": 1})",
+         "parameters; expected at most 1e+15");
+  expect("[1]", "not a JSON object");
+}
+
+TEST(PlanModel, NumbersOfParametersHaveBounds) {
+  for (const char* wrong : {"inf", "nan", "0", "-5", "1e300", "1e16", "0.1", "1001T"}) {
+    EXPECT_THROW(plan_model(wrong), ConfigError) << wrong;
+  }
+  EXPECT_NEAR(static_cast<double>(count(plan_model("1000T").specs)), 1e15, 1e13);
 }
 
 TEST(PlanModel, TakesANumberOfParameters) {
@@ -89,7 +161,7 @@ TEST(PlanModel, SaysWhatItCanBe) {
     plan_model(folder.path() / "bad.json");
     ADD_FAILURE();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/n_layer is missing"));
+    EXPECT_THAT(error.what(), HasSubstr("/model_type is missing: expected one of gpt2"));
   }
 }
 
@@ -97,8 +169,10 @@ TEST(Plan, BytesAreReadWithTheirUnit) {
   EXPECT_EQ(parse_bytes("80GB", "x"), 80'000'000'000);
   EXPECT_EQ(parse_bytes("24GiB", "x"), int64_t{24} << 30);
   EXPECT_EQ(parse_bytes("24G", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("80gb", "x"), 80'000'000'000);
+  EXPECT_EQ(parse_bytes("24gib", "x"), int64_t{24} << 30);
   EXPECT_EQ(parse_bytes("1.5TB", "x"), 1'500'000'000'000);
-  for (const char* wrong : {"", "GB", "80 GB", "80XB", "-1GB", "nanGB"}) {
+  for (const char* wrong : {"", "GB", "80 GB", "80XB", "-1GB", "nanGB", "80", "80B", "1e30GB"}) {
     EXPECT_THROW(parse_bytes(wrong, "--disk"), ConfigError) << wrong;
   }
 }
@@ -152,6 +226,142 @@ TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
   EXPECT_THROW(fit("1GB", "1GB"), ConfigError);
 }
 
+// Fitting a model into what one row of the table needs succeeds, and chooses nothing larger.
+TEST(Plan, FitFindsWhateverTheTableSaysFits) {
+  const Scratch folder;
+  PlanOptions options;
+  options.model = "350M";
+  options.world_size = 4;
+  options.fit = folder.path() / "fit.json";
+  options.nvme_path = ZERORUN_BUILD_DIR;
+  options.disk = "100GB";
+  int rows = 0;
+  for (const char* device : {"100MB", "300MB", "700MB", "1GB", "1500MB", "2GB", "6GB", "10GB"}) {
+    for (const char* host : {"100MB", "1GB", "3GB", "8GB"}) {
+      options.device_memory = device;
+      options.host_memory = host;
+      PlanOptions table = options;
+      table.fit.clear();
+      const std::string text = plan_report(table);
+      if (text.find("  yes\n") == std::string::npos) {
+        EXPECT_THROW(plan_report(options), ConfigError) << device << " " << host;
+        continue;
+      }
+      ++rows;
+      EXPECT_THAT(plan_report(options), ::testing::StartsWith(options.fit)) << text;
+    }
+  }
+  EXPECT_GT(rows, 8);
+}
+
+TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
+  const Scratch folder;
+  PlanOptions options;
+  options.model = "350M";
+  options.fit = folder.path() / "fit.json";
+  const auto error_of = [&] {
+    try {
+      plan_report(options);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of(), HasSubstr("--fit needs a limit"));
+  options.device_memory = "1MB";
+  EXPECT_THAT(error_of(), ContainsRegex("nothing fits; the closest, stage 3, .*parameters cpu, "));
+  EXPECT_FALSE(std::filesystem::exists(options.fit));
+  options.device_memory = "2GB";
+  options.host_memory = "3GB";
+  EXPECT_THAT(error_of(), HasSubstr("only settings with NVMe fit, such as stage "));
+}
+
+TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
+  const Scratch folder;
+  PlanOptions options;
+  options.config = folder.write("ds.json", R"({ // a comment
+      "bf16": {"enabled": true}, "train_batch_size": 32, "gradient_accumulation_steps": 4,
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme",
+          "nvme_path": "/disk", "buffer_count": 7}},
+      "zerorun": {"train": {"steps": 5}}})");
+  options.model = "gpt2";
+  options.world_size = 2;
+  options.device_memory = "1GB";
+  options.host_memory = "4GB";
+  options.micro_batch = 1;
+  options.seq_len = 128;
+  options.recompute = true;
+  options.fit = folder.path() / "fit.json";
+  plan_report(options);
+  const Config config = load_config(options.fit).config;
+  EXPECT_NE(config.offload.optimizer.device, OffloadDevice::none);
+  EXPECT_EQ(config.offload.optimizer.buffer_count, 7);
+  EXPECT_EQ(config.batch.train_batch_size, 32);
+  EXPECT_EQ(config.batch.micro_batch_size, 1);
+  EXPECT_THAT(config.train_options, HasSubstr("\"steps\":5"));
+  EXPECT_THAT(config.train_options, HasSubstr("\"seq_len\":128"));
+  EXPECT_THAT(config.train_options, HasSubstr("\"recompute\":true"));
+  // The file alone plans to the same bytes.
+  PlanOptions alone;
+  alone.config = options.fit;
+  alone.model = options.model;
+  alone.world_size = options.world_size;
+  options.fit.clear();
+  options.config = alone.config;
+  EXPECT_EQ(plan_report(alone), [&] {
+    PlanOptions same = options;
+    same.device_memory.clear();
+    same.host_memory.clear();
+    return plan_report(same);
+  }());
+  EXPECT_THAT(plan_report(alone), ContainsRegex("activations +[0-9.]+ [MG]iB"));
+}
+
+TEST(Plan, TakesTheConfigurationAsBase64) {
+  const Scratch folder;
+  PlanOptions options;
+  options.config = "eyJiZjE2IjogeyJlbmFibGVkIjogdHJ1ZX0sICJncmFkaWVudF9jbGlwcGluZyI6IDAuNX0";
+  options.model = "gpt2";
+  options.device_memory = "80GB";
+  options.fit = folder.path() / "fit.json";
+  EXPECT_THAT(plan_report(options), HasSubstr("<base64>: stage 0"));
+  EXPECT_EQ(load_config(options.fit).config.gradient_clipping, 0.5);
+}
+
+TEST(Plan, CountsTheMicroBatchOfTheTrainProgramWhereNoneIsGiven) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.seq_len = 256;
+  const std::string unset = plan_report(options);
+  options.micro_batch = 8;
+  EXPECT_EQ(unset, plan_report(options));
+  options.micro_batch = 1;
+  EXPECT_NE(unset, plan_report(options));
+}
+
+TEST(Plan, AHostHasNoMoreRanksThanThereAre) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.world_size = options.ranks_per_host = 2;
+  const std::string two = plan_report(options);
+  EXPECT_THAT(two, HasSubstr("2 ranks, 2 per host"));
+  options.ranks_per_host = 8;
+  EXPECT_EQ(plan_report(options), two);
+}
+
+TEST(Plan, RefusesSizesBeyondReason) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.micro_batch = int64_t{1} << 40;
+  options.seq_len = int64_t{1} << 40;
+  EXPECT_THROW(plan_report(options), ConfigError);
+  PlanOptions ranks;
+  ranks.model = "900T";
+  ranks.cpu = true;
+  ranks.world_size = 1'000'000;
+  EXPECT_THROW(plan_report(ranks), ConfigError);
+}
+
 TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   std::string text;
   bench_nvme(ZERORUN_BUILD_DIR, uint64_t{16} << 20,
@@ -161,7 +371,19 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   EXPECT_THAT(text, HasSubstr("best: \"aio\": {\"block_size\": "));
   EXPECT_THAT(text, ContainsRegex("a step of Adam costs about [0-9.]+ s"));
   EXPECT_THAT(text, Not(HasSubstr("inf")));
-  EXPECT_THROW(bench_nvme("/dev/shm", 1 << 20, [](const std::string&) {}), ConfigError);
+  const auto error_of = [](const char* folder, uint64_t nbytes) {
+    try {
+      bench_nvme(folder, nbytes, [](const std::string&) {});
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of("/dev/shm", 1 << 20), ::testing::StartsWith("bench nvme: /dev/shm is a"));
+  const std::string large = error_of(ZERORUN_BUILD_DIR, uint64_t{1} << 60);
+  EXPECT_THAT(large, HasSubstr("for the file to measure with: "));
+  EXPECT_THAT(large, HasSubstr("measure with less (--gib)"));
+  EXPECT_THAT(large, Not(HasSubstr("offload")));
 }
 
 }  // namespace

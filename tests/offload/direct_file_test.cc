@@ -1,0 +1,55 @@
+#include "offload/direct_file.h"
+
+#include <gmock/gmock.h>
+#include <sys/statvfs.h>
+
+#include <string>
+
+#include "device/memory_ledger.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+uint64_t available(const char* folder) {
+  struct statvfs space {};
+  EXPECT_EQ(::statvfs(folder, &space), 0);
+  return uint64_t{space.f_bavail} * space.f_frsize;
+}
+
+std::string error_of(const char* folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
+  try {
+    const DirectFile file(folder, "test", nbytes, purpose);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
+  const uint64_t before = available(ZERORUN_BUILD_DIR);
+  const std::string message = error_of(ZERORUN_BUILD_DIR, before + (uint64_t{1} << 30));
+  EXPECT_THAT(message,
+              StartsWith("/zero_optimization/offload_optimizer/nvme_path " ZERORUN_BUILD_DIR
+                         ": cannot reserve "));
+  EXPECT_THAT(message, HasSubstr("for this rank's offloaded states: "));
+  EXPECT_THAT(message, HasSubstr("are free. Free some, name another disk, or offload a "
+                                 "smaller part (offload_optimizer.ratio)"));
+}
+
+TEST(DirectFile, NamesTheSettingThatNamedTheFolder) {
+  EXPECT_THAT(error_of("/no/such", 1),
+              StartsWith("/zero_optimization/offload_optimizer/nvme_path /no/such: No such file"));
+  const FilePurpose bench{.folder = "bench:", .content = "a file", .instead = "do less"};
+  EXPECT_THAT(error_of("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
+  const std::string large = error_of(ZERORUN_BUILD_DIR, uint64_t{1} << 60, bench);
+  EXPECT_THAT(large,
+              HasSubstr("cannot reserve " + format_bytes(uint64_t{1} << 60) + " for a file"));
+  EXPECT_THAT(large, HasSubstr("name another disk, or do less"));
+}
+
+}  // namespace
+}  // namespace zerorun
