@@ -177,7 +177,6 @@ void define_training(Engines& engine) {
 }
 
 void define_state(Engines& engine) {
-  const py::call_guard<py::gil_scoped_release> unlocked;
   engine
       .def(
           "state_intervals",
