@@ -18,6 +18,7 @@ from cases.models import (
     RANK,
     WORLD_SIZE,
     Model,
+    adamw,
     assert_close,
     batch_of,
     config,
@@ -245,3 +246,14 @@ def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
         (lambda: schedules.WarmupLR(optimizer(), 0.0, warmup_min_lr=0.0), "multiple values"),
     ):
         raises(TypeError, text, wrong)
+
+
+def case_the_programs_optimizer_goes_first(_folder: Path) -> None:
+    """As in DeepSpeed; zerorun.initialize refuses two sources."""
+    expected, _ = reference(steps=4)
+    model = make()
+    settings = config(2, optimizer={"type": "SGD", "params": {"lr": 1.0}})
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model), config=settings)
+    assert_close(train(engine, 4), expected)
+    assert engine.config["optimizer"]["type"] == "SGD"
+    engine.destroy()

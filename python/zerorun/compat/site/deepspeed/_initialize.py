@@ -12,6 +12,7 @@ import zerorun
 from deepspeed import comm
 from deepspeed.runtime.config import adapt_config, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.utils.logging import logger
 
 
 @functools.cache
@@ -70,6 +71,10 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
             raise NotImplementedError(f"deepspeed.initialize: {name} is not part of zerorun")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     raw = read_config(_config_of(args, config, config_params))
+    settings = adapt_config(raw)
+    for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
+        if given is not None and settings.pop(section, None):
+            logger.warning("%s: the program's own goes before the configuration's", section)
     result = zerorun.initialize(
         model,
         optimizer,
@@ -77,7 +82,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         training_data,
         lr_scheduler,
         collate_fn,
-        config=adapt_config(raw),
+        config=settings,
         engine_class=DeepSpeedEngine,
     )
     result[0].config = raw
