@@ -19,7 +19,9 @@ namespace {
 class Blocks {
  public:
   void* add(size_t bytes, bool on_device) {
-    void* const data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+    const size_t alignment = on_device ? 512 : 4096;  // as the driver's
+    void* const data =
+        std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
     if (data == nullptr) return nullptr;
     std::memset(data, 0xcd, bytes);  // as on a GPU, it holds anything
     const std::lock_guard lock(mutex_);
