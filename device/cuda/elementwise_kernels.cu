@@ -62,7 +62,9 @@ struct Accumulate {
   __device__ void operator()(Src from, Dst& to) const {
     narrow(widen(to) + widen(from), &to);
   }
-  __device__ void operator()(int64_t from, int64_t& to) const { to += from; }
+  __device__ void operator()(int64_t from, int64_t& to) const {  // wraps
+    to = static_cast<int64_t>(static_cast<uint64_t>(to) + static_cast<uint64_t>(from));
+  }
 };
 
 struct Extreme {
