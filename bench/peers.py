@@ -17,9 +17,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from timing import least_ms
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ROOT / "build" / "release" / "launcher" / "zerorun"
@@ -108,16 +109,6 @@ def make_step(side: str, model, dtype: str, tokens) -> Callable[[], None]:
     return torch_step(model, lambda: model(tokens, labels=tokens).loss, True)
 
 
-def least_ms(call: Callable[[], object]) -> float:
-    taken = []
-    for index in range(WARMUP + STEPS):
-        begin = time.perf_counter()
-        call()
-        if index >= WARMUP:
-            taken.append(time.perf_counter() - begin)
-    return min(taken) * 1e3
-
-
 def peak_megabytes() -> float:
     status = Path("/proc/self/status").read_text().splitlines()
     fields = {line.split(":")[0]: line.split()[1] for line in status if line.startswith("Vm")}
@@ -136,8 +127,8 @@ def run_rank(options: argparse.Namespace) -> None:
         model(tokens, labels=tokens).loss.backward()
         model.zero_grad()
 
-    alone = least_ms(bare)
-    step = least_ms(make_step(options.side, model, options.dtype, tokens))
+    alone = least_ms(bare, WARMUP, STEPS)
+    step = least_ms(make_step(options.side, model, options.dtype, tokens), WARMUP, STEPS)
     if os.environ["RANK"] == "0":
         print(json.dumps({"alone": alone, "step": step, "peak": peak_megabytes()}), flush=True)
     os._exit(0)  # what peers do at the end is not measured

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Callable
 
 import torch
 import zerorun
+from timing import least_ms
 from torch import nn
 
 WIDTH, LAYERS = 64, 1000
@@ -43,16 +42,6 @@ class One(nn.Module):
         return (self.flat[:WIDTH] * x).square().mean() + self.flat.mean()
 
 
-def least_ms(call: Callable[[], object]) -> float:
-    taken = []
-    for index in range(WARMUP + STEPS):
-        begin = time.perf_counter()
-        call()
-        if index >= WARMUP:
-            taken.append(time.perf_counter() - begin)
-    return min(taken) * 1e3
-
-
 def measure(kind: type[nn.Module], stage: int, x: torch.Tensor) -> tuple[float, float]:
     """Milliseconds of the bare model's forward and backward, and of an engine's step."""
     model = kind()
@@ -61,7 +50,7 @@ def measure(kind: type[nn.Module], stage: int, x: torch.Tensor) -> tuple[float, 
         model(x).backward()
         model.zero_grad()
 
-    alone = least_ms(bare)
+    alone = least_ms(bare, WARMUP, STEPS)
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 1.0,
@@ -74,7 +63,7 @@ def measure(kind: type[nn.Module], stage: int, x: torch.Tensor) -> tuple[float, 
         engine.backward(engine(x))
         engine.step()
 
-    taken = least_ms(step)
+    taken = least_ms(step, WARMUP, STEPS)
     engine.destroy()
     return alone, taken
 

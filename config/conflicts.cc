@@ -49,18 +49,16 @@ void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
   }
 }
 
-// Ranks are summed into the dtype that gradients travel in, or into fp32.
 void check_accumulation(const GivenKeys& keys, const PrecisionConfig& precision,
                         ConfigProblems& problems) {
   constexpr std::string_view kAccumulation = "/data_types/grad_accum_dtype";
   const JsonNode* node = given_value(keys, kAccumulation);
   const DType sent = precision.communication_dtype.value_or(precision.param_dtype);
   const DType kept = precision.grad_accum_dtype.value_or(sent);
-  if (node == nullptr || kept == DType::fp32 || kept == sent) return;
-  problems.add(kAccumulation, node->where,
-               "{}, but gradients are reduced in {} (/communication_data_type, or the parameters' "
-               "dtype); expected fp32 or that dtype",
-               name_of(kept), name_of(sent));
+  if (node == nullptr) return;
+  if (const auto problem = accumulation_problem(kept, sent)) {
+    problems.add(kAccumulation, node->where, "{}", *problem);
+  }
 }
 
 void check_division(const GivenKeys& keys, ConfigProblems& problems) {
@@ -138,6 +136,14 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
 }
 
 }  // namespace
+
+std::optional<std::string> accumulation_problem(DType kept, DType sent) {
+  if (kept == DType::fp32 || kept == sent) return std::nullopt;
+  return fmt::format(
+      "{}, but gradients are reduced in {} (/communication_data_type, or the parameters' dtype); "
+      "expected fp32 or that dtype",
+      name_of(kept), name_of(sent));
+}
 
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);

@@ -6,7 +6,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 constexpr std::string_view kSpaces = " \t\r\n";
 constexpr std::string_view kSeparators = " \t\r\n,:";
 constexpr std::string_view kDelimiters = " \t\r\n,:[]{}\"/#";

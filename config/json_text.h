@@ -8,6 +8,9 @@
 
 namespace zerorun {
 
+// What some editors begin a file with; not a part of the text.
+inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
 // The text as strict JSON of the same length, so that places stay what they are: comments and
 // trailing commas become spaces, and Infinity, -Infinity and NaN become strings of their length.
 std::string to_strict_json(std::string_view text);

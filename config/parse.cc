@@ -8,6 +8,7 @@
 #include "config/base64.h"
 #include "config/conflicts.h"
 #include "config/derive.h"
+#include "config/json_text.h"
 #include "config/key_status.h"
 #include "config/resolve.h"
 #include "config/type_params.h"
@@ -94,6 +95,7 @@ ConfigText find_text(const std::string& path) {
   if (file) return {read_text(file.get(), path), path};
   const int error = errno;
   std::optional<std::string> json = decode_base64url(path);
+  if (json && json->starts_with(kByteOrderMark)) json->erase(0, kByteOrderMark.size());
   if (!json || !json->starts_with('{')) fail_to_read(path, error);
   return {std::move(*json), "<base64>"};
 }

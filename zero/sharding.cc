@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/conflicts.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -16,11 +17,8 @@ void choose_gradient_dtypes(const Config& config, Sharding& sharding) {
   const bool wide = sums || config.optimizer.type == kExternalOptimizer;
   sharding.accum_dtype =
       config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : sharding.comm_dtype);
-  if (sharding.accum_dtype != DType::fp32 && sharding.accum_dtype != sharding.comm_dtype) {
-    fail<ConfigError>(
-        "/data_types/grad_accum_dtype is {}, but gradients are reduced in {} "
-        "(/communication_data_type, or the parameters' dtype): expected fp32 or that dtype",
-        name_of(sharding.accum_dtype), name_of(sharding.comm_dtype));
+  if (const auto problem = accumulation_problem(sharding.accum_dtype, sharding.comm_dtype)) {
+    fail<ConfigError>("/data_types/grad_accum_dtype: {}", *problem);
   }
 }
 

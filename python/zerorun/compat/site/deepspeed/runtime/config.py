@@ -1,9 +1,6 @@
 """DeepSpeed configurations, read by zerorun."""
 
-import base64
-import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,13 +39,6 @@ def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-# JSON with comments and trailing commas, as zerorun's parser takes it. What the first group matches
-# stays; a comma without a value before it does, for json to refuse.
-_STRING = r'"(?:\\.|[^"\\])*"'
-_COMMENT = re.compile(rf"({_STRING})|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
-_TRAILING_COMMA = re.compile(rf"({_STRING}|[\[{{,:]\s*,)|,(?=\s*[}}\]])", re.DOTALL)
-
-
 def read_config(config: Any) -> dict[str, Any]:
     """The dictionary of a configuration given as such, as a file or as its base64 text.
 
@@ -61,34 +51,10 @@ def read_config(config: Any) -> dict[str, Any]:
             f"configuration: got {type(config).__name__}, expected a file, its base64 text or a "
             "dictionary"
         )
-    try:
-        text = _text_of(os.fspath(config))
-        for pattern in (_COMMENT, _TRAILING_COMMA):
-            text = pattern.sub(lambda match: match[1] or " ", text)
-        found = json.loads(text, object_pairs_hook=_without_duplicates)
-        if not isinstance(found, dict):
-            raise ValueError(f"got {type(found).__name__}, expected an object")
-        return found
-    except (OSError, ValueError, RecursionError) as error:
+    found = configuration.read(config)
+    if not isinstance(found, dict):
         configuration.load(config)  # names the place
-        raise DeepSpeedConfigError(f"{config}: {error}") from error
-
-
-def _text_of(config: str) -> str:
-    if not os.path.exists(config):
-        padded = config + "=" * (-len(config) % 4)
-        decoded = base64.b64decode(padded, altchars=b"-_", validate=True)
-        return decoded.decode("utf-8-sig")
-    with open(config, encoding="utf-8-sig") as file:
-        return file.read()
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there more than once")
+        raise DeepSpeedConfigError(f"{config}: got {type(found).__name__}, expected an object")
     return found
 
 
