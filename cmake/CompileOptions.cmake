@@ -26,6 +26,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 target_compile_options(zerorun_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
 
+# For code that need not be fast: command lines, configurations, tests. Compiles in half the time.
+set(zerorun_light_options $<IF:$<BOOL:${ZERORUN_SANITIZE}>,-O0,-O1>)
+
 if(ZERORUN_SANITIZE STREQUAL "address")
   # Left out: what AddressSanitizer finds as well, at half the compile time of the whole set.
   target_compile_options(zerorun_options INTERFACE

@@ -16,6 +16,11 @@ def run(*command: str | Path, **options: object) -> str:
     return result.stdout
 
 
+def compiler_of(build: Path) -> str:
+    cache = (build / "CMakeCache.txt").read_text()
+    return re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache, re.M)[1]
+
+
 @pytest.fixture(scope="module")
 def prefix(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("prefix")
@@ -63,13 +68,17 @@ def test_the_installed_launcher_finds_its_programs(prefix: Path) -> None:
     assert "--micro_batch" in output
 
 
-def test_pip_install_brings_command_program_and_package(root: Path, tmp_path: Path) -> None:
+def test_pip_install_brings_command_program_and_package(
+    root: Path, build: Path, tmp_path: Path
+) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     # A build folder that stays, so that a second run compiles nothing.
     settings = f"--config-settings=build-dir={root / 'build' / 'wheel'}"
     # Where nvcc is, the wheel has the CUDA backend; one GPU architecture is enough here.
     cuda = "--config-settings=cmake.define.ZERORUN_CUDA_ARCHITECTURES=90"
-    run(*pip, settings, cuda, "--target", tmp_path, root)
+    # The compiler as the release build calls it: its results are in the compiler cache.
+    environment = os.environ | {"CXX": compiler_of(build)}
+    run(*pip, settings, cuda, "--target", tmp_path, root, env=environment)
     assert os.access(tmp_path / "libexec" / "zerorun" / "train", os.X_OK)
     assert package.__version__ in run(tmp_path / "bin" / "zerorun", "--version")
     assert "--micro_batch" in run(tmp_path / "bin" / "zerorun", "train", "--help")
