@@ -1,9 +1,10 @@
 #include "comm/host_staged_communicator.h"
 
+#include <algorithm>
+#include <iterator>
 #include <list>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "comm/call_communicator.h"
 #include "core/check.h"
@@ -20,6 +21,9 @@ class HostStagedCommunicator final : public CallCommunicator {
         device_(options.device),
         host_(std::move(host)),
         worker_(make_worker_stream("zr-staged")) {}
+  HostStagedCommunicator(const HostStagedCommunicator&) = delete;
+  HostStagedCommunicator& operator=(const HostStagedCommunicator&) = delete;
+  ~HostStagedCommunicator() override;
 
   std::string transport() const override { return "host-staged " + host_->transport(); }
   bool reads_peers() const override { return false; }
@@ -36,19 +40,21 @@ class HostStagedCommunicator final : public CallCommunicator {
   }
 
  private:
-  // Host memory of a call, until its outputs are on the device.
+  // Host memory of a call, until its outputs are on the device. Pinned: from other memory a copy
+  // may take what it finds when it is submitted.
   struct Staged {
-    std::vector<std::byte> in;
-    std::vector<std::byte> out;
-    std::optional<Event> uploaded;  // not set when something failed: then they stay to the end
+    Buffer memory;
+    std::optional<Event> uploaded;  // not set when something failed: then it stays to the end
   };
 
+  std::byte* stage(size_t nbytes);
   void submit(CollectiveCall call, Stream& stream) override;
   void start_on_host(const CollectiveCall& call);
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Communicator> host_;
-  std::list<Staged> staged_;
+  std::list<Staged> staged_;  // in use
+  std::list<Staged> spare_;
   const std::unique_ptr<CpuStream> worker_;  // last: it ends before what its tasks use
 };
 
@@ -72,24 +78,52 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
   }
 }
 
+// The stream reads and writes the host's memory up to the last upload.
+HostStagedCommunicator::~HostStagedCommunicator() {
+  for (const Staged& staged : staged_) {
+    try {
+      if (staged.uploaded) staged.uploaded->synchronize();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for the outputs gets the error
+    }
+  }
+}
+
+// Memory for the call that is staged_.back() from now on.
+std::byte* HostStagedCommunicator::stage(size_t nbytes) {
+  for (auto one = staged_.begin(); one != staged_.end();) {
+    const auto next = std::next(one);
+    if (one->uploaded && one->uploaded->ready()) spare_.splice(spare_.end(), staged_, one);
+    one = next;
+  }
+  const auto fits = [nbytes](const Staged& one) { return one.memory.nbytes() >= nbytes; };
+  const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
+  if (found != spare_.end()) {
+    staged_.splice(staged_.end(), spare_, found);
+    staged_.back().uploaded.reset();
+  } else {
+    staged_.push_back({device_->allocate_pinned(nbytes), {}});
+  }
+  return staged_.back().memory.data();
+}
+
 // The device's stream copies down, the worker takes part in the collective, the stream copies up:
 // each waits for the other's event, the caller for none.
 void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
-  staged_.remove_if([](const Staged& done) { return done.uploaded && done.uploaded->ready(); });
-  Staged& staged = staged_.emplace_back();
-  staged.in.resize(call.in.nbytes());
-  staged.out.resize(call.out.nbytes());
+  constexpr size_t kAlignment = 64;
+  const size_t in_nbytes = (call.in.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+  std::byte* const in = stage(in_nbytes + call.out.nbytes());
+  std::byte* const staged_out = in + in_nbytes;
   const TensorView out = call.out;
   const bool reads_out = call.output == Output::accumulate || call.op == Collective::broadcast;
-  device_->download(stream, call.in, staged.in.data());
-  if (reads_out) device_->download(stream, call.out, staged.out.data());
+  device_->download(stream, call.in, in);
+  if (reads_out) device_->download(stream, call.out, staged_out);
   worker_->wait(stream.record());
-  call.in.data = staged.in.data();
-  call.out.data = staged.out.data();
+  call.in.data = in;
+  call.out.data = staged_out;
   start_on_host(call);
   stream.wait(worker_->record());
-  device_->upload(stream, staged.out.data(), out);
-  staged.uploaded = stream.record();
+  device_->upload(stream, staged_out, out);
+  staged_.back().uploaded = stream.record();
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ void GradientNorm::restart(Stream& stream) {
 GradientNorm::Result GradientNorm::finish(Stream& stream) {
   std::vector<int64_t> words(static_cast<size_t>(view_.numel));
   if (has_host_) {
-    stream.wait(host_done_);
+    host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
     context_.device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
   }
   context_.comm.all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");

@@ -143,8 +143,8 @@ class ZR_API Device {
   // Runs on the caller's thread (CPU) or on the framework's current stream (GPU).
   virtual Stream& inline_stream() = 0;
 
-  // Between ordinary host memory and this device's; the host block must live until the stream got
-  // there.
+  // Between host memory and this device's; the host block must live until the stream got there.
+  // Only memory of allocate_pinned is read as it is then: other memory may be read at once.
   virtual void upload(Stream& stream, const void* src, TensorView dst) = 0;
   virtual void download(Stream& stream, TensorView src, void* dst) = 0;
 
