@@ -1,48 +1,28 @@
 #include "comm/nccl_communicator.h"
 
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/call_communicator.h"
+#include "comm/nccl_call.h"
 #include "comm/nccl_group.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_error.h"
 #include "device/cuda/cuda_memory.h"
-#include "device/cuda/kernels.h"
+#include "device/cuda/current_device.h"
 #include "device/cuda/profiler_range.h"
 
 namespace zerorun {
 
 namespace {
 
-ncclDataType_t nccl_type(DType dtype) {
-  switch (dtype) {
-    case DType::fp32:
-      return ncclFloat32;
-    case DType::bf16:
-      return ncclBfloat16;
-    case DType::fp16:
-      return ncclFloat16;
-    case DType::int64:
-      return ncclInt64;
-    case DType::uint8:
-      return ncclUint8;
-  }
-  return ncclUint8;
-}
-
-ncclRedOp_t nccl_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return ncclSum;
-    case ReduceOp::max:
-      return ncclMax;
-    case ReduceOp::min:
-      return ncclMin;
-  }
-  return ncclSum;
-}
+// As many as NCCL's documentation allows in one group.
+constexpr size_t kMostOfGroup = 2048;
 
 // An error of a job of one rank, which has no group.
 class Aborted final : public CudaStream::Watched {
@@ -59,26 +39,6 @@ class Aborted final : public CudaStream::Watched {
  private:
   mutable std::mutex mutex_;
   std::string text_;
-};
-
-// A view as NCCL can read it: itself, or a copy of host memory (control words of checkpoints and
-// hashes) on the device.
-class OnDevice {
- public:
-  OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : view_(view) {
-    if (view.empty() || is_device_memory(view.data)) return;
-    copy_ = device.pool().scratch(stream, view.nbytes());
-    view_.data = copy_.data();
-    device.upload(stream, view.data, view_);
-  }
-  TensorView view() const { return view_; }
-  void write_back(CudaDevice& device, CudaStream& stream, TensorView host) const {
-    if (copy_) device.download(stream, view_, host.data);
-  }
-
- private:
-  TensorView view_;
-  Buffer copy_;
 };
 
 class NcclCommunicator final : public CallCommunicator {
@@ -100,6 +60,7 @@ class NcclCommunicator final : public CallCommunicator {
   bool reads_peers() const override { return false; }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override;
+  Event together(Stream& stream, const std::function<void()>& calls) override;
 
   void abort(std::string_view reason) noexcept override {
     if (group_) return group_->abort(reason);
@@ -112,19 +73,19 @@ class NcclCommunicator final : public CallCommunicator {
 
  private:
   void submit(CollectiveCall call, Stream& stream) override;
-  void start(CollectiveCall& call, CudaStream& stream);
-  void reduce(const CollectiveCall& call, CudaStream& stream);
-  // The sum over ranks, in the inputs' dtype.
-  void reduce_to(const CollectiveCall& call, TensorView out, CudaStream& stream);
-  void move(const CollectiveCall& call, CudaStream& stream);
-  void run(const CollectiveCall& call, CudaStream& stream, const NcclGroup::Enqueue& enqueue);
+  // Starts all of them as one operation.
+  void start(std::span<CollectiveCall> calls, Stream& stream);
+  void run(const std::deque<NcclCall>& calls, CudaStream& stream);
   Buffer allocate_block(size_t nbytes);
+  // Whether every rank says so.
+  bool agree(bool mine);
 
   const std::shared_ptr<CudaDevice> device_;
-  const Buffer word_;                             // what a barrier reduces
-  std::shared_ptr<NcclGroup> group_;              // null for one rank,
-  std::shared_ptr<Aborted> aborted_;              // which has this
-  std::shared_ptr<CudaStream::Watched> watched_;  // either
+  const Buffer word_;                                // what a barrier reduces
+  std::shared_ptr<NcclGroup> group_;                 // null for one rank,
+  std::shared_ptr<Aborted> aborted_;                 // which has this
+  std::shared_ptr<CudaStream::Watched> watched_;     // either
+  std::vector<CollectiveCall>* together_ = nullptr;  // what together() collects
 };
 
 std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
@@ -138,10 +99,12 @@ std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing)
 }
 
 // Not in the device's ledger: the caller accounts for it, as for all memory of communicators.
+//
+// Registered on every rank or on none: NCCL may not be given a mixture.
 Buffer NcclCommunicator::allocate_block(size_t nbytes) {
   if (group_ && nbytes > 0) {
     Buffer registered = group_->allocate(nbytes, group_);
-    if (registered) return registered;
+    if (agree(static_cast<bool>(registered))) return registered;
   }
   CudaPool& pool = device_->pool();
   void* const data = pool.allocate(nbytes);
@@ -149,86 +112,76 @@ Buffer NcclCommunicator::allocate_block(size_t nbytes) {
     fail<DeviceError>("{}: cannot allocate {} to communicate", device_->name(),
                       format_bytes(nbytes));
   }
-  return {data, nbytes, [data, shared = pool.shared_from_this()] { shared->free(data); }};
+  return {data, nbytes,
+          [data, nbytes, shared = pool.shared_from_this()] { shared->free(data, nbytes); }};
+}
+
+bool NcclCommunicator::agree(bool mine) {
+  Stream& stream = device_->inline_stream();
+  int64_t word = mine ? 1 : 0;
+  CollectiveCall call{.op = Collective::all_reduce, .label = "memory is registered"};
+  call.in = call.out = view_of(std::span(&word, 1));
+  call.reduce = ReduceOp::min;
+  start(std::span(&call, 1), stream);
+  stream.synchronize();
+  return word == 1;
+}
+
+Event NcclCommunicator::together(Stream& stream, const std::function<void()>& calls) {
+  ZR_CHECK(together_ == nullptr, "together() within together()");
+  std::vector<CollectiveCall> collected;
+  together_ = &collected;
+  try {
+    calls();
+  } catch (...) {
+    together_ = nullptr;
+    throw;
+  }
+  together_ = nullptr;
+  const std::span<CollectiveCall> all(collected);
+  for (size_t i = 0; i < all.size(); i += kMostOfGroup) {
+    start(all.subspan(i, std::min(kMostOfGroup, all.size() - i)), stream);
+  }
+  return stream.record();
 }
 
 void NcclCommunicator::submit(CollectiveCall call, Stream& stream) {
+  if (together_ != nullptr) return together_->push_back(std::move(call));
+  start(std::span(&call, 1), stream);
+}
+
+void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
   CudaStream& cuda = cuda_stream(stream);
   watched_->check();
   cuda.watch(watched_);
   const CurrentDevice current(device_->index());
-  const ProfilerRange range(call.label.c_str());
-  const TensorView host_out = call.out;
-  const OnDevice out(*device_, cuda, call.out);
-  const bool in_place = call.in.data == call.out.data && call.in.numel <= call.out.numel;
-  const OnDevice in(*device_, cuda, in_place ? out.view() : call.in);
-  call.out = out.view();
-  call.in = in_place ? TensorView{call.out.data, call.in.numel, call.in.dtype} : in.view();
-  start(call, cuda);
-  out.write_back(*device_, cuda, host_out);
-}
-
-void NcclCommunicator::start(CollectiveCall& call, CudaStream& stream) {
-  switch (call.op) {
-    case Collective::all_reduce:
-    case Collective::reduce_scatter:
-      return reduce(call, stream);
-    case Collective::all_gather:
-    case Collective::broadcast:
-      return move(call, stream);
-    case Collective::barrier:
-      call.in = call.out = view_of(word_, DType::int64, 1);
-      return reduce_to(call, call.out, stream);
+  const ProfilerRange range(calls.front().label.c_str());
+  std::deque<NcclCall> started;
+  for (CollectiveCall& call : calls) {
+    started.emplace_back(*device_, cuda, std::move(call), view_of(word_, DType::int64, 1));
+    if (started.back().empty()) started.pop_back();
   }
+  if (started.empty()) return;
+  run(started, cuda);
+  for (const NcclCall& call : started) call.finish();
 }
 
-void NcclCommunicator::run(const CollectiveCall& call, CudaStream& stream,
-                           const NcclGroup::Enqueue& enqueue) {
-  group_->run(
-      fmt::format("{} '{}' of {} bytes", name_of(call.op), call.label, count_of(call).bytes),
-      stream, enqueue);
-}
-
-void NcclCommunicator::reduce(const CollectiveCall& call, CudaStream& stream) {
-  if (call.in.empty()) return;
-  const bool accumulates = call.output == Output::accumulate;
-  if (!accumulates && call.in.dtype == call.out.dtype) return reduce_to(call, call.out, stream);
-  TensorView sum = {nullptr, call.out.numel, call.in.dtype};
-  const Buffer scratch = device_->pool().scratch(stream, sum.nbytes());
-  sum.data = scratch.data();
-  reduce_to(call, sum, stream);
-  if (!accumulates) {
-    cuda::cast(stream.handle(), sum, call.out);
-  } else if (call.reduce == ReduceOp::sum) {
-    cuda::add(stream.handle(), sum, call.out);
-  } else {
-    cuda::extreme(stream.handle(), sum, call.out, call.reduce == ReduceOp::max);
+void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream) {
+  if (!group_) {
+    for (const NcclCall& call : calls) call.copy();
+    return;
   }
-}
-
-void NcclCommunicator::reduce_to(const CollectiveCall& call, TensorView out, CudaStream& stream) {
-  if (!group_) return cuda::cast(stream.handle(), call.in, out);
-  run(call, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
-    const auto* in = call.in.data;
-    const auto count = static_cast<size_t>(out.numel);
-    const ncclDataType_t type = nccl_type(call.in.dtype);
-    if (call.op == Collective::reduce_scatter) {
-      return nccl.reduce_scatter(in, out.data, count, type, ncclSum, comm, stream.handle());
+  std::string what = calls.front().name();
+  if (calls.size() > 1) what += fmt::format(" and {} more", calls.size() - 1);
+  group_->run(what, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
+    if (calls.size() == 1) return calls.front().enqueue(nccl, comm);
+    ncclResult_t result = nccl.group_start();
+    if (result != ncclSuccess) return result;
+    for (const NcclCall& call : calls) {
+      if (result == ncclSuccess || result == ncclInProgress) result = call.enqueue(nccl, comm);
     }
-    return nccl.all_reduce(in, out.data, count, type, nccl_op(call.reduce), comm, stream.handle());
-  });
-}
-
-void NcclCommunicator::move(const CollectiveCall& call, CudaStream& stream) {
-  if (call.out.empty()) return;
-  if (!group_) return cuda::cast(stream.handle(), call.in, call.out);
-  run(call, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
-    const size_t bytes = call.in.nbytes();
-    if (call.op == Collective::broadcast) {
-      return nccl.broadcast(call.in.data, call.out.data, bytes, ncclUint8, call.root, comm,
-                            stream.handle());
-    }
-    return nccl.all_gather(call.in.data, call.out.data, bytes, ncclUint8, comm, stream.handle());
+    const ncclResult_t ended = nccl.group_end();  // also after an error
+    return result == ncclSuccess || result == ncclInProgress ? ended : result;
   });
 }
 

@@ -6,11 +6,13 @@
 
 #include "core/check.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/current_device.h"
 
 namespace zerorun {
 
 namespace {
 
+constexpr std::chrono::milliseconds kSpin{2};
 constexpr std::chrono::milliseconds kPoll{1};
 constexpr std::chrono::milliseconds kLook{100};  // between two looks at what runs
 
@@ -70,18 +72,23 @@ void NcclGroup::join() {
 
 // Waits until NCCL is done with a call that goes on in the background.
 void NcclGroup::settle(ncclResult_t result, std::string_view what) {
-  const auto deadline = Clock::now() + options_.timeout;
+  const auto begin = Clock::now();
   while (result == ncclInProgress) {
-    if (Clock::now() > deadline) {
-      fail<CommError>("rank {}: {} took longer than {} s", options_.rank, what,
-                      std::chrono::duration_cast<std::chrono::seconds>(options_.timeout).count());
+    const auto waited = Clock::now() - begin;
+    if (waited > options_.timeout) throw CommError(explain_delay(what));
+    // NCCL gives every call to a thread of its own, which mostly needs less than a pause.
+    if (waited < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPoll);
     }
-    std::this_thread::sleep_for(kPoll);
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) throw CommError(error_);
     const ncclResult_t asked = nccl_.async_error(comm_, &result);
     if (asked != ncclSuccess) result = asked;
   }
   if (result == ncclSuccess) return;
-  const char* detail = nccl_.last_error(comm_);
+  const char* detail = nccl_.last_error(nullptr);
   fail<CommError>("rank {}: {} failed: {}{}{}", options_.rank, what, nccl_.error_string(result),
                   detail == nullptr || *detail == '\0' ? "" : ": ",
                   detail == nullptr ? "" : detail);
@@ -94,33 +101,67 @@ void NcclGroup::check() const {
 
 void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& enqueue) {
   const CurrentDevice current(device_);
-  std::string failure;
-  {
+  const std::lock_guard one(calls_);
+  check();
+  try {
+    enqueue_and_settle(what, enqueue);
+    Event done = stream.record();
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) throw CommError(error_);
-    try {
-      settle(enqueue(nccl_, comm_), what);
-      pending_.push_back({what, stream.record(), Clock::now()});
-    } catch (const Error& error) {
-      failure = error.what();
-    }
-  }
-  if (!failure.empty()) {
-    fail_with(failure);
-    throw CommError(failure);
+    forget_done();
+    pending_.push_back({what, std::move(done), Clock::now()});
+  } catch (const Error& error) {
+    fail_with(error.what());
+    throw CommError(error.what());
   }
   changed_.notify_all();
 }
 
+// Meanwhile the watcher looks for errors of peers, and may abort.
+void NcclGroup::enqueue_and_settle(const std::string& what, const Enqueue& enqueue) {
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) throw CommError(error_);
+    result = enqueue(nccl_, comm_);
+    enqueuing_ = true;
+  }
+  changed_.notify_all();
+  const auto end = [this] {
+    const std::lock_guard lock(mutex_);
+    enqueuing_ = false;
+  };
+  try {
+    settle(result, what);
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+}
+
+// The front's deadline begins when it is the front.
+void NcclGroup::forget_done() {
+  while (!pending_.empty() && pending_.front().done.ready()) {
+    pending_.pop_front();
+    if (!pending_.empty()) pending_.front().since = Clock::now();
+  }
+}
+
 Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
   const CurrentDevice current(device_);
+  const std::lock_guard one(calls_);
   const std::lock_guard lock(mutex_);
   if (!error_.empty()) throw CommError(error_);
   void* data = nullptr;
   void* handle = nullptr;
   if (nccl_.allocate(&data, nbytes) != ncclSuccess) return {};
-  if (nccl_.register_memory(comm_, data, nbytes, &handle) != ncclSuccess) handle = nullptr;
+  if (nccl_.register_memory(comm_, data, nbytes, &handle) != ncclSuccess) {
+    nccl_.free(data);
+    return {};
+  }
   return {data, nbytes, [self = std::move(self), data, handle] {
+            const CurrentDevice of_group(self->device_, std::nothrow);
+            const std::lock_guard last(self->calls_);
             const std::lock_guard group_lock(self->mutex_);
             if (handle != nullptr && self->comm_ != nullptr) {
               self->nccl_.deregister_memory(self->comm_, handle);
@@ -167,30 +208,31 @@ std::string NcclGroup::ask_peers() {
   return answers;
 }
 
+std::string NcclGroup::explain_delay(std::string_view what) {
+  options_.store->set(fmt::format("{}/nccl/waits/{}", options_.name, options_.rank),
+                      std::string(what));
+  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.rank, what,
+                     std::chrono::duration<double>(options_.timeout).count(), ask_peers());
+}
+
 std::string NcclGroup::examine() {
   std::string late;
   {
     const std::lock_guard lock(mutex_);
-    while (!pending_.empty() && pending_.front().done.ready()) {
-      pending_.pop_front();
-      if (!pending_.empty()) pending_.front().since = Clock::now();
-    }
+    forget_done();
     if (pending_.empty() || comm_ == nullptr) return {};
     const Pending& first = pending_.front();
     ncclResult_t result = ncclSuccess;
     const ncclResult_t asked = nccl_.async_error(comm_, &result);
     if (asked != ncclSuccess) result = asked;
     if (result != ncclSuccess && result != ncclInProgress) {
-      const char* detail = nccl_.last_error(comm_);
+      const char* detail = nccl_.last_error(nullptr);
       return fmt::format("rank {}: {} failed: {} {}", options_.rank, first.what,
                          nccl_.error_string(result), detail == nullptr ? "" : detail);
     }
     if (Clock::now() - first.since > options_.timeout) late = first.what;
   }
-  if (late.empty()) return {};
-  options_.store->set(fmt::format("{}/nccl/waits/{}", options_.name, options_.rank), late);
-  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.rank, late,
-                     std::chrono::duration<double>(options_.timeout).count(), ask_peers());
+  return late.empty() ? std::string() : explain_delay(late);
 }
 
 void NcclGroup::watch() {
@@ -199,7 +241,7 @@ void NcclGroup::watch() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closing_ || !pending_.empty(); });
+      changed_.wait(lock, [&] { return closing_ || enqueuing_ || !pending_.empty(); });
       if (closing_) return;
     }
     try {

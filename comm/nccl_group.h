@@ -51,6 +51,10 @@ class NcclGroup final : public CudaStream::Watched {
 
   void join();
   void settle(ncclResult_t result, std::string_view what);
+  void enqueue_and_settle(const std::string& what, const Enqueue& enqueue);
+  // Tells the peers what this rank waits for; the error that says where they are.
+  std::string explain_delay(std::string_view what);
+  void forget_done();
   void watch();
   // What is wrong with the first pending collective, or empty.
   std::string examine();
@@ -61,9 +65,11 @@ class NcclGroup final : public CudaStream::Watched {
   const NcclFunctions nccl_;
   const CommunicatorOptions options_;
   const int device_;
-  mutable std::mutex mutex_;  // guards all below, and calls of NCCL
+  std::mutex calls_;          // held from a call of NCCL until NCCL is done with it
+  mutable std::mutex mutex_;  // guards all below; never held for long
   std::condition_variable changed_;
   ncclComm_t comm_ = nullptr;  // null after an abort
+  bool enqueuing_ = false;     // NCCL is not done with a call
   std::deque<Pending> pending_;
   std::string error_;
   bool closing_ = false;

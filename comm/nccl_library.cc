@@ -30,6 +30,8 @@ NcclFunctions open_nccl() {
       .async_error = library.function<decltype(ncclCommGetAsyncError)>("ncclCommGetAsyncError"),
       .error_string = library.function<decltype(ncclGetErrorString)>("ncclGetErrorString"),
       .last_error = library.function<decltype(ncclGetLastError)>("ncclGetLastError"),
+      .group_start = library.function<decltype(ncclGroupStart)>("ncclGroupStart"),
+      .group_end = library.function<decltype(ncclGroupEnd)>("ncclGroupEnd"),
       .all_reduce = library.function<decltype(ncclAllReduce)>("ncclAllReduce"),
       .reduce_scatter = library.function<decltype(ncclReduceScatter)>("ncclReduceScatter"),
       .all_gather = library.function<decltype(ncclAllGather)>("ncclAllGather"),

@@ -33,7 +33,7 @@ void ParameterGatherer::gather(ModuleId id) {
   if (module.holders++ == 0) {
     order_.record(id);
     if (is_sharded(module)) make_room(module.numel);
-    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
+    start(module);
     prefetch();
   }
   for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
@@ -54,6 +54,17 @@ void ParameterGatherer::invalidate() {
   for (Module& module : modules_) {
     if (module.holders > 0) continue;
     for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  }
+}
+
+void ParameterGatherer::start(const Module& module) {
+  if (!is_sharded(module)) return;
+  const Event ready = context_.comm.together(stream_, [&] {
+    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
+  });
+  for (int bucket : module.buckets) {
+    Residence& residence = residences_[static_cast<size_t>(bucket)];
+    if (residence.state == State::gathering) residence.ready = ready;
   }
 }
 
@@ -99,7 +110,7 @@ void ParameterGatherer::prefetch() {
     ahead += next.numel;
     if (ahead > context_.zero.prefetch_bucket_size) return;
     if (live_ + next.numel > context_.zero.max_live_parameters) return;
-    for (int bucket : next.buckets) start(buckets_[static_cast<size_t>(bucket)]);
+    start(next);
   }
 }
 

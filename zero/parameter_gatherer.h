@@ -40,6 +40,8 @@ class ParameterGatherer {
     int holders = 0;  // gathers without release
   };
 
+  // The module's gathers, as one operation.
+  void start(const Module& module);
   void start(Bucket& bucket);
   void finish(Bucket& bucket);
   void drop(Bucket& bucket);

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 
@@ -30,14 +31,37 @@ class InlineStream final : public CpuStream {
 // How far a worker stream has come. Events share it, so they outlive their stream.
 class Progress {
  public:
+  using Then = std::function<void(std::exception_ptr)>;
+
   // The next task is done or skipped; `error` is null unless it threw.
   void advance(std::exception_ptr error) {
+    std::vector<Then> due;
     {
       const std::lock_guard lock(mutex_);
       ++finished_;
       if (error) error_ = std::move(error);
+      error = error_;
+      std::erase_if(waiting_, [&](Waiting& one) {
+        if (one.ticket > finished_) return false;
+        due.push_back(std::move(one.then));
+        return true;
+      });
     }
+    for (const Then& then : due) then(error);
     changed_.notify_all();
+  }
+  // HostEvent::on_ready
+  void on_reached(uint64_t ticket, Then then) {
+    std::exception_ptr error;
+    {
+      const std::lock_guard lock(mutex_);
+      if (finished_ < ticket) {
+        waiting_.push_back({ticket, std::move(then)});
+        return;
+      }
+      error = error_;
+    }
+    then(error);
   }
   bool reached(uint64_t ticket) const {
     const std::lock_guard lock(mutex_);
@@ -59,21 +83,30 @@ class Progress {
   }
 
  private:
+  struct Waiting {
+    uint64_t ticket;
+    Then then;
+  };
+
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   uint64_t finished_ = 0;
   std::exception_ptr error_;
+  std::vector<Waiting> waiting_;
 };
 
-class WorkerEvent final : public Event::State {
+class WorkerEvent final : public HostEvent {
  public:
-  WorkerEvent(std::shared_ptr<const Progress> progress, uint64_t ticket)
+  WorkerEvent(std::shared_ptr<Progress> progress, uint64_t ticket)
       : progress_(std::move(progress)), ticket_(ticket) {}
   bool ready() const override { return progress_->reached(ticket_); }
   void synchronize() override { progress_->wait(ticket_); }
+  void on_ready(std::function<void(std::exception_ptr)> then) override {
+    progress_->on_reached(ticket_, std::move(then));
+  }
 
  private:
-  const std::shared_ptr<const Progress> progress_;
+  const std::shared_ptr<Progress> progress_;
   const uint64_t ticket_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -7,6 +8,14 @@
 #include "zerorun/device.h"
 
 namespace zerorun {
+
+// An event of a CPU stream, which can tell others when it happens.
+class HostEvent : public Event::State {
+ public:
+  // Calls `then` once, with the event's error or null: now if it has happened, else on the thread
+  // where it does, which `then` must not hold up. It must not throw.
+  virtual void on_ready(std::function<void(std::exception_ptr)> then) = 0;
+};
 
 // A stream of host work. Transports that move data with the CPU submit their steps here, so that
 // they keep their place among the device's kernels.

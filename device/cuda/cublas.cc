@@ -1,12 +1,18 @@
 #include "device/cuda/cublas.h"
 
 #include "core/check.h"
+#include "device/cuda/current_device.h"
 
 namespace zerorun {
 
-Cublas::Cublas() : cublas_(open_cublas()) { check(cublas_.create(&handle_), "cublasCreate"); }
+Cublas::Cublas(int device) : cublas_(open_cublas()), device_(device) {
+  check(cublas_.create(&handle_), "cublasCreate");
+}
 
-Cublas::~Cublas() { cublas_.destroy(handle_); }
+Cublas::~Cublas() {
+  const CurrentDevice current(device_, std::nothrow);
+  cublas_.destroy(handle_);
+}
 
 // cuBLAS is column-major: it sees the transposes, so it is asked for out' = op(b)' * op(a)'.
 void Cublas::multiply(cudaStream_t stream, const MatrixProduct& p) {

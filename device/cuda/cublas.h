@@ -31,10 +31,10 @@ struct MatrixProduct {
   float beta = 0.0F;
 };
 
-// cuBLAS on the device that is current when this is made. For one thread at a time.
+// cuBLAS on the device, which is current when this is called. For one thread at a time.
 class Cublas {
  public:
-  Cublas();
+  explicit Cublas(int device);
   Cublas(const Cublas&) = delete;
   Cublas& operator=(const Cublas&) = delete;
   ~Cublas();
@@ -45,6 +45,7 @@ class Cublas {
   void check(cublasStatus_t status, const char* what) const;
 
   const CublasFunctions cublas_;
+  const int device_;
   cublasHandle_t handle_ = nullptr;
 };
 

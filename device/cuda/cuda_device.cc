@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/current_device.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/orthogonalize.h"
 #include "device/device_calls.h"
@@ -29,8 +30,10 @@ CudaDevice::CudaDevice(int index, size_t memory_limit)
       name_(describe(index)),
       ledger_(std::make_shared<MemoryLedger>()),
       pool_(std::make_shared<CudaPool>(index)),
+      events_(std::make_shared<EventPool>(index)),
+      flags_(std::make_shared<HostFlags>(index)),
       host_(make_cpu_device()),
-      inline_stream_(index, CudaStreamImpl::Priority::low) {}
+      inline_stream_(index, CudaStreamImpl::Priority::low, events_, flags_) {}
 
 Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
   check_limit(nbytes, category);
@@ -38,7 +41,7 @@ Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
   if (data == nullptr) refuse(nbytes, category, pool_->available().free);
   ledger_->add(nbytes, category);
   return {data, nbytes, [data, pool = pool_, ledger = ledger_, nbytes, category] {
-            pool->free(data);
+            pool->free(data, nbytes);
             ledger->remove(nbytes, category);
           }};
 }
@@ -60,12 +63,11 @@ void CudaDevice::refuse(size_t nbytes, MemoryCategory category, size_t room) con
 }
 
 Buffer CudaDevice::allocate_pinned(size_t nbytes) {
-  const CurrentDevice current(index_);
-  PinnedBlock block = allocate_pinned_host(nbytes);
+  PinnedBlock block = allocate_pinned_host(index_, nbytes);
   if (block.data == nullptr) {
     fail<DeviceError>(
-        "{}: cannot pin {} of host memory; held now: {}. Raise the container's memory limit or "
-        "`ulimit -l`, or offload less",
+        "{}: cannot pin {} of host memory; held now: {}. Raise the memory limit of the container "
+        "(its cgroup) or `ulimit -l`, or offload less",
         name_, format_bytes(nbytes), ledger_->summary());
   }
   ledger_->add(nbytes, MemoryCategory::pinned);
@@ -85,7 +87,7 @@ MemoryUse CudaDevice::memory_use(MemoryCategory category) const { return ledger_
 
 // Work beside the caller is communication and copies, which others wait for: it goes first.
 std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view /*name*/) {
-  return std::make_unique<CudaStreamImpl>(index_, CudaStreamImpl::Priority::high);
+  return std::make_unique<CudaStreamImpl>(index_, CudaStreamImpl::Priority::high, events_, flags_);
 }
 
 cudaStream_t CudaDevice::handle_of(Stream& stream) const {
@@ -153,7 +155,7 @@ void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, 
   handle_of(stream);
   const CurrentDevice current(index_);
   const std::lock_guard lock(mutex_);
-  if (!cublas_) cublas_ = std::make_unique<Cublas>();
+  if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
   cuda::orthogonalize(*pool_, *cublas_, cuda_stream(stream), matrix, rows, cols, steps, work);
 }
 

@@ -8,6 +8,8 @@
 #include "device/cuda/cublas.h"
 #include "device/cuda/cuda_memory.h"
 #include "device/cuda/cuda_stream_impl.h"
+#include "device/cuda/event_pool.h"
+#include "device/cuda/host_flags.h"
 #include "device/memory_ledger.h"
 #include "zerorun/device.h"
 
@@ -59,6 +61,8 @@ class CudaDevice final : public Device {
   const std::string name_;
   const std::shared_ptr<MemoryLedger> ledger_;  // shared with the buffers, which may live longer
   const std::shared_ptr<CudaPool> pool_;        // likewise
+  const std::shared_ptr<EventPool> events_;     // likewise, and with streams
+  const std::shared_ptr<HostFlags> flags_;      // likewise
   const std::shared_ptr<Device> host_;
   CudaStreamImpl inline_stream_;
   std::mutex mutex_;                // guards the next

@@ -23,24 +23,4 @@ inline void check_cuda(cudaError_t result, std::string_view what) {
   throw DeviceError(text + " (" + cudaGetErrorName(result) + ")");
 }
 
-// Makes `device` the thread's current one while this lives.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ == device) return;
-    check_cuda(cudaSetDevice(device), "cudaSetDevice");
-    changed_ = true;
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
 }  // namespace zerorun

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 
 #include "core/check.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/current_device.h"
 #include "device/memory_ledger.h"
 
 namespace zerorun {
@@ -28,6 +30,11 @@ CudaPool::CudaPool(int device) : device_(device) {
   if (result == cudaSuccess) {
     uint64_t keep = UINT64_MAX;
     result = cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep);
+    // An allocation must not wait for another stream's work to end, which may be a peer's to do.
+    int waits = 0;
+    if (result == cudaSuccess) {
+      result = cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &waits);
+    }
     if (result != cudaSuccess) cudaMemPoolDestroy(pool_);
   }
   if (result == cudaSuccess) return;
@@ -36,6 +43,8 @@ CudaPool::CudaPool(int device) : device_(device) {
 }
 
 CudaPool::~CudaPool() {
+  const CurrentDevice current(device_, std::nothrow);
+  trim();
   cudaStreamSynchronize(stream_);
   cudaMemPoolDestroy(pool_);
   cudaStreamDestroy(stream_);
@@ -53,23 +62,55 @@ void* CudaPool::take(size_t nbytes, cudaStream_t stream) {
   return nullptr;
 }
 
+void* CudaPool::take_or_trim(size_t nbytes, cudaStream_t stream) {
+  void* const data = take(nbytes, stream);
+  return data == nullptr && trim() ? take(nbytes, stream) : data;
+}
+
+bool CudaPool::trim() noexcept {
+  std::multimap<size_t, void*> kept;
+  {
+    const std::lock_guard lock(mutex_);
+    kept.swap(kept_);
+  }
+  for (const auto& [nbytes, data] : kept) cudaFreeAsync(data, stream_);
+  // Other streams can have it only when it is free.
+  if (!kept.empty()) cudaStreamSynchronize(stream_);
+  return !kept.empty();
+}
+
 void* CudaPool::allocate(size_t nbytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = kept_.find(nbytes); found != kept_.end()) {
+      void* const data = found->second;
+      kept_.erase(found);
+      return data;
+    }
+  }
   const CurrentDevice current(device_);
-  void* const data = take(nbytes, stream_);
+  void* const data = take_or_trim(nbytes, stream_);
   if (data == nullptr) return nullptr;
   const cudaError_t result = cudaStreamSynchronize(stream_);
   if (result != cudaSuccess) {
-    free(data);
+    cudaFreeAsync(data, stream_);
     check_cuda(result, "cudaStreamSynchronize");
   }
   return data;
 }
 
-void CudaPool::free(void* data) noexcept { cudaFreeAsync(data, stream_); }
+void CudaPool::free(void* data, size_t nbytes) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    kept_.emplace(nbytes, data);
+  } catch (const std::bad_alloc&) {
+    cudaFreeAsync(data, stream_);
+  }
+}
 
 Buffer CudaPool::scratch(const CudaStream& stream, size_t nbytes) {
   const CurrentDevice current(device_);
-  void* const data = take(nbytes, stream.handle());
+  void* const data = take_or_trim(nbytes, stream.handle());
   if (data == nullptr) {
     fail<DeviceError>("cuda:{}: cannot allocate {} to work in", device_, format_bytes(nbytes));
   }
@@ -89,19 +130,27 @@ CudaPool::Free CudaPool::available() const {
   check_cuda(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used),
              "cudaMemPoolGetAttribute");
   available.free += reserved - std::min(used, reserved);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [nbytes, data] : kept_) available.free += nbytes;
   return available;
 }
 
-PinnedBlock allocate_pinned_host(size_t nbytes) {
+PinnedBlock allocate_pinned_host(int device, size_t nbytes) {
+  const CurrentDevice current(device);
   void* data = nullptr;
-  const cudaError_t result =
-      cudaHostAlloc(&data, std::max<size_t>(nbytes, 1), cudaHostAllocDefault);
+  const cudaError_t result = cudaHostAlloc(&data, std::max<size_t>(nbytes, 1),
+                                           cudaHostAllocPortable | cudaHostAllocMapped);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return {};
   }
   check_cuda(result, "cudaHostAlloc");
-  return {data};
+  return {data, device};
+}
+
+void PinnedBlock::free() const noexcept {
+  const CurrentDevice current(device, std::nothrow);
+  cudaFreeHost(data);
 }
 
 bool is_device_memory(const void* data) {

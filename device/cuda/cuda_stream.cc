@@ -3,6 +3,7 @@
 
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/cuda_stream_impl.h"
+#include "device/cuda/current_device.h"
 
 namespace zerorun {
 
@@ -38,22 +39,24 @@ namespace {
 
 class CudaEventState final : public Event::State {
  public:
-  CudaEventState(cudaStream_t stream, int device, std::shared_ptr<const StreamErrors> errors)
-      : errors_(std::move(errors)) {
-    const CurrentDevice current(device);
-    check_cuda(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming),
-               "cudaEventCreateWithFlags");
+  CudaEventState(cudaStream_t stream, std::shared_ptr<EventPool> pool,
+                 std::shared_ptr<const StreamErrors> errors)
+      : errors_(std::move(errors)), pool_(std::move(pool)), handle_(pool_->take()) {
     const cudaError_t result = cudaEventRecord(handle_, stream);
     if (result == cudaSuccess) return;
-    cudaEventDestroy(handle_);
+    pool_->give_back(handle_);
     check_cuda(result, "cudaEventRecord");
   }
   CudaEventState(const CudaEventState&) = delete;
   CudaEventState& operator=(const CudaEventState&) = delete;
-  ~CudaEventState() override { cudaEventDestroy(handle_); }
+  ~CudaEventState() override { pool_->give_back(handle_); }
 
   // An error counts as ready: synchronize() throws it.
-  bool ready() const override { return cudaEventQuery(handle_) != cudaErrorNotReady; }
+  bool ready() const override {
+    if (cudaEventQuery(handle_) != cudaErrorNotReady) return true;
+    cudaGetLastError();  // not an error, but kept as one
+    return false;
+  }
   void synchronize() override {
     const cudaError_t result = cudaEventSynchronize(handle_);
     errors_->check();  // says more than the runtime's error, which is often its consequence
@@ -63,28 +66,19 @@ class CudaEventState final : public Event::State {
 
  private:
   const std::shared_ptr<const StreamErrors> errors_;
-  cudaEvent_t handle_ = nullptr;
-};
-
-// An event of another device, which a stream waits for on a thread of the driver's.
-struct ForeignEvent {
-  Event event;
-  std::shared_ptr<StreamErrors> errors;
-
-  static void wait(void* argument) {
-    const std::unique_ptr<ForeignEvent> self(static_cast<ForeignEvent*>(argument));
-    try {
-      self->event.synchronize();
-    } catch (...) {
-      self->errors->keep(std::current_exception());
-    }
-  }
+  const std::shared_ptr<EventPool> pool_;
+  const cudaEvent_t handle_;
 };
 
 }  // namespace
 
-CudaStreamImpl::CudaStreamImpl(int device, Priority priority)
-    : device_(device), errors_(std::make_shared<StreamErrors>()), owned_(true) {
+CudaStreamImpl::CudaStreamImpl(int device, Priority priority, std::shared_ptr<EventPool> events,
+                               std::shared_ptr<HostFlags> flags)
+    : device_(device),
+      errors_(std::make_shared<StreamErrors>()),
+      events_(std::move(events)),
+      flags_(std::move(flags)),
+      owned_(true) {
   const CurrentDevice current(device_);
   int least = 0;
   int greatest = 0;
@@ -99,19 +93,20 @@ CudaStreamImpl::CudaStreamImpl(int device, Priority priority)
 CudaStreamImpl::~CudaStreamImpl() { end(); }
 
 void CudaStreamImpl::end() noexcept {
-  if (!owned_) return;
-  cudaStreamSynchronize(handle_);  // as on the CPU, a stream ends when its work is done
-  cudaStreamDestroy(handle_);
+  // As on the CPU, a stream ends when its work is done. Nor may flags go that it waits for.
+  if (owned_ || waits_for_host_) cudaStreamSynchronize(handle_);
+  if (owned_) cudaStreamDestroy(handle_);
 }
 
 void CudaStreamImpl::borrow(cudaStream_t handle) {
   end();
   owned_ = false;
+  waits_for_host_ = false;
   handle_ = handle;
 }
 
 Event CudaStreamImpl::record() {
-  return Event(std::make_shared<CudaEventState>(handle_, device_, errors_));
+  return Event(std::make_shared<CudaEventState>(handle_, events_, errors_));
 }
 
 void CudaStreamImpl::wait(const Event& event) {
@@ -119,11 +114,19 @@ void CudaStreamImpl::wait(const Event& event) {
   if (const auto* cuda = dynamic_cast<const CudaEventState*>(event.state().get())) {
     return check_cuda(cudaStreamWaitEvent(handle_, cuda->handle(), 0), "cudaStreamWaitEvent");
   }
-  if (event.ready()) return event.synchronize();
-  const CurrentDevice current(device_);
-  auto foreign = std::make_unique<ForeignEvent>(ForeignEvent{event, errors_});
-  check_cuda(cudaLaunchHostFunc(handle_, &ForeignEvent::wait, foreign.get()), "cudaLaunchHostFunc");
-  static_cast<void>(foreign.release());  // the call owns it
+  const auto keep = [errors = errors_](std::exception_ptr error) {
+    errors->keep(std::move(error));
+  };
+  if (!event.ready() && flags_->wait(handle_, event, keep)) {
+    waits_for_host_ = true;
+    return;
+  }
+  // It has happened, or the GPU cannot wait for it: then the caller does.
+  try {
+    event.synchronize();
+  } catch (...) {
+    keep(std::current_exception());
+  }
 }
 
 void CudaStreamImpl::synchronize() {

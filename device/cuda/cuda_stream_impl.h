@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/event_pool.h"
+#include "device/cuda/host_flags.h"
 
 namespace zerorun {
 
@@ -29,7 +31,8 @@ class CudaStreamImpl final : public CudaStream {
  public:
   enum class Priority { low, high };
 
-  CudaStreamImpl(int device, Priority priority);
+  CudaStreamImpl(int device, Priority priority, std::shared_ptr<EventPool> events,
+                 std::shared_ptr<HostFlags> flags);
   CudaStreamImpl(const CudaStreamImpl&) = delete;
   CudaStreamImpl& operator=(const CudaStreamImpl&) = delete;
   ~CudaStreamImpl() override;
@@ -49,8 +52,11 @@ class CudaStreamImpl final : public CudaStream {
 
   const int device_;
   const std::shared_ptr<StreamErrors> errors_;
+  const std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<HostFlags> flags_;
   cudaStream_t handle_ = nullptr;
   bool owned_ = false;
+  bool waits_for_host_ = false;  // or has
 };
 
 }  // namespace zerorun

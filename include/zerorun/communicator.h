@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,6 +87,13 @@ class ZR_API Communicator {
                            std::string_view label) = 0;
   virtual Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) = 0;
   virtual Event barrier(Stream& stream, std::string_view label) = 0;
+
+  // The collectives that `calls` makes on `stream`, as one operation where that costs less. None
+  // may read what another one writes. The event is of all of them; their own say nothing.
+  virtual Event together(Stream& stream, const std::function<void()>& calls) {
+    calls();
+    return stream.record();
+  }
 
   // True when Sync::settled gathers need no help from the peers.
   virtual bool reads_peers() const = 0;

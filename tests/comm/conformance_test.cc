@@ -99,6 +99,28 @@ TEST_P(ConformanceTest, AllReduceAddsInRankOrderAndRoundsOnce) {
   });
 }
 
+TEST_P(ConformanceTest, CollectivesMadeTogetherGiveWhatTheyGiveOneByOne) {
+  on_all_ranks([](Rank& rank) {
+    std::list<std::tuple<TensorView, Bytes>> sums;
+    const Event done = rank->together(rank.stream(), [&] {
+      for (const auto& [in_dtype, out_dtype] : kReducible) {
+        for (const int64_t numel : {int64_t{0}, int64_t{4099}}) {
+          const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);
+          Bytes expected = random_values(out_dtype, numel, 77);
+          const TensorView out = rank.make(expected, out_dtype);
+          const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
+          rank.reduce(inputs, in_dtype, ReduceOp::sum, Output::accumulate, out_dtype, expected);
+          rank->all_reduce(in, out, ReduceOp::sum, Output::accumulate, rank.stream(),
+                           "one of many");
+          sums.emplace_back(out, std::move(expected));
+        }
+      }
+    });
+    done.synchronize();
+    for (const auto& [out, expected] : sums) rank.expect(expected, out, "together");
+  });
+}
+
 TEST_P(ConformanceTest, AllReduceWorksInPlace) {
   on_all_ranks([](Rank& rank) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::int64}) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <barrier>
+
 #include "comm/nccl_communicator.h"
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
@@ -92,7 +94,11 @@ TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing)
   ASSERT_GT(counts.size(), 20U);
   int failures = 0;
   for (const auto& [name, count] : counts) {
-    if (undoes(name) || name == "cudaGetLastError" || name == "cudaEventQuery") continue;
+    // Functions of the driver are looked up once, and done without where there are none.
+    if (undoes(name) || name == "cudaGetLastError" || name == "cudaEventQuery" ||
+        name == "cudaGetDriverEntryPointByVersion") {
+      continue;
+    }
     for (int nth = 0; nth < count; ++nth) {
       fake_.reset();
       fake_.fail(name, nth, error_of(name));
@@ -240,20 +246,27 @@ TEST_F(NcclFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankAndLeaksNothing)
   }
 }
 
-TEST_F(NcclFailureTest, MemoryThatNcclCannotRegisterIsOrdinaryMemory) {
+// NCCL may not be given registered memory by some ranks and other memory by the rest.
+TEST_F(NcclFailureTest, MemoryThatOneRankCannotRegisterIsOrdinaryMemoryOnAll) {
   for (const char* name : {"ncclMemAlloc", "ncclCommRegister"}) {
     fake_.reset();
-    fake_.fail(name, 0, ncclUnhandledCudaError);
-    fake_.fail(name, 1, ncclUnhandledCudaError);
-    on_ranks(2, std::chrono::seconds(10), use_communicator);
+    fake_.fail(name, 0, ncclUnhandledCudaError);  // on one rank
+    on_ranks(2, std::chrono::seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+      const Buffer block = *communicator.allocate(1024, Sharing::per_rank);
+      communicator.barrier(device.inline_stream(), "all have it").synchronize();
+      EXPECT_EQ(fake_.counts()["ncclMemFree"], fake_.counts()["ncclCommRegister"]) << name;
+      communicator.barrier(device.inline_stream(), "all have looked").synchronize();
+    });
   }
 }
 
 TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks) {
   std::atomic<int> errors{0};
+  std::barrier both(2);  // the error shall be rank 0's
   on_ranks(2, std::chrono::seconds(20), [&](Communicator& communicator, CudaDevice& device) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
-    if (communicator.rank() == 1) return;  // never comes to bucket 7
+    both.arrive_and_wait();
+    if (communicator.rank() == 1) return both.arrive_and_wait();  // never comes to bucket 7
     fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
     try {
       communicator.barrier(device.inline_stream(), "bucket 7").synchronize();
@@ -264,6 +277,7 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
       EXPECT_THROW(device.inline_stream().synchronize(), CommError);
       ++errors;
     }
+    both.arrive_and_wait();
   });
   EXPECT_EQ(errors, 1);
 }
@@ -296,6 +310,56 @@ TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   options.timeout = std::chrono::milliseconds(50);
   options.device = std::make_shared<CudaDevice>(0, 0);
   EXPECT_THROW(make_nccl_communicator(options), CommError);
+}
+
+// Gathers `count` pieces together.
+void gather_together(Communicator& communicator, CudaDevice& device, int count) {
+  const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
+  const Drain drain{device};
+  const TensorView all = view_of(memory, DType::bf16, 2048);
+  const int64_t part = all.numel / count;
+  const int64_t mine = part / communicator.world_size();
+  Stream& stream = device.inline_stream();
+  communicator
+      .together(stream,
+                [&] {
+                  for (int i = 0; i < count; ++i) {
+                    const TensorView whole = all.slice(i * part, mine * communicator.world_size());
+                    communicator.all_gather(whole.slice(communicator.rank() * mine, mine), whole,
+                                            Sync::settled, stream, "bucket " + std::to_string(i));
+                  }
+                })
+      .synchronize();
+}
+
+TEST_F(NcclFailureTest, GathersMadeTogetherAreOneGroup) {
+  on_ranks(2, std::chrono::seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+    gather_together(communicator, device, 5);
+    gather_together(communicator, device, 1);  // needs none
+  });
+  EXPECT_EQ(fake_.counts()["ncclAllGather"], 2 * (5 + 1));
+  EXPECT_EQ(fake_.counts()["ncclGroupStart"], 2);
+  EXPECT_EQ(fake_.counts()["ncclGroupEnd"], 2);
+}
+
+TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
+  for (const char* name : {"ncclGroupStart", "ncclAllGather", "ncclGroupEnd"}) {
+    fake_.reset();
+    fake_.fail(name, 0, ncclSystemError);
+    const auto run = [&](Communicator& communicator, CudaDevice& device) {
+      try {
+        gather_together(communicator, device, 3);
+        ADD_FAILURE() << "expected an error: " << name;
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("bucket 0"));
+        EXPECT_THAT(error.what(), HasSubstr("and 2 more"));
+      }
+    };
+    on_ranks(2, std::chrono::milliseconds(500), run);
+    const std::map<std::string, int> counts = fake_.counts();
+    EXPECT_EQ(counts.at("ncclGroupStart") - (name == std::string("ncclGroupStart") ? 1 : 0),
+              counts.contains("ncclGroupEnd") ? counts.at("ncclGroupEnd") : 0);
+  }
 }
 
 TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {

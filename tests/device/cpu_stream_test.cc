@@ -5,9 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "zerorun/error.h"
@@ -233,6 +235,45 @@ TEST(WorkerStream, TakesWorkFromSeveralThreads) {
   for (std::thread& thread : threads) thread.join();
   stream->synchronize();
   EXPECT_EQ(sum, 400);
+}
+
+HostEvent& host_event(const Event& event) { return dynamic_cast<HostEvent&>(*event.state()); }
+
+TEST(HostEvent, TellsWhenItHappens) {
+  Gate gate;
+  std::atomic<int> told{0};
+  const auto stream = make_worker_stream("tells");
+  stream->submit([&gate] { gate.pass(); });
+  const Event event = stream->record();
+  stream->submit([&told] { EXPECT_EQ(told, 1); });  // before later work
+  host_event(event).on_ready([&told](const std::exception_ptr& error) {
+    EXPECT_EQ(error, nullptr);
+    ++told;
+  });
+  EXPECT_EQ(told, 0);
+  gate.open();
+  stream->synchronize();
+  host_event(event).on_ready([&told](const std::exception_ptr& /*error*/) { ++told; });
+  EXPECT_EQ(told, 2);  // at once, when it has happened
+}
+
+TEST(HostEvent, TellsTheErrorAndAlsoWhenItsStreamEnds) {
+  Gate gate;
+  std::exception_ptr told;
+  {
+    const auto stream = make_worker_stream("ends");
+    stream->submit([&gate] {
+      gate.pass();
+      throw CommError("a peer died");
+    });
+    stream->submit([] {});
+    host_event(stream->record()).on_ready([&told](std::exception_ptr error) {
+      told = std::move(error);
+    });
+    gate.open();
+  }
+  ASSERT_NE(told, nullptr);
+  EXPECT_THROW(std::rethrow_exception(told), CommError);
 }
 
 }  // namespace

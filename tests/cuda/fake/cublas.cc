@@ -4,10 +4,11 @@
 
 #include <cublas_v2.h>
 
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake/runtime_call.h"
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
+  int device = zerorun::fake::current_device;
 };
 
 namespace {
@@ -16,6 +17,11 @@ using zerorun::fake::FakeCuda;
 
 cublasStatus_t enter(const char* name, const void* stream = nullptr) {
   return static_cast<cublasStatus_t>(FakeCuda::instance().enter(name, stream));
+}
+
+void check_device(cublasHandle_t handle) {
+  if (handle->device == zerorun::fake::current_device) return;
+  FakeCuda::instance().violate("cuBLAS is called with another device than its handle's");
 }
 
 }  // namespace
@@ -30,6 +36,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
   if (const auto planned = enter(__func__); planned != CUBLAS_STATUS_SUCCESS) return planned;
   if (!FakeCuda::instance().release("cuBLAS handles", handle)) return CUBLAS_STATUS_INVALID_VALUE;
+  check_device(handle);
   delete handle;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -49,6 +56,7 @@ cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t transa
   if (const auto planned = enter(__func__, handle->stream); planned != CUBLAS_STATUS_SUCCESS) {
     return planned;
   }
+  check_device(handle);
   const bool a_is_transposed = transa == CUBLAS_OP_T;
   const bool b_is_transposed = transb == CUBLAS_OP_T;
   if (lda < (a_is_transposed ? k : m) || ldb < (b_is_transposed ? n : k) || ldc < m) {

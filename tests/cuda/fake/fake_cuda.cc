@@ -16,6 +16,8 @@ void FakeCuda::reset() {
   devices_ = 1;
   memory_ = size_t{1} << 30;
   delay_ = std::chrono::microseconds(0);
+  inline_streams_ = false;
+  used_devices_.clear();
   failures_.clear();
   counts_.clear();
   calls_.clear();
@@ -46,6 +48,26 @@ std::chrono::microseconds FakeCuda::draw_delay() {
   const std::lock_guard lock(mutex_);
   if (delay_.count() == 0) return delay_;
   return std::chrono::microseconds(random_() % static_cast<unsigned>(delay_.count()));
+}
+
+void FakeCuda::set_inline_streams(bool are_inline) {
+  const std::lock_guard lock(mutex_);
+  inline_streams_ = are_inline;
+}
+
+bool FakeCuda::inline_streams() const {
+  const std::lock_guard lock(mutex_);
+  return inline_streams_;
+}
+
+std::set<int> FakeCuda::used_devices() const {
+  const std::lock_guard lock(mutex_);
+  return used_devices_;
+}
+
+void FakeCuda::use_device(int device) {
+  const std::lock_guard lock(mutex_);
+  used_devices_.insert(device);
 }
 
 void FakeCuda::fail(std::string_view name, int nth, int error) {

@@ -38,6 +38,10 @@ class FakeCuda {
   // are not enforced show.
   void set_delay(std::chrono::microseconds most);
   std::chrono::microseconds draw_delay();
+  // Work on streams is done by the call that submits it: what a test counts does not depend on
+  // timing.
+  void set_inline_streams(bool are_inline);
+  bool inline_streams() const;
 
   // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
   // own type of errors.
@@ -45,6 +49,8 @@ class FakeCuda {
   // Functions that were called since reset(), with how often.
   std::map<std::string, int> counts() const;
   std::vector<Call> calls() const;
+  // Devices on which a context was made, by setting or by using them.
+  std::set<int> used_devices() const;
 
   // Calls that a real library would punish: unknown or freed handles, wrong pairs, wrong devices.
   std::vector<std::string> violations() const;
@@ -54,6 +60,7 @@ class FakeCuda {
   // For the fakes. Records the call; the error it shall return, or 0.
   int enter(std::string_view name, const void* stream = nullptr);
   void violate(std::string text);
+  void use_device(int device);
   void hold(std::string_view kind, const void* handle);
   // False, and a violation, when it is not held.
   bool release(std::string_view kind, const void* handle);
@@ -70,6 +77,8 @@ class FakeCuda {
   size_t memory_ = size_t{1} << 30;
   size_t used_ = 0;
   std::chrono::microseconds delay_{0};
+  bool inline_streams_ = false;
+  std::set<int> used_devices_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   std::map<std::string, int> counts_;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "tests/cuda/fake/runtime_call.h"
 
@@ -43,19 +44,28 @@ class Blocks {
     return bytes;
   }
   bool on_device(const void* data, size_t bytes) const {
-    const std::lock_guard lock(mutex_);
-    const auto* first = static_cast<const std::byte*>(data);
-    auto found = blocks_.upper_bound(const_cast<std::byte*>(first));
-    if (found == blocks_.begin()) return false;
-    --found;
-    return found->second.on_device && first + bytes <= found->first + found->second.bytes;
+    return find(data, bytes) == Place::device;
   }
+  // Ordinary memory, which the device cannot address.
+  bool pageable(const void* data, size_t bytes) const { return find(data, bytes) == Place::none; }
 
  private:
+  enum class Place { none, host, device };
   struct Block {
     size_t bytes;
     bool on_device;
   };
+
+  Place find(const void* data, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    const auto* first = static_cast<const std::byte*>(data);
+    auto found = blocks_.upper_bound(const_cast<std::byte*>(first));
+    if (found == blocks_.begin()) return Place::none;
+    --found;
+    if (first + bytes > found->first + found->second.bytes) return Place::none;
+    return found->second.on_device ? Place::device : Place::host;
+  }
+
   mutable std::mutex mutex_;
   std::map<std::byte*, Block> blocks_;
 };
@@ -138,8 +148,12 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned /*flags*/) {
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   ENTER();
+  use_device();
+  if ((flags & ~(cudaHostAllocPortable | cudaHostAllocMapped)) != 0) {
+    seen().violate("cudaHostAlloc with a flag that does not exist");
+  }
   *data = blocks().add(bytes, false);
   if (*data == nullptr) return result(cudaErrorMemoryAllocation);
   seen().hold("pinned memory", *data);
@@ -148,8 +162,16 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned /*flags*/) {
 
 cudaError_t cudaFreeHost(void* data) {
   ENTER();
+  use_device();
   if (!seen().release("pinned memory", data)) return result(cudaErrorInvalidValue);
   blocks().remove(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags*/) {
+  ENTER();
+  if (blocks().pageable(host, 1)) return result(cudaErrorInvalidValue);
+  *device = host;
   return cudaSuccess;
 }
 
@@ -162,6 +184,13 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (kind != cudaMemcpyDefault && (to_device != blocks().on_device(to, bytes) ||
                                     from_device != blocks().on_device(from, bytes))) {
     seen().violate("a copy's kind does not match where its memory lies");
+  }
+  if (blocks().pageable(from, bytes)) {
+    // It may be read now, whatever the stream still has to do: small copies are.
+    const auto* const first = static_cast<const std::byte*>(from);
+    return zerorun::fake::submit(stream, [to, now = std::vector(first, first + bytes)] {
+      std::memmove(to, now.data(), now.size());
+    });
   }
   return zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
 }

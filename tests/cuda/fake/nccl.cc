@@ -5,50 +5,27 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/nccl_library.h"
-#include "tests/comm/reference.h"
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake/nccl_ranks.h"
+#include "tests/cuda/fake/runtime_call.h"
 
 namespace {
 
-using zerorun::DType;
-using zerorun::ReduceOp;
+using zerorun::fake::Bytes;
+using zerorun::fake::compute;
 using zerorun::fake::FakeCuda;
-using zerorun::testing::Bytes;
-
-struct Operation {
-  std::string name;
-  const void* in = nullptr;
-  Bytes input{};  // what `in` held when this rank's stream got there
-  void* out = nullptr;
-  size_t count = 0;  // of the caller's argument
-  ncclDataType_t type = ncclUint8;
-  int detail = 0;  // root, or operation
-
-  bool matches(const Operation& other) const {
-    return name == other.name && count == other.count && type == other.type &&
-           detail == other.detail;
-  }
-};
-
-// The ranks of one unique id.
-struct Group {
-  explicit Group(int world_size) : ranks(world_size), operations(static_cast<size_t>(ranks)) {}
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  const int ranks;
-  int joined = 0;
-  int64_t arrived = 0;  // at meeting points, over all
-  std::vector<Operation> operations;
-};
+using zerorun::fake::Group;
+using zerorun::fake::input_bytes;
+using zerorun::fake::Operation;
 
 std::mutex groups_mutex;
 std::map<std::string, std::weak_ptr<Group>> groups;
@@ -59,6 +36,7 @@ ncclResult_t enter(const char* name, const void* stream = nullptr) {
   return static_cast<ncclResult_t>(seen().enter(name, stream));
 }
 
+#undef ENTER
 #define ENTER(...)                                                               \
   do {                                                                           \
     if (const ncclResult_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__); \
@@ -67,30 +45,17 @@ ncclResult_t enter(const char* name, const void* stream = nullptr) {
     }                                                                            \
   } while (false)
 
-DType dtype_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclUint8:
-      return DType::uint8;
-    case ncclInt64:
-      return DType::int64;
-    case ncclFloat16:
-      return DType::fp16;
-    case ncclFloat32:
-      return DType::fp32;
-    case ncclBfloat16:
-      return DType::bf16;
-  }
-  return DType::uint8;
-}
-
 }  // namespace
 
 struct ncclComm {
   std::shared_ptr<Group> group;
   int rank = 0;
+  int device = 0;
   int64_t meetings = 0;  // that this rank's collectives have asked for
   bool aborted = false;  // guarded by the group's mutex
   bool finalized = false;
+  // Enqueued when the caller asks again how the communicator is: guarded by the group's mutex.
+  std::vector<std::function<void()>> unfinished;
   std::set<const void*> registered;  // ends with the communicator
 };
 
@@ -100,6 +65,10 @@ namespace {
 using Shared = std::shared_ptr<ncclComm>;
 std::mutex comms_mutex;
 std::map<ncclComm_t, Shared> comms;
+
+// A group of this thread: how deep it is in groups, and what it has collected.
+thread_local int group_depth = 0;
+thread_local std::vector<std::pair<Shared, std::function<void()>>> collected;
 
 Shared find(ncclComm_t comm) {
   const std::lock_guard lock(comms_mutex);
@@ -117,31 +86,21 @@ bool meet(ncclComm& comm, int64_t meeting) {
   return !comm.aborted;
 }
 
-size_t input_bytes(const Group& group, const Operation& operation) {
-  const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
-  return operation.name == "ncclReduceScatter" ? bytes * static_cast<size_t>(group.ranks) : bytes;
+// As NCCL from 2.24 on does for non-blocking communicators: it goes on in the background.
+ncclResult_t launch_collected() {
+  for (auto& [comm, enqueue] : std::exchange(collected, {})) {
+    const std::lock_guard lock(comm->group->mutex);
+    comm->unfinished.push_back(std::move(enqueue));
+  }
+  return ncclInProgress;
 }
 
-// The result for one rank, from all ranks' inputs.
-Bytes compute(const Group& group, const Operation& mine, int rank) {
-  const DType dtype = dtype_of(mine.type);
-  const size_t bytes = mine.count * zerorun::size_of(dtype);
-  if (mine.name == "ncclBroadcast") return group.operations[static_cast<size_t>(mine.detail)].input;
-  std::vector<Bytes> inputs;
-  for (const Operation& operation : group.operations) inputs.push_back(operation.input);
-  Bytes result;
-  if (mine.name == "ncclAllGather") {
-    for (const Bytes& part : inputs) result.insert(result.end(), part.begin(), part.end());
-    return result;
+// A communicator may not be used before it is done with the last call.
+void expect_finished(const Shared& comm, const char* what) {
+  const std::lock_guard lock(comm->group->mutex);
+  if (!comm->unfinished.empty()) {
+    seen().violate(std::string(what) + " on a communicator that is still in progress");
   }
-  result.resize(inputs.front().size());
-  const ReduceOp op = mine.detail == ncclMax   ? ReduceOp::max
-                      : mine.detail == ncclMin ? ReduceOp::min
-                                               : ReduceOp::sum;
-  zerorun::testing::reference_reduce(inputs, dtype, op, zerorun::Output::overwrite, dtype, result);
-  if (mine.name != "ncclReduceScatter") return result;
-  const auto begin = result.begin() + static_cast<ptrdiff_t>(bytes) * rank;
-  return {begin, begin + static_cast<ptrdiff_t>(bytes)};
 }
 
 ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) {
@@ -150,9 +109,13 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
     seen().violate(operation.name + " on a communicator that has ended");
     return ncclInvalidArgument;
   }
+  expect_finished(comm, operation.name.c_str());
+  if (comm->device != zerorun::fake::current_device) {
+    seen().violate(operation.name + " with another device than the communicator's");
+  }
   const int64_t first = ++comm->meetings;
   comm->meetings += 2;
-  zerorun::fake::submit(stream, [comm, operation = std::move(operation), first] {
+  auto task = [comm, operation = std::move(operation), first] {
     Group& group = *comm->group;
     {
       const std::lock_guard lock(group.mutex);
@@ -172,8 +135,15 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
     if (!meet(*comm, first + 1)) return;  // all have read
     std::memcpy(operation.out, result.data(), result.size());
     meet(*comm, first + 2);
-  });
-  return ncclSuccess;
+  };
+  auto enqueue = [stream, device = comm->device, task = std::move(task)] {
+    // NCCL's own thread does this.
+    const int before = std::exchange(zerorun::fake::current_device, device);
+    zerorun::fake::submit(stream, task);
+    zerorun::fake::current_device = before;
+  };
+  collected.emplace_back(comm, std::move(enqueue));
+  return group_depth > 0 ? ncclSuccess : launch_collected();
 }
 
 ncclResult_t forget(ncclComm_t comm) {
@@ -211,6 +181,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   auto made = std::make_shared<ncclComm>();
   made->group = group;
   made->rank = rank;
+  made->device = zerorun::fake::current_device;
   *comm = made.get();
   {
     const std::lock_guard lock(comms_mutex);
@@ -228,18 +199,48 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   *error = enter("(asynchronous error of NCCL)");
   if (*error != ncclSuccess) return ncclSuccess;
   const Shared shared = find(comm);
-  if (!shared) return ncclInvalidArgument;
-  const std::lock_guard lock(shared->group->mutex);
-  if (shared->group->joined < shared->group->ranks) *error = ncclInProgress;
+  if (!shared) {
+    seen().violate("a communicator is asked for errors after its end");
+    return ncclInvalidArgument;
+  }
+  std::vector<std::function<void()>> unfinished;
+  {
+    const std::lock_guard lock(shared->group->mutex);
+    if (shared->group->joined < shared->group->ranks) *error = ncclInProgress;
+    unfinished.swap(shared->unfinished);
+  }
+  if (!unfinished.empty()) *error = ncclInProgress;  // for once more
+  for (const auto& enqueue : unfinished) enqueue();
   return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  ENTER();
+  ++group_depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  const ncclResult_t planned = enter(__func__);
+  if (group_depth == 0) {
+    seen().violate("a group ends that was not started");
+    return ncclInvalidUsage;
+  }
+  if (--group_depth > 0) return planned;
+  if (planned != ncclSuccess) {
+    collected.clear();
+    return planned;
+  }
+  return collected.empty() ? ncclSuccess : launch_collected();
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ENTER();
   const Shared shared = find(comm);
   if (!shared) return ncclInvalidArgument;
+  expect_finished(shared, __func__);
   shared->finalized = true;
-  return ncclSuccess;
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -278,6 +279,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t /*bytes*
   ENTER();
   const Shared shared = find(comm);
   if (!shared) return ncclInvalidArgument;
+  expect_finished(shared, __func__);
   shared->registered.insert(data);
   *handle = data;
   seen().hold("registered buffers", data);
@@ -335,6 +337,8 @@ NcclFunctions open_nccl() {
           .async_error = ncclCommGetAsyncError,
           .error_string = ncclGetErrorString,
           .last_error = ncclGetLastError,
+          .group_start = ncclGroupStart,
+          .group_end = ncclGroupEnd,
           .all_reduce = ncclAllReduce,
           .reduce_scatter = ncclReduceScatter,
           .all_gather = ncclAllGather,

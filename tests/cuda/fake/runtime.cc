@@ -23,8 +23,10 @@ cudaError_t wait_for(const zerorun::Event& event) {
 
 cudaError_t make_stream(cudaStream_t* stream) {
   auto made = std::make_unique<CUstream_st>();
-  made->worker = zerorun::make_worker_stream("fake-cuda");
+  made->worker = seen().inline_streams() ? zerorun::make_inline_stream()
+                                         : zerorun::make_worker_stream("fake-cuda");
   made->device = current_device;
+  use_device();
   *stream = made.release();
   seen().hold("streams", *stream);
   return cudaSuccess;
@@ -112,6 +114,7 @@ cudaError_t cudaSetDevice(int device) {
   ENTER();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
   current_device = device;
+  use_device();
   return cudaSuccess;
 }
 
@@ -175,7 +178,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ENTER(stream);
   NEED("streams", stream);
-  return stream->worker->record().ready() ? cudaSuccess : cudaErrorNotReady;
+  return result(stream->worker->record().ready() ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
@@ -186,15 +189,21 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
+// CUDA promises host functions no thread of their own: all have one here.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   ENTER(stream);
   NEED("streams", stream);
-  return zerorun::fake::submit(stream, [=] { function(argument); });
+  static const auto thread = zerorun::make_worker_stream("fake-host-func");
+  return zerorun::fake::submit(stream, [=] {
+    thread->submit([=] { function(argument); });
+    thread->record().synchronize();
+  });
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
   ENTER();
   *event = new CUevent_st{{}, current_device};
+  use_device();
   seen().hold("events", *event);
   return cudaSuccess;
 }
@@ -221,7 +230,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   ENTER();
   NEED("events", event);
-  return event->last.ready() ? cudaSuccess : cudaErrorNotReady;
+  return result(event->last.ready() ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

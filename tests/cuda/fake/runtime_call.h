@@ -23,11 +23,18 @@ namespace zerorun::fake {
 inline FakeCuda& seen() { return FakeCuda::instance(); }
 
 inline thread_local int current_device = 0;
+inline thread_local bool has_context = false;  // on the current device
 inline thread_local cudaError_t last_error = cudaSuccess;
 
 inline cudaError_t result(cudaError_t error) {
-  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  if (error != cudaSuccess) last_error = error;
   return error;
+}
+
+// The call makes the current device's context, if there is none.
+inline void use_device() {
+  has_context = true;
+  seen().use_device(current_device);
 }
 
 // Counts the call; not success when the test wants it to fail.

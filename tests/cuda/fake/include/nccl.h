@@ -47,6 +47,8 @@ ncclResult_t ncclMemAlloc(void** data, size_t bytes);
 ncclResult_t ncclMemFree(void* data);
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, void** handle);
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle);
+ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupEnd();
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t out_count, ncclDataType_t type,

@@ -1,0 +1,32 @@
+#include "device/cuda/event_pool.h"
+
+#include "device/cuda/cuda_error.h"
+#include "device/cuda/current_device.h"
+
+namespace zerorun {
+
+EventPool::~EventPool() {
+  for (cudaEvent_t event : free_) cudaEventDestroy(event);
+}
+
+cudaEvent_t EventPool::take() {
+  const std::lock_guard lock(mutex_);
+  if (!free_.empty()) {
+    cudaEvent_t const event = free_.back();
+    free_.pop_back();
+    return event;
+  }
+  free_.reserve(made_ + 1);  // so that give_back() needs no memory
+  const CurrentDevice current(device_);
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  ++made_;
+  return event;
+}
+
+void EventPool::give_back(cudaEvent_t event) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
+
+}  // namespace zerorun

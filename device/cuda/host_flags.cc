@@ -1,0 +1,80 @@
+#include "device/cuda/host_flags.h"
+
+#include <atomic>
+#include <utility>
+
+#include "device/cpu/cpu_stream.h"
+#include "device/cuda/cuda_error.h"
+#include "device/cuda/current_device.h"
+#include "device/cuda/driver.h"
+
+namespace zerorun {
+
+namespace {
+constexpr size_t kPageBytes = 4096;
+}  // namespace
+
+HostFlags::HostFlags(int device) : device_(device) { add_page(); }
+
+void HostFlags::Unpin::operator()(void* page) const noexcept {
+  const CurrentDevice current(device, std::nothrow);
+  cudaFreeHost(page);
+}
+
+void HostFlags::add_page() {
+  constexpr size_t kWords = kPageBytes / sizeof(uint32_t);
+  free_.reserve(flags_.size() + kWords);  // so that raise() needs no memory
+  pages_.reserve(pages_.size() + 1);
+  const CurrentDevice current(device_);
+  void* page = nullptr;
+  check_cuda(cudaHostAlloc(&page, kPageBytes, cudaHostAllocPortable | cudaHostAllocMapped),
+             "cudaHostAlloc");
+  pages_.emplace_back(page, Unpin{device_});
+  void* on_device = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&on_device, page, 0), "cudaHostGetDevicePointer");
+  for (size_t i = 0; i < kWords; ++i) {
+    auto* const word = static_cast<uint32_t*>(page) + i;
+    *word = 0;
+    flags_.push_back({word, reinterpret_cast<CUdeviceptr>(on_device) + i * sizeof(uint32_t), 0});
+    free_.push_back(&flags_.back());
+  }
+}
+
+HostFlags::Flag& HostFlags::take() {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) add_page();
+  Flag& flag = *free_.back();
+  free_.pop_back();
+  ++flag.value;
+  return flag;
+}
+
+void HostFlags::raise(Flag& flag, uint32_t value) noexcept {
+  // First the word, then the flag to its next user: the word must not go back.
+  std::atomic_ref(*flag.word).store(value, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  free_.push_back(&flag);
+}
+
+bool HostFlags::wait(cudaStream_t stream, const Event& event, Failed failed) {
+  auto* const host = dynamic_cast<HostEvent*>(event.state().get());
+  const auto wait_value = driver_functions().wait_value;
+  if (host == nullptr || wait_value == nullptr) return false;
+  const CurrentDevice current(device_);
+  // Also where it is current by default: see driver.h.
+  check_cuda(cudaSetDevice(device_), "cudaSetDevice");
+  Flag& flag = take();
+  const uint32_t value = flag.value;
+  host->on_ready([self = shared_from_this(), &flag, value,
+                  failed = std::move(failed)](const std::exception_ptr& error) {
+    if (error) failed(error);
+    self->raise(flag, value);
+  });
+  const CUresult result = wait_value(stream, flag.address, value, CU_STREAM_WAIT_VALUE_GEQ);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
+  // The runtime's errors have the driver's numbers.
+  check_cuda(static_cast<cudaError_t>(result), "cuStreamWaitValue32");
+  return true;
+}
+
+}  // namespace zerorun
