@@ -10,6 +10,7 @@
 #include "device/cuda/current_device.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/orthogonalize.h"
+#include "device/cuda/profiler_range.h"
 #include "device/device_calls.h"
 
 namespace zerorun {
@@ -86,8 +87,11 @@ std::shared_ptr<void> CudaDevice::account(size_t nbytes, MemoryCategory category
 MemoryUse CudaDevice::memory_use(MemoryCategory category) const { return ledger_->use(category); }
 
 // Work beside the caller is communication and copies, which others wait for: it goes first.
-std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view /*name*/) {
-  return std::make_unique<CudaStreamImpl>(index_, CudaStreamImpl::Priority::high, events_, flags_);
+std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view name) {
+  auto stream =
+      std::make_unique<CudaStreamImpl>(index_, CudaStreamImpl::Priority::high, events_, flags_);
+  name_in_profilers(stream->handle(), std::string(name).c_str());
+  return stream;
 }
 
 cudaStream_t CudaDevice::handle_of(Stream& stream) const {
@@ -101,6 +105,7 @@ void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
   const cudaStream_t handle = handle_of(stream);
   if (dst.empty()) return;
   const CurrentDevice current(index_);
+  const ProfilerRange range("upload");
   check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyDefault, handle),
              "cudaMemcpyAsync to the device");
 }
@@ -109,36 +114,42 @@ void CudaDevice::download(Stream& stream, TensorView src, void* dst) {
   const cudaStream_t handle = handle_of(stream);
   if (src.empty()) return;
   const CurrentDevice current(index_);
+  const ProfilerRange range("download");
   check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDefault, handle),
              "cudaMemcpyAsync to the host");
 }
 
 void CudaDevice::fill(Stream& stream, TensorView dst, float value) {
   const CurrentDevice current(index_);
+  const ProfilerRange range("fill");
   cuda::fill(handle_of(stream), dst, value);
 }
 
 void CudaDevice::cast(Stream& stream, TensorView src, TensorView dst) {
   check_cast(src, dst);
   const CurrentDevice current(index_);
+  const ProfilerRange range("cast");
   cuda::cast(handle_of(stream), src, dst);
 }
 
 void CudaDevice::add(Stream& stream, TensorView src, TensorView dst) {
   check_add(src, dst);
   const CurrentDevice current(index_);
+  const ProfilerRange range("add");
   cuda::add(handle_of(stream), src, dst);
 }
 
 void CudaDevice::scale(Stream& stream, TensorView dst, float factor) {
   check_scale(dst);
   const CurrentDevice current(index_);
+  const ProfilerRange range("scale");
   cuda::scale(handle_of(stream), dst, factor);
 }
 
 void CudaDevice::sum_of_squares(Stream& stream, TensorView src, TensorView sum) {
   check_sum_of_squares(src, sum);
   const CurrentDevice current(index_);
+  const ProfilerRange range("norm");
   cuda::sum_of_squares(handle_of(stream), src, sum);
 }
 
@@ -146,6 +157,7 @@ void CudaDevice::update(Stream& stream, const UpdateScalars& scalars,
                         const UpdateTensors& tensors) {
   check_update(scalars, tensors);
   const CurrentDevice current(index_);
+  const ProfilerRange range("update");
   cuda::update(handle_of(stream), scalars, tensors);
 }
 
@@ -154,6 +166,7 @@ void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, 
   check_orthogonalize(matrix, rows, cols, work);
   handle_of(stream);
   const CurrentDevice current(index_);
+  const ProfilerRange range("orthogonalize");
   const std::lock_guard lock(mutex_);
   if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
   cuda::orthogonalize(*pool_, *cublas_, cuda_stream(stream), matrix, rows, cols, steps, work);

@@ -1,7 +1,12 @@
 #pragma once
 
-#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <cuda_runtime.h>
+
+// NVTX is headers only, which CUDA's toolkit has.
+#if __has_include(<nvtx3/nvToolsExt.h>) && __has_include(<nvtx3/nvToolsExtCudaRt.h>)
+#define ZR_HAVE_NVTX
 #include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
 #endif
 
 namespace zerorun {
@@ -10,7 +15,7 @@ namespace zerorun {
 // unless one is attached.
 class ProfilerRange {
  public:
-#if __has_include(<nvtx3/nvToolsExt.h>)
+#ifdef ZR_HAVE_NVTX
   explicit ProfilerRange(const char* name) { nvtxRangePushA(name); }
   ~ProfilerRange() { nvtxRangePop(); }
 #else
@@ -19,5 +24,13 @@ class ProfilerRange {
   ProfilerRange(const ProfilerRange&) = delete;
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
+
+// The stream's name there.
+inline void name_in_profilers([[maybe_unused]] cudaStream_t stream,
+                              [[maybe_unused]] const char* name) {
+#ifdef ZR_HAVE_NVTX
+  nvtxNameCudaStreamA(stream, name);
+#endif
+}
 
 }  // namespace zerorun

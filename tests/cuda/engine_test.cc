@@ -5,7 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <barrier>
+#include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "comm/host_staged_communicator.h"
@@ -175,7 +179,73 @@ TEST_P(CudaOffloadTest, ChangesNoBit) {
   }
 }
 
+// What steps ask of CUDA after the first ones. Streams are inline, so that no count depends on
+// timing.
+class CudaSteadyStateTest : public CudaEngineTest {
+ protected:
+  static constexpr int kRanks = 2;
+  static constexpr int kFirst = 3;
+  static constexpr int kSteps = 10;
+
+  void SetUp() override {
+    FakeCuda::instance().reset();
+    FakeCuda::instance().set_inline_streams(true);
+    FakeCuda::instance().set_devices(kRanks);
+  }
+
+  // Calls of all ranks during the last `kSteps` of training.
+  static std::map<std::string, int> calls_of_steps(const Setting& setting) {
+    std::vector<std::map<std::string, int>> counts;
+    std::barrier all(kRanks,
+                     [&counts]() noexcept { counts.push_back(FakeCuda::instance().counts()); });
+    const auto store = make_memory_store();
+    testing::run_threads(kRanks, [&](int rank) {
+      CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+      options.device = std::make_shared<CudaDevice>(rank, 0);
+      Device& device = *options.device;
+      const auto comm = make_nccl_communicator(options);
+      const auto engine = Engine::create(config_of(setting), device, *comm, testing::toy_specs(),
+                                         ToyModel::groups());
+      engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+        std::fill(out.begin(), out.end(), 0.5F);
+      });
+      for (int64_t step = 0; step < kFirst + kSteps; ++step) {
+        if (step == kFirst) all.arrive_and_wait();
+        micro_step(*engine, device, rank, 0, step);
+        EXPECT_TRUE(engine->step().applied);
+      }
+      all.arrive_and_wait();
+    });
+    std::map<std::string, int> calls = counts.at(1);
+    for (const auto& [name, before] : counts.at(0)) calls[name] -= before;
+    return calls;
+  }
+};
+
+TEST_P(CudaSteadyStateTest, AllocatesNothing) {
+  for (const double offloaded : {0.0, 0.5, 1.0}) {
+    const Setting setting{GetParam(), DType::bf16, 1, offloaded};
+    const std::map<std::string, int> calls = calls_of_steps(setting);
+    for (const auto& [name, count] : calls) {
+      const bool allocates =
+          name.find("Malloc") != std::string::npos || name.find("Alloc") != std::string::npos ||
+          name.find("Create") != std::string::npos || name.find("Register") != std::string::npos ||
+          name.find("Free") != std::string::npos;
+      // The host's cores hold events of copies down until they get there: how many there are at
+      // once depends on them, but no more than one step records.
+      const int most = name.starts_with("cudaEventCreate") && offloaded > 0
+                           ? calls.at("cudaEventRecord") / 10
+                           : 0;
+      if (allocates) {
+        EXPECT_LE(count, most) << name << ", offloaded " << offloaded;
+      }
+    }
+    EXPECT_GT(calls.at("cudaLaunchKernel"), 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Stages, CudaEngineTest, ::testing::Values(0, 1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaSteadyStateTest, ::testing::Values(1, 2, 3));
 INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadTest, ::testing::Values(1, 2, 3));
 
 }  // namespace
