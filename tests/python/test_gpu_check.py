@@ -1,0 +1,152 @@
+"""scripts/gpu_check where there is no GPU: on programs that only write down their calls."""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = [
+    "launcher/zerorun",
+    "examples/train/train",
+    "tests/test_gpu",
+    "tests/test_gpu_train",
+    "bench/gpu/bench_gpu",
+    "bench/train/bench_train",
+    "lib/libzerorun_cuda.so",
+    "lib/libzerorun_train_cuda.so",
+]
+
+# Writes its call to $CALLS and fails where $FAIL is part of it; train writes its losses.
+PROGRAM = """#!/bin/bash
+echo "${0##*/} $*" >>"$CALLS"
+while (($#)); do
+  if [[ $1 == --metrics ]]; then echo '{"step": 1, "loss": 5.5}' >"$2"; fi
+  call+=" $1"
+  shift
+done
+[[ -z $FAIL || "${0##*/}$call" != *"$FAIL"* ]]
+"""
+
+NVIDIA_SMI = """#!/bin/sh
+case $1 in
+  *name*) echo "NVIDIA H200, 9.0, 580.00" ;;
+  *) echo 9.0 ;;
+esac
+"""
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+class Machine:
+    """A copy of the script in an empty tree, a GPU that nvidia-smi shows, and packed programs."""
+
+    def __init__(self, root: Path, source: Path) -> None:
+        self.root = root
+        (root / "scripts").mkdir()
+        shutil.copy(source / "scripts" / "gpu_check", root / "scripts")
+        self.calls = root / "calls"
+        self.tools = root / "tools"
+        write_program(self.tools / "nvidia-smi", NVIDIA_SMI)
+        write_program(self.tools / "compute-sanitizer", PROGRAM)
+
+    def pack(self, programs: list[str]) -> Path:
+        folder = self.root / "packed"
+        folder.mkdir()
+        with tarfile.open(folder / "programs.tar.gz", "w:gz") as archive:
+            for program in programs:
+                write_program(self.root / "made" / program, PROGRAM)
+                archive.add(self.root / "made" / program, program)
+        return folder
+
+    def check(self, *options: object, fail: str = "") -> subprocess.CompletedProcess:
+        path = f"{self.tools}:{os.environ['PATH']}"
+        return subprocess.run(
+            [self.root / "scripts" / "gpu_check", *options],
+            env={**os.environ, "PATH": path, "CALLS": str(self.calls), "FAIL": fail},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, root: Path) -> Machine:
+    return Machine(tmp_path, root)
+
+
+def test_without_a_gpu_it_exits_3(machine: Machine) -> None:
+    write_program(machine.tools / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    result = machine.check()
+    assert result.returncode == 3
+    assert "no NVIDIA GPU" in result.stderr
+
+
+def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
+    result = machine.check("--prebuilt", machine.pack(PROGRAMS))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Everything that was run passed." in (machine.root / "build/gpu_check.md").read_text()
+    calls = machine.calls.read_text()
+    for call in (
+        "test_gpu --gtest_filter=Devices/*",
+        "test_gpu --gtest_filter=Transports/*",
+        "test_gpu_train \n",
+        "zerorun --accelerator cpu --num_gpus 2 train",
+        "zerorun --accelerator cuda --num_gpus 2 train",
+        "compute-sanitizer --tool racecheck",
+        "bench_gpu \n",
+        "bench_train --accelerator cuda",
+    ):
+        assert call in calls
+    assert calls.count("--accelerator cuda --num_gpus") == 2 * 4 + 1
+    assert calls.count("--save ") == 2 * 5 + 1  # to nowhere
+
+
+def test_quick_leaves_out_what_takes_long(machine: Machine) -> None:
+    assert machine.check("--quick", "--prebuilt", machine.pack(PROGRAMS)).returncode == 0
+    calls = machine.calls.read_text()
+    assert "compute-sanitizer" not in calls
+    assert "bench" not in calls
+
+
+def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:
+    result = machine.check("--prebuilt", machine.pack(PROGRAMS), "r.md", fail="test_gpu_train")
+    assert result.returncode == 1
+    report = (machine.root / "r.md").read_text()
+    assert "- FAIL: train's kernels (exit 1" in report
+    assert "Something failed." in report
+    assert "bench_gpu" in machine.calls.read_text()
+
+
+def test_two_ranks_that_nccl_refuses_do_not_count(machine: Machine) -> None:
+    folder = machine.pack(PROGRAMS)
+    result = machine.check("--quick", "--prebuilt", folder, fail="named_rank")
+    assert result.returncode == 0, result.stdout
+    assert "not counted" in result.stdout
+
+
+def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
+    result = machine.check("--dry-run", "--prebuilt", machine.pack(PROGRAMS))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("would run: ") > 20
+    assert "Nothing was run." in result.stdout
+    assert not machine.calls.exists()
+
+
+def test_programs_that_are_missing_are_named(machine: Machine) -> None:
+    result = machine.check("--prebuilt", machine.pack(PROGRAMS[1:]))
+    assert result.returncode == 1
+    assert "launcher/zerorun" in result.stderr
+
+
+@pytest.mark.parametrize("options", [["--bogus"], ["--pack"]])
+def test_a_wrong_call_exits_2_with_the_usage(machine: Machine, options: list[str]) -> None:
+    result = machine.check(*options)
+    assert result.returncode == 2
+    assert "--prebuilt DIR" in result.stderr
