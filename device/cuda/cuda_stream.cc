@@ -39,9 +39,13 @@ namespace {
 
 class CudaEventState final : public Event::State {
  public:
-  CudaEventState(cudaStream_t stream, std::shared_ptr<EventPool> pool,
+  CudaEventState(cudaStream_t stream, int device, std::shared_ptr<EventPool> pool,
                  std::shared_ptr<const StreamErrors> errors)
-      : errors_(std::move(errors)), pool_(std::move(pool)), handle_(pool_->take()) {
+      : errors_(std::move(errors)),
+        device_(device),
+        pool_(std::move(pool)),
+        handle_(pool_->take()) {
+    const CurrentDevice current(device_, std::nothrow);  // the event would be lost
     const cudaError_t result = cudaEventRecord(handle_, stream);
     if (result == cudaSuccess) return;
     pool_->give_back(handle_);
@@ -53,11 +57,13 @@ class CudaEventState final : public Event::State {
 
   // An error counts as ready: synchronize() throws it.
   bool ready() const override {
+    const CurrentDevice current(device_, std::nothrow);
     if (cudaEventQuery(handle_) != cudaErrorNotReady) return true;
     cudaGetLastError();  // not an error, but kept as one
     return false;
   }
   void synchronize() override {
+    const CurrentDevice current(device_);
     const cudaError_t result = cudaEventSynchronize(handle_);
     errors_->check();  // says more than the runtime's error, which is often its consequence
     check_cuda(result, "work on the GPU (seen by cudaEventSynchronize)");
@@ -66,6 +72,7 @@ class CudaEventState final : public Event::State {
 
  private:
   const std::shared_ptr<const StreamErrors> errors_;
+  const int device_;
   const std::shared_ptr<EventPool> pool_;
   const cudaEvent_t handle_;
 };
@@ -93,6 +100,7 @@ CudaStreamImpl::CudaStreamImpl(int device, Priority priority, std::shared_ptr<Ev
 CudaStreamImpl::~CudaStreamImpl() { end(); }
 
 void CudaStreamImpl::end() noexcept {
+  const CurrentDevice current(device_, std::nothrow);
   // As on the CPU, a stream ends when its work is done. Nor may flags go that it waits for.
   if (owned_ || waits_for_host_) cudaStreamSynchronize(handle_);
   if (owned_) cudaStreamDestroy(handle_);
@@ -106,11 +114,12 @@ void CudaStreamImpl::borrow(cudaStream_t handle) {
 }
 
 Event CudaStreamImpl::record() {
-  return Event(std::make_shared<CudaEventState>(handle_, events_, errors_));
+  return Event(std::make_shared<CudaEventState>(handle_, device_, events_, errors_));
 }
 
 void CudaStreamImpl::wait(const Event& event) {
   if (!event.state()) return;
+  const CurrentDevice current(device_);
   if (const auto* cuda = dynamic_cast<const CudaEventState*>(event.state().get())) {
     return check_cuda(cudaStreamWaitEvent(handle_, cuda->handle(), 0), "cudaStreamWaitEvent");
   }
@@ -130,6 +139,7 @@ void CudaStreamImpl::wait(const Event& event) {
 }
 
 void CudaStreamImpl::synchronize() {
+  const CurrentDevice current(device_);
   const cudaError_t result = cudaStreamSynchronize(handle_);
   errors_->check();
   check_cuda(result, "work on the GPU (seen by cudaStreamSynchronize)");

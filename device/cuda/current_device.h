@@ -4,9 +4,10 @@
 
 namespace zerorun {
 
-// Makes `device` the thread's current one while this lives. A thread that has used no device yet
-// keeps it: CUDA's default is device 0, on which going back there would make a context, of some
-// hundred MiB, for every rank of the host.
+// Makes `device` the thread's current one while this lives, around every call of CUDA: on a thread
+// that has no device the runtime may use device 0, also for a stream or event of another, and make
+// a context there, of some hundred MiB, for every rank of the host. For the same reason a thread
+// that has used no device before keeps this one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device);

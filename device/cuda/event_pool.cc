@@ -6,6 +6,7 @@
 namespace zerorun {
 
 EventPool::~EventPool() {
+  const CurrentDevice current(device_, std::nothrow);
   for (cudaEvent_t event : free_) cudaEventDestroy(event);
 }
 

@@ -216,6 +216,9 @@ TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOne) {
     const Buffer buffer = device.allocate(64, MemoryCategory::other);
     const Buffer pinned = device.allocate_pinned(64);
     device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 16), 1.0F);
+    const auto worker = make_worker_stream("worker");  // has used no device
+    worker->wait(device.inline_stream().record());
+    worker->synchronize();
     device.inline_stream().synchronize();
   }).join();
   EXPECT_THAT(fake_.used_devices(), ::testing::ElementsAre(1));

@@ -164,6 +164,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   ENTER(stream);
+  use_device();
   if (!seen().release("streams", stream)) return result(cudaErrorInvalidResourceHandle);
   delete stream;
   return cudaSuccess;
@@ -210,6 +211,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ENTER();
+  use_device();
   if (!seen().release("events", event)) return result(cudaErrorInvalidResourceHandle);
   delete event;
   return cudaSuccess;

@@ -59,5 +59,7 @@ inline bool valid_device(int device) { return device >= 0 && device < seen().dev
       return planned;                                                           \
     }                                                                           \
   } while (false)
+// Whichever device it is of, the runtime begins with the thread's current one.
 #define NEED(kind, handle) \
+  use_device();            \
   if (!known(kind, handle)) return result(cudaErrorInvalidResourceHandle)
