@@ -102,6 +102,13 @@ class EngineImpl final : public Engine {
     for (ModuleId used : model_.uses(module)) gatherer_.release(used);
   }
   TensorView parameter(ParameterId id) const override;
+  void use_full_memory(FullMemory memory) override { gatherer_.use_memory(std::move(memory)); }
+  std::optional<FullPlace> full_place(ParameterId id) const override {
+    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
+    const Bucket& bucket = buckets_[static_cast<size_t>(home.bucket)];
+    if (!bucket.plan.shard_params || bucket.resident) return std::nullopt;
+    return FullPlace{home.bucket, home.placement.offset, bucket.layout.padded_numel()};
+  }
 
   GradientView gradient(ParameterId id) override {
     const Stopwatch watch(timings_.reduce_s);

@@ -15,6 +15,9 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::vector<B
     : context_(context),
       buckets_(buckets),
       stream_(stream),
+      memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
+        return device.allocate(nbytes, MemoryCategory::buckets);
+      }),
       modules_(static_cast<size_t>(module_count)),
       module_numels_(static_cast<size_t>(module_count), 0),
       residences_(buckets.size()) {
@@ -25,6 +28,11 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::vector<B
     module.numel += bucket.layout.padded_numel();
     module_numels_[static_cast<size_t>(bucket.plan.module)] = module.numel;
   }
+}
+
+void ParameterGatherer::use_memory(Engine::FullMemory memory) {
+  invalidate();
+  memory_ = std::move(memory);
 }
 
 void ParameterGatherer::gather(ModuleId id) {
@@ -74,8 +82,10 @@ void ParameterGatherer::start(Bucket& bucket) {
   const int64_t numel = bucket.layout.padded_numel();
   if (!bucket.resident) {
     const TensorView shape{nullptr, numel, context_.param_dtype};
-    residence.full = context_.device.allocate(shape.nbytes(), MemoryCategory::buckets);
+    residence.full = memory_(bucket.index, shape.nbytes());
     bucket.param_full = view_of(residence.full, context_.param_dtype, numel);
+    // Kernels may still read what lay there before.
+    stream_.wait(context_.device.inline_stream().record());
   }
   residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::settled,
                                              stream_, bucket.label);

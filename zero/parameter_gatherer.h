@@ -19,6 +19,9 @@ class ParameterGatherer {
   ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets, int module_count,
                     Stream& stream);
 
+  // For full copies from now on; as Engine::use_full_memory.
+  void use_memory(Engine::FullMemory memory);
+
   void gather(ModuleId module);
   void release(ModuleId module);
   // Parameters are about to change: full copies that nobody holds are dropped.
@@ -52,6 +55,7 @@ class ParameterGatherer {
   const EngineContext& context_;
   std::vector<Bucket>& buckets_;
   Stream& stream_;
+  Engine::FullMemory memory_;
   GatherOrder order_;
   std::vector<Module> modules_;
   std::vector<int64_t> module_numels_;

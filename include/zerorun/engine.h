@@ -60,6 +60,13 @@ struct GradientView {
   bool accumulate = false;  // false: overwrite (first contribution of this micro-step); true: add
 };
 
+// A parameter within the full memory of its bucket, in elements.
+struct FullPlace {
+  int bucket = 0;
+  int64_t offset = 0;
+  int64_t bucket_numel = 0;
+};
+
 struct StepResult {
   bool applied = true;       // false: skipped because the gradient was not finite
   double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
@@ -134,6 +141,13 @@ class ZR_API Engine {
   // The full parameter, flat; valid between gather and release of its module (always below stage
   // 3).
   virtual TensorView parameter(ParameterId id) const = 0;
+
+  // Memory for the full parameters of a bucket, from a gather to when nobody needs them any more:
+  // the framework's, so that it can wait for its own readers. Default: the device's.
+  using FullMemory = std::function<Buffer(int bucket, size_t nbytes)>;
+  virtual void use_full_memory(FullMemory memory) = 0;
+  // Where a parameter lies in that memory; not set when it is full all the time.
+  virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
 
   // Where backward writes this parameter's gradient. Throws InternalError for frozen parameters.
   virtual GradientView gradient(ParameterId id) = 0;

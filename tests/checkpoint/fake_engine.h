@@ -144,6 +144,8 @@ class FakeEngine : public Engine {
   void gather(ModuleId) override {}
   void release(ModuleId) override {}
   TensorView parameter(ParameterId) const override { return {}; }
+  void use_full_memory(FullMemory) override {}
+  std::optional<FullPlace> full_place(ParameterId) const override { return std::nullopt; }
   GradientView gradient(ParameterId) override { return {}; }
   void grad_ready(ParameterId) override {}
   bool end_micro_step() override { return false; }
