@@ -94,6 +94,14 @@ std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view name) {
   return stream;
 }
 
+void CudaDevice::use_inline_stream(void* handle) {
+  auto* const stream = static_cast<cudaStream_t>(handle);
+  if (stream == inline_stream_.handle()) return;
+  const Event before = inline_stream_.record();
+  inline_stream_.borrow(stream);
+  inline_stream_.wait(before);
+}
+
 cudaStream_t CudaDevice::handle_of(Stream& stream) const {
   const CudaStream& cuda = cuda_stream(stream);
   ZR_CHECK(cuda.device() == index_, "got a stream of cuda:{}, expected one of cuda:{}",

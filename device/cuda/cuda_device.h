@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -37,7 +38,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> make_stream(std::string_view name) override;
   // A stream of its own, unless a framework has lent its current one.
   Stream& inline_stream() override { return inline_stream_; }
-  void use_inline_stream(cudaStream_t handle) { inline_stream_.borrow(handle); }
+  std::optional<int> gpu() const override { return index_; }
+  void use_inline_stream(void* handle) override;
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;

@@ -143,6 +143,12 @@ class ZR_API Device {
   // Runs on the caller's thread (CPU) or on the framework's current stream (GPU).
   virtual Stream& inline_stream() = 0;
 
+  // The device's number among the visible GPUs; not set for the CPU.
+  virtual std::optional<int> gpu() const { return std::nullopt; }
+  // On a GPU: from now on the inline stream is the framework's one of that handle (a cudaStream_t),
+  // after what was submitted to the one before. It must live as long as this device.
+  virtual void use_inline_stream(void* /*handle*/) {}
+
   // Between host memory and this device's; the host block must live until the stream got there.
   // Only memory of allocate_pinned is read as it is then: other memory may be read at once.
   virtual void upload(Stream& stream, const void* src, TensorView dst) = 0;

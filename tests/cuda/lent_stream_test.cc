@@ -1,0 +1,58 @@
+// A framework's streams as the device's inline stream.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "tests/cuda/fake/fake_cuda.h"
+
+namespace zerorun {
+namespace {
+
+using fake::FakeCuda;
+
+class LentStreamTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    FakeCuda::instance().reset();
+    FakeCuda::instance().set_delay(std::chrono::microseconds(500));
+    for (cudaStream_t& stream : lent_) {
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    }
+  }
+  void TearDown() override {
+    for (const cudaStream_t stream : lent_) cudaStreamDestroy(stream);
+    EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
+    EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
+  }
+
+  std::vector<cudaStream_t> lent_ = std::vector<cudaStream_t>(2);
+};
+
+TEST_F(LentStreamTest, WorkOnOneComesAfterThatOnTheOneBefore) {
+  CudaDevice device(0, 0);
+  EXPECT_EQ(device.gpu(), 0);
+  const Buffer block = device.allocate(sizeof(float), MemoryCategory::other);
+  const TensorView value = view_of(block, DType::fp32, 1);
+  device.fill(device.inline_stream(), value, 1.0F);  // on a stream of its own
+  for (int i = 0; i < 20; ++i) {
+    device.use_inline_stream(lent_[static_cast<size_t>(i % 2)]);
+    device.scale(device.inline_stream(), value, 2.0F);
+    device.add(device.inline_stream(), value, value);
+  }
+  float found = 0;
+  device.download(device.inline_stream(), value, &found);
+  device.inline_stream().synchronize();
+  EXPECT_EQ(found, static_cast<float>(1ULL << 40U));
+}
+
+TEST_F(LentStreamTest, TheSameStreamAgainCostsNoCall) {
+  CudaDevice device(0, 0);
+  device.use_inline_stream(lent_[0]);
+  const auto before = FakeCuda::instance().calls().size();
+  device.use_inline_stream(lent_[0]);
+  EXPECT_EQ(FakeCuda::instance().calls().size(), before);
+}
+
+}  // namespace
+}  // namespace zerorun
