@@ -42,7 +42,7 @@ class Load {
 
   const CheckpointReader& checkpoint() const { return checkpoint_; }
   // Finds what this rank needs. Throws CheckpointError when the model is another.
-  void plan();
+  void plan(bool strict);
   // Checks the hashes of all that apply() will read.
   void verify();
   // Overwrites this rank's part of the engine's states.
@@ -58,9 +58,9 @@ class Load {
   std::vector<Transfer> transfers_;
 };
 
-void Load::plan() {
+void Load::plan(bool strict) {
   const Manifest& saved = checkpoint_.manifest();
-  check_same_model(saved, describe_engine(engine_), checkpoint_.folder().string());
+  check_same_model(saved, describe_engine(engine_), checkpoint_.folder().string(), strict);
   std::unordered_map<std::string, int> index;
   for (const Manifest::Parameter& parameter : saved.parameters) {
     index.emplace(parameter.name, static_cast<int>(index.size()));
@@ -68,7 +68,9 @@ void Load::plan() {
   const auto specs = engine_.parameters();
   for (const StateInterval& interval : engine_.state_intervals()) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
-    const int parameter = index.at(spec.name);
+    const auto found = index.find(spec.name);
+    if (found == index.end()) continue;  // not strict
+    const int parameter = found->second;
     // Frozen parameters that were left out stay as the program made them.
     if (!saved.parameters[static_cast<size_t>(parameter)].saved) continue;
     if (!spec.trainable) {
@@ -144,7 +146,7 @@ void Load::apply() {
 }  // namespace
 
 LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::string& directory,
-                                 const std::string& tag) {
+                                 const std::string& tag, bool strict) {
   Ranks ranks(comm, engine.device().inline_stream());
   std::optional<Load> load;
   int64_t id = 0;
@@ -160,7 +162,7 @@ LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::
           "one file system",
           directory);
     }
-    load->plan();
+    load->plan(strict);
     load->verify();
   });
   // Every rank has verified what it needs; only now the engine changes.

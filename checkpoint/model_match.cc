@@ -55,13 +55,15 @@ void check_same_parameter(const Parameter& saved, const Parameter& ours, std::st
 
 }  // namespace
 
-void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint) {
+void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint,
+                      bool strict) {
   const std::string where = fmt::format("checkpoint {}", checkpoint);
   std::unordered_map<std::string_view, const Parameter*> unmatched;
   for (const Parameter& parameter : saved.parameters) unmatched[parameter.name] = &parameter;
   for (const Parameter& ours : engine.parameters) {
     const auto found = unmatched.find(ours.name);
     if (found == unmatched.end()) {
+      if (!strict) continue;
       fail<CheckpointError>(
           "{} has no parameter {}, which this model has ({} parameters; the "
           "checkpoint has {})",
@@ -76,7 +78,7 @@ void check_same_model(const Manifest& saved, const Manifest& engine, std::string
     unmatched.erase(found);
   }
   for (const Parameter& parameter : saved.parameters) {
-    if (!unmatched.contains(parameter.name)) continue;
+    if (!strict || !unmatched.contains(parameter.name)) continue;
     fail<CheckpointError>(
         "{} has the parameter {}, which this model lacks ({} parameters; the "
         "checkpoint has {})",

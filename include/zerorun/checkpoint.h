@@ -36,8 +36,11 @@ ZR_API void save_checkpoint(Engine& engine, Communicator& comm, const SaveOption
 // Any world size and stage may load what any other saved. Brings back parameters, optimizer states,
 // the step, and the groups' lr and weight_decay. Throws CheckpointError when data is damaged,
 // missing, or of another model (first difference named) without having changed the engine.
+// `strict` false: parameters that only the model has stay as they are, those that only the
+// checkpoint has are left out; what both have must be alike.
 ZR_API LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm,
-                                        const std::string& directory, const std::string& tag = "");
+                                        const std::string& directory, const std::string& tag = "",
+                                        bool strict = true);
 
 // The model in a checkpoint of any world size, read without an engine.
 class ZR_API SavedModel {
