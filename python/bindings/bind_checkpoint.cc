@@ -47,7 +47,6 @@ void register_saved_model(py::module_& m) {
 
 void register_checkpoint(py::module_& m) {
   register_saved_model(m);
-  const py::call_guard<py::gil_scoped_release> unlocked;
   py::class_<LoadedCheckpoint>(m, "LoadedCheckpoint", "What was loaded besides the model.")
       .def_readonly("tag", &LoadedCheckpoint::tag)
       .def_readonly("client_state", &LoadedCheckpoint::client_state)
@@ -56,18 +55,22 @@ void register_checkpoint(py::module_& m) {
       "save_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
          const std::string& client_state, bool exclude_frozen) {
-        save_checkpoint(engine.engine(), *engine.owner()->comm,
-                        {directory, tag, client_state, exclude_frozen});
+        unlocked(engine, [&](Engine& core) {
+          save_checkpoint(core, *engine.owner()->comm,
+                          {directory, tag, client_state, exclude_frozen});
+        });
       },
-      unlocked, "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}",
-      "exclude_frozen"_a = false,
+      "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
       "Collective. An earlier checkpoint stays loadable until this one is complete.");
   m.def(
       "load_checkpoint",
-      [](const EngineHandle& engine, const std::string& directory, const std::string& tag) {
-        return load_checkpoint(engine.engine(), *engine.owner()->comm, directory, tag);
+      [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
+         bool strict) {
+        return unlocked(engine, [&](Engine& core) {
+          return load_checkpoint(core, *engine.owner()->comm, directory, tag, strict);
+        });
       },
-      unlocked, "engine"_a, "directory"_a, "tag"_a = "",
+      "engine"_a, "directory"_a, "tag"_a = "", "strict"_a = true,
       "Collective. Any world size and stage may load what any other saved.");
   m.def(
       "export_safetensors",
@@ -79,9 +82,11 @@ void register_checkpoint(py::module_& m) {
         for (const auto& [name, parameter, shape] : tensors) {
           list.push_back({name, parameter, shape});
         }
-        export_safetensors(engine.engine(), *engine.owner()->comm, path, list, metadata);
+        unlocked(engine, [&](Engine& core) {
+          export_safetensors(core, *engine.owner()->comm, path, list, metadata);
+        });
       },
-      unlocked, "engine"_a, "path"_a, "tensors"_a, "metadata"_a = "{}",
+      "engine"_a, "path"_a, "tensors"_a, "metadata"_a = "{}",
       "Collective. `tensors`: (name in the file, parameter, shape); no rank needs the whole "
       "model.");
 }

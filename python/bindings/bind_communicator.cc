@@ -18,34 +18,77 @@ namespace zerorun {
 
 namespace {
 
-// Blocking collectives for set-up and checkpoints; training goes through the engine's streams.
+// A tensor in host memory: the given one, or a copy of one that is elsewhere. The tensor library
+// copies, so this is for whatever devices it has.
+class OnHost {
+ public:
+  OnHost(py::handle tensor, const std::string& what)
+      : tensor_(tensor), host_(py::reinterpret_borrow<py::object>(tensor)), view_(import(what)) {}
+
+  TensorView view() const { return view_; }
+  void write_back() {
+    if (!host_.is(tensor_)) tensor_.attr("copy_")(host_);
+  }
+
+ private:
+  TensorView import(const std::string& what) {
+    if (!tensor_.attr("is_cpu").cast<bool>()) host_ = tensor_.attr("cpu")();
+    return import_tensor(host_, what);
+  }
+
+  py::handle tensor_;
+  py::object host_;
+  TensorView view_;
+};
+
+// Blocking collectives for set-up and checkpoints, through the host; training goes through the
+// engine's streams.
 class BlockingCommunicator {
  public:
-  explicit BlockingCommunicator(std::shared_ptr<Communicator> comm)
-      : comm_(std::move(comm)), device_(make_cpu_device({.synchronous_streams = true})) {}
+  BlockingCommunicator(std::shared_ptr<Communicator> comm, EngineBase engine)
+      : comm_(std::move(comm)),
+        engine_(std::move(engine)),
+        device_(make_cpu_device({.synchronous_streams = true})) {}
 
-  const std::shared_ptr<Communicator>& get() const { return comm_; }
+  const Communicator& get() const { return *comm_; }
+  const EngineBase& engine() const { return engine_; }
+  void abort(const std::string& reason) const {
+    comm_->abort(reason);
+    if (engine_.comm != comm_) engine_.comm->abort(reason);
+  }
 
   void all_reduce(py::handle tensor, const std::string& op, const std::string& label) {
-    const TensorView view = import_tensor(tensor, label);
+    OnHost host(tensor, label);
+    const TensorView view = host.view();
     const ReduceOp reduce = parse_op(op);
-    const py::gil_scoped_release release;
-    comm_->all_reduce(view, view, reduce, Output::overwrite, stream(), label).synchronize();
+    {
+      const py::gil_scoped_release release;
+      comm_->all_reduce(view, view, reduce, Output::overwrite, stream(), label).synchronize();
+    }
+    host.write_back();
   }
   void broadcast(py::handle tensor, int root, const std::string& label) {
-    const TensorView view = import_tensor(tensor, label);
-    const py::gil_scoped_release release;
-    comm_->broadcast(view, root, stream(), label).synchronize();
+    OnHost host(tensor, label);
+    {
+      const py::gil_scoped_release release;
+      comm_->broadcast(host.view(), root, stream(), label).synchronize();
+    }
+    host.write_back();
   }
   void all_gather(py::handle in, py::handle out, const std::string& label) {
-    const TensorView source = import_tensor(in, label);
-    const TensorView target = import_tensor(out, label);
+    const OnHost host_in(in, label);
+    OnHost host_out(out, label);
+    const TensorView source = host_in.view();
+    const TensorView target = host_out.view();
     if (target.numel != source.numel * comm_->world_size()) {
       fail<ConfigError>("{}: all_gather of {} elements from {} ranks into {} elements", label,
                         source.numel, comm_->world_size(), target.numel);
     }
-    const py::gil_scoped_release release;
-    comm_->all_gather(source, target, Sync::collective, stream(), label).synchronize();
+    {
+      const py::gil_scoped_release release;
+      comm_->all_gather(source, target, Sync::collective, stream(), label).synchronize();
+    }
+    host_out.write_back();
   }
   void barrier(const std::string& label) {
     const py::gil_scoped_release release;
@@ -62,8 +105,20 @@ class BlockingCommunicator {
   Stream& stream() { return device_->inline_stream(); }
 
   std::shared_ptr<Communicator> comm_;
+  EngineBase engine_;
   std::shared_ptr<Device> device_;
 };
+
+BlockingCommunicator connect_ranks(CommunicatorOptions options, std::shared_ptr<Gpu> gpu) {
+  std::shared_ptr<Communicator> comm = make_communicator(options);
+  EngineBase engine = {comm, std::move(gpu)};
+  if (engine.gpu != nullptr) {
+    options.device = engine.gpu->device();
+    options.name += "/gpu";
+    engine.comm = make_communicator(options);
+  }
+  return {std::move(comm), std::move(engine)};
+}
 
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
@@ -102,19 +157,20 @@ void register_store(py::module_& m) {
 
 }  // namespace
 
-std::shared_ptr<Communicator> communicator_of(const py::object& communicator) {
-  return communicator.cast<const BlockingCommunicator&>().get();
+EngineBase engine_base_of(const py::object& communicator) {
+  return communicator.cast<const BlockingCommunicator&>().engine();
 }
 
 void register_communicator(py::module_& m) {
   register_rank_info(m);
   register_store(m);
   using Self = BlockingCommunicator;
-  py::class_<Self>(m, "Communicator", "Collectives among the ranks of one job, on host tensors.")
-      .def_property_readonly("rank", [](const Self& self) { return self.get()->rank(); })
-      .def_property_readonly("world_size",
-                             [](const Self& self) { return self.get()->world_size(); })
-      .def_property_readonly("transport", [](const Self& self) { return self.get()->transport(); })
+  py::class_<Self>(m, "Communicator",
+                   "Collectives among the ranks of one job, through the host: tensors of a GPU are "
+                   "copied there and back.")
+      .def_property_readonly("rank", [](const Self& self) { return self.get().rank(); })
+      .def_property_readonly("world_size", [](const Self& self) { return self.get().world_size(); })
+      .def_property_readonly("transport", [](const Self& self) { return self.get().transport(); })
       .def("all_reduce", &Self::all_reduce, "tensor"_a, "op"_a = "sum", "label"_a = "all_reduce",
            "In place over all ranks; fp32 sums in rank order.")
       .def("broadcast", &Self::broadcast, "tensor"_a, "root"_a = 0, "label"_a = "broadcast",
@@ -122,27 +178,30 @@ void register_communicator(py::module_& m) {
       .def("all_gather", &Self::all_gather, "tensor"_a, "out"_a, "label"_a = "all_gather",
            "`out` (numel = world_size times that of `tensor`): the ranks' tensors, in rank order.")
       .def("barrier", &Self::barrier, "label"_a = "barrier", "Waits for all ranks.")
-      .def(
-          "abort", [](const Self& self, const std::string& why) { self.get()->abort(why); },
-          "reason"_a, "Makes every peer's current and later collective fail with `reason`.");
+      .def("abort", &Self::abort, "reason"_a,
+           "Makes every peer's current and later collective fail with `reason`.");
   m.def(
       "connect",
       [](int rank, int world_size, std::shared_ptr<Store> store, const std::string& name,
-         double timeout_s) {
+         double timeout_s, std::shared_ptr<Gpu> gpu) {
         const py::gil_scoped_release release;
-        return Self(make_communicator({.rank = rank,
-                                       .world_size = world_size,
-                                       .store = std::move(store),
-                                       .name = name,
-                                       .timeout = milliseconds(timeout_s)}));
+        return connect_ranks({.rank = rank,
+                              .world_size = world_size,
+                              .store = std::move(store),
+                              .name = name,
+                              .timeout = milliseconds(timeout_s)},
+                             std::move(gpu));
       },
       "rank"_a, "world_size"_a, "store"_a = nullptr, "name"_a = "world", "timeout_s"_a = 120.0,
-      "A communicator; `store` is needed for more than one rank.");
+      "gpu"_a = nullptr,
+      "A communicator; `store` is needed for more than one rank. `gpu`: where its engine works.");
   m.def(
       "connect_from_environment",
       [](double timeout_s) {
         const py::gil_scoped_release release;
-        return Self(connect(rank_from_environment(), milliseconds(timeout_s)));
+        std::shared_ptr<Communicator> comm =
+            connect(rank_from_environment(), milliseconds(timeout_s));
+        return Self(comm, {comm, nullptr});
       },
       "timeout_s"_a = 120.0, "The communicator of this process's job.");
 }

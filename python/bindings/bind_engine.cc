@@ -26,9 +26,11 @@ struct OwnedInterval {
   StateInterval interval;
   std::shared_ptr<EngineOwner> owner;
 
+  // What is offloaded is on the host; the parameter itself never is.
+  dlpack::Device where() const { return interval.on_host ? kHost : owner->where(); }
   std::optional<py::capsule> export_if(TensorView view) const {
     if (view.data == nullptr) return std::nullopt;
-    return export_view(view, owner);
+    return export_view(view, owner, where());
   }
 };
 
@@ -47,9 +49,12 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
                                           std::vector<ParameterSpec> specs,
                                           std::vector<ParameterGroup> groups) {
   auto owner = std::make_shared<EngineOwner>();
-  owner->comm = communicator_of(communicator);
+  EngineBase base = engine_base_of(communicator);
+  owner->comm = std::move(base.comm);
+  owner->gpu = std::move(base.gpu);
+  owner->device = owner->gpu == nullptr ? make_cpu_device() : owner->gpu->device();
+  if (owner->gpu != nullptr) owner->gpu->follow();
   const py::gil_scoped_release release;
-  owner->device = make_cpu_device();
   owner->engine =
       Engine::create(config, *owner->device, *owner->comm, std::move(specs), std::move(groups));
   return std::make_unique<EngineHandle>(std::move(owner));
@@ -57,10 +62,11 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
 
 // Python reads and changes tensors, so `update` runs with the GIL; its errors come through.
 StepResult step_with(const EngineHandle& self, const py::function& update) {
-  const py::gil_scoped_release release;
-  return self.engine().step([&](std::span<const StateInterval> intervals) {
-    const py::gil_scoped_acquire acquire;
-    update(own(intervals, self.owner()));
+  return unlocked(self, [&](Engine& engine) {
+    return engine.step([&](std::span<const StateInterval> intervals) {
+      const py::gil_scoped_acquire acquire;
+      update(own(intervals, self.owner()));
+    });
   });
 }
 
@@ -102,8 +108,11 @@ void register_results(py::module_& m) {
                              [](const OwnedInterval& self) { return self.interval.parameter; })
       .def_property_readonly("begin", [](const OwnedInterval& self) { return self.interval.begin; })
       .def_property_readonly("numel", [](const OwnedInterval& self) { return self.interval.numel; })
-      .def_property_readonly(
-          "param", [](const OwnedInterval& self) { return self.export_if(self.interval.param); })
+      .def_property_readonly("param",
+                             [](const OwnedInterval& self) {
+                               return export_view(self.interval.param, self.owner,
+                                                  self.owner->where());
+                             })
       .def_property_readonly(
           "master", [](const OwnedInterval& self) { return self.export_if(self.interval.master); })
       .def_property_readonly(
@@ -111,7 +120,7 @@ void register_results(py::module_& m) {
       .def_property_readonly("states", [](const OwnedInterval& self) {
         std::vector<py::capsule> states;
         for (const TensorView& state : self.interval.states) {
-          states.push_back(export_view(state, self.owner));
+          states.push_back(export_view(state, self.owner, self.where()));
         }
         return states;
       });
@@ -144,10 +153,43 @@ Config adapt(const Config& config, const std::string& param_dtype, int64_t accum
   return adapted;
 }
 
+// Optimizer states and step count as before the first step.
+void reset_optimizer(Engine& engine) {
+  for (const StateInterval& interval : engine.state_intervals()) {
+    Device& device = interval.on_host ? engine.device().host() : engine.device();
+    for (const TensorView& state : interval.states) {
+      device.fill(device.inline_stream(), state, 0.0F);
+    }
+  }
+  engine.device().inline_stream().synchronize();
+  engine.set_progress({});
+}
+
+// Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, and
+// `release(bucket)` is called when nobody needs it any more.
+void use_full_memory(const EngineHandle& self, py::object acquire, py::object release) {
+  const auto take = keep(std::move(acquire));
+  const auto give = keep(std::move(release));
+  Device* const device = &self.engine().device();
+  self.engine().use_full_memory([take, give, device](int bucket, size_t nbytes) {
+    std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
+    const py::gil_scoped_acquire locked;
+    void* const data = PyLong_AsVoidPtr((*take)(bucket).ptr());
+    return Buffer(data, nbytes, [give, bucket, counted] {
+      if (Py_IsInitialized() == 0) return;
+      const py::gil_scoped_acquire locked_again;
+      try {
+        (*give)(bucket);
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("release of full parameters");
+      }
+    });
+  });
+}
+
 using Engines = py::class_<EngineHandle>;
 
 void define_training(Engines& engine) {
-  const py::call_guard<py::gil_scoped_release> unlocked;
   engine
       .def(
           "set_accumulation_boundary",
@@ -161,7 +203,10 @@ void define_training(Engines& engine) {
           "gradient_average",
           [](const EngineHandle& self) { return self.engine().gradient_average(); })
       .def(
-          "step", [](const EngineHandle& self) { return self.engine().step(); }, unlocked,
+          "step",
+          [](const EngineHandle& self) {
+            return unlocked(self, [](Engine& core) { return core.step(); });
+          },
           "Updates the parameters. Collective.")
       .def("step_with", &step_with, "update"_a,
            "As step, with an optimizer of the caller's: `update` gets this rank's intervals, whose "
@@ -181,7 +226,8 @@ void define_state(Engines& engine) {
       .def(
           "state_intervals",
           [](const EngineHandle& self, std::optional<ParameterId> parameter) {
-            return own(self.engine().state_intervals(), self.owner(), parameter);
+            const auto held = unlocked(self, [](Engine& core) { return core.state_intervals(); });
+            return own(held, self.owner(), parameter);
           },
           "parameter"_a = py::none(),
           "What this rank holds (of one parameter): with the other ranks', every element once.")
@@ -198,27 +244,22 @@ void define_state(Engines& engine) {
 }
 
 void define_steps(Engines& engine) {
-  const py::call_guard<py::gil_scoped_release> unlocked;
   engine
       .def(
-          "publish_masters", [](const EngineHandle& self) { self.engine().publish_masters(); },
-          unlocked, "Recasts the parameters from the masters and shares them. Collective.")
-      .def(
-          "parameter_hash", [](const EngineHandle& self) { return self.engine().parameter_hash(); },
-          unlocked, "The same for every world size, stage and bucket size. Collective.")
-      .def(
-          "reset_optimizer",
+          "publish_masters",
           [](const EngineHandle& self) {
-            Device& device = self.engine().device();
-            for (const StateInterval& interval : self.engine().state_intervals()) {
-              for (const TensorView& state : interval.states) {
-                device.fill(device.inline_stream(), state, 0.0F);
-              }
-            }
-            device.inline_stream().synchronize();
-            self.engine().set_progress({});
+            unlocked(self, [](Engine& core) { core.publish_masters(); });
           },
-          unlocked, "Optimizer states and step count as before the first step.")
+          "Recasts the parameters from the masters and shares them. Collective.")
+      .def(
+          "parameter_hash",
+          [](const EngineHandle& self) {
+            return unlocked(self, [](Engine& core) { return core.parameter_hash(); });
+          },
+          "The same for every world size, stage and bucket size. Collective.")
+      .def(
+          "reset_optimizer", [](const EngineHandle& self) { unlocked(self, reset_optimizer); },
+          "Optimizer states and step count as before the first step.")
       .def_property(
           "step_count",
           [](const EngineHandle& self) { return self.engine().progress().step_count; },
@@ -259,7 +300,7 @@ void register_engine(py::module_& m) {
       .def(
           "parameter",
           [](const EngineHandle& self, ParameterId id) {
-            return export_view(self.engine().parameter(id), self.owner());
+            return export_view(self.engine().parameter(id), self.owner(), self.owner()->where());
           },
           "index"_a, "The full parameter, flat, as a DLPack capsule.")
       .def(
@@ -276,6 +317,20 @@ void register_engine(py::module_& m) {
           "is_sharded",
           [](const EngineHandle& self, ParameterId id) { return self.engine().is_sharded(id); },
           "index"_a, "Whether the parameter is full between gather and release only.")
+      .def(
+          "full_place",
+          [](const EngineHandle& self,
+             ParameterId id) -> std::optional<std::tuple<int, int64_t, int64_t>> {
+            const std::optional<FullPlace> place = self.engine().full_place(id);
+            if (!place) return std::nullopt;
+            return std::tuple(place->bucket, place->offset, place->bucket_numel);
+          },
+          "index"_a,
+          "(bucket, first element in its full memory, elements of that) of a parameter whose full "
+          "memory comes and goes; None: `parameter` always is in the same place.")
+      .def("use_full_memory", &use_full_memory, "acquire"_a, "release"_a,
+           "`acquire(bucket)` returns the address of memory for a bucket's full parameters, "
+           "`release(bucket)` ends its use. Between gathers.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

@@ -2,18 +2,20 @@
 
 #include <cstdint>
 
-// The structures of DLPack (https://dmlc.github.io/dlpack, Apache-2.0) that a tensor in host memory
-// needs, and the table of functions through which a library exchanges tensors without Python's help
-// (DLPack 1.2). The layout is fixed by that standard.
+// The structures of DLPack (https://dmlc.github.io/dlpack, Apache-2.0) that a tensor needs, and the
+// table of functions through which a library exchanges tensors without Python's help (DLPack 1.2).
+// The layout is fixed by that standard.
 
 namespace zerorun::dlpack {
 
-enum DeviceType : int32_t { kCpu = 1 };
+enum DeviceType : int32_t { kCpu = 1, kCuda = 2 };
 enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4 };
 
 struct Device {
   int32_t device_type;
   int32_t device_id;
+
+  bool operator==(const Device&) const = default;
 };
 
 struct DataType {
@@ -52,7 +54,8 @@ struct ExchangeApi {
   void* managed_tensor_to_py_object;
   // Fills `out`, whose memory stays the tensor's. -1: with a Python exception set.
   int (*tensor_from_py_object)(void* py_object, Tensor* out);
-  void* current_work_stream;
+  // The stream on which the library works in this thread. -1: with a Python exception set.
+  int (*current_work_stream)(DeviceType device_type, int32_t device_id, void** out);
 };
 
 inline constexpr uint32_t kMajorVersion = 1;

@@ -3,6 +3,8 @@
 #include <memory>
 #include <utility>
 
+#include "python/bindings/gpu.h"
+#include "python/bindings/tensor_exchange.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
@@ -13,6 +15,24 @@ namespace zerorun {
 // An engine with what it stands on. Tensors that view its memory share it, so the memory outlives
 // the engine's Python object for as long as one of them is there.
 struct EngineOwner {
+  EngineOwner() = default;
+  EngineOwner(const EngineOwner&) = delete;
+  EngineOwner& operator=(const EngineOwner&) = delete;
+  // The tensor library's kernels may still use the memory that goes now.
+  ~EngineOwner() {
+    if (gpu != nullptr) gpu->settle();
+  }
+
+  // The engine, whose work from here on takes its place on the tensor library's current stream.
+  // With the GIL.
+  Engine& enter() const {
+    if (gpu != nullptr) gpu->follow();
+    return *engine;
+  }
+  // Where the engine's memory is, but for what is offloaded.
+  dlpack::Device where() const { return gpu == nullptr ? kHost : gpu->where(); }
+
+  std::shared_ptr<Gpu> gpu;  // null on the CPU
   std::shared_ptr<Device> device;
   std::shared_ptr<Communicator> comm;
   std::unique_ptr<Engine> engine;  // destroyed first
@@ -30,11 +50,20 @@ class EngineHandle {
     return owner_;
   }
   Engine& engine() const { return *owner()->engine; }
+  Engine& enter() const { return owner()->enter(); }
   bool closed() const { return owner_ == nullptr; }
   void close() { owner_.reset(); }
 
  private:
   std::shared_ptr<EngineOwner> owner_;
 };
+
+// What `work` returns for the engine, which it gets without the GIL.
+template <typename Work>
+auto unlocked(const EngineHandle& handle, const Work& work) {
+  Engine& engine = handle.enter();
+  const pybind11::gil_scoped_release release;
+  return work(engine);
+}
 
 }  // namespace zerorun

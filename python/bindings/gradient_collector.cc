@@ -16,6 +16,7 @@ GradientCollector::GradientCollector(std::shared_ptr<EngineOwner> owner, bool ea
     : owner_(std::move(owner)),
       eager_(eager),
       grad_name_("grad"),
+      importer_(owner_->where()),
       expected_(owner_->engine->parameters().size(), 1),
       received_(owner_->engine->parameters().size(), 0) {}
 
@@ -38,7 +39,7 @@ TensorView GradientCollector::read(ParameterId id, py::handle gradient) {
   std::optional<TensorView> view = importer_.quick(gradient);
   if (!view) {
     const std::string what = "gradient of " + engine.parameters()[static_cast<size_t>(id)].name;
-    view = import_tensor(gradient, what);
+    view = import_tensor(gradient, what, owner_->where());
     if (view->dtype != engine.param_dtype()) {
       fail<ConfigError>("{}: got {}, expected {} like the parameter", what, name_of(view->dtype),
                         name_of(engine.param_dtype()));
@@ -57,6 +58,7 @@ void GradientCollector::contribute(ParameterId id, py::handle parameter, py::han
   const TensorView source = read(id, gradient);
   const int received = ++received_[static_cast<size_t>(id)];
   const bool complete = eager_ && received == expected_[static_cast<size_t>(id)];
+  owner_->enter();
   {
     const py::gil_scoped_release release;
     write(id, source, complete);
@@ -86,6 +88,8 @@ void GradientCollector::write(ParameterId id, TensorView source, bool complete) 
 }
 
 bool GradientCollector::end_micro_step() {
+  owner_->enter();
+  const py::gil_scoped_release release;
   begin_micro_step();
   for (size_t i = 0; i < received_.size(); ++i) {
     if (received_[i] > 0) expected_[i] = received_[i];
@@ -104,7 +108,6 @@ bool GradientCollector::collect_late() {
     if (!gradient.is_none()) contribute(id, parameter, gradient);
   }
   const std::vector<int> expected = expected_;
-  const py::gil_scoped_release release;
   const bool complete = end_micro_step();
   expected_ = expected;
   return complete;
@@ -115,8 +118,9 @@ void GradientCollector::drop_batch() {
     py::setattr(parameter, grad_name_, py::none());
   }
   batch_complete_ = false;
+  Engine& engine = owner_->enter();
   const py::gil_scoped_release release;
-  owner_->engine->drop_batch();
+  engine.drop_batch();
 }
 
 void register_gradient_collector(py::module_& m) {
@@ -137,7 +141,6 @@ void register_gradient_collector(py::module_& m) {
       .def_property_readonly("eager", &GradientCollector::eager)
       .def_property_readonly("has_late", &GradientCollector::has_late)
       .def("end_micro_step", &GradientCollector::end_micro_step,
-           py::call_guard<py::gil_scoped_release>(),
            "True when a whole batch has been accumulated and step() is due.")
       .def("collect_late", &GradientCollector::collect_late,
            "A further micro-step for what came late on any rank. Collective.")

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("__version__") = ZERORUN_VERSION;
   zerorun::register_errors(m);
   zerorun::register_config(m);
+  zerorun::register_gpu(m);
   zerorun::register_communicator(m);
   zerorun::register_engine(m);
   zerorun::register_gradient_collector(m);

@@ -13,8 +13,9 @@ namespace zerorun {
 void ParameterSwitch::acquire() {
   if (holders_++ > 0) return;
   {
+    Engine& engine = owner_->enter();
     const py::gil_scoped_release release;
-    owner_->engine->gather(module_);
+    engine.gather(module_);
   }
   for (const Entry& entry : entries_) {
     entry.parameter.attr("data") = entry.full;
@@ -29,8 +30,9 @@ void ParameterSwitch::release() {
     entry.parameter.attr("data") = entry.empty;
     entry.parameter.attr("ds_status") = unavailable_status_;
   }
+  Engine& engine = owner_->enter();
   const py::gil_scoped_release release;
-  owner_->engine->release(module_);
+  engine.release(module_);
 }
 
 void register_parameter_switch(py::module_& m) {

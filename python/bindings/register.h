@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "python/bindings/gpu.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {
@@ -13,12 +14,17 @@ void register_errors(pybind11::module_& m);
 void register_config(pybind11::module_& m);
 void register_communicator(pybind11::module_& m);
 void register_engine(pybind11::module_& m);
+void register_gpu(pybind11::module_& m);
 void register_gradient_collector(pybind11::module_& m);
 void register_lr_schedule(pybind11::module_& m);
 void register_parameter_switch(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);
 
-// What a _C.Communicator stands for.
-std::shared_ptr<Communicator> communicator_of(const pybind11::object& communicator);
+// What an engine gets from a _C.Communicator.
+struct EngineBase {
+  std::shared_ptr<Communicator> comm;
+  std::shared_ptr<Gpu> gpu;  // whose memory it works in; null: the CPU's
+};
+EngineBase engine_base_of(const pybind11::object& communicator);
 
 }  // namespace zerorun

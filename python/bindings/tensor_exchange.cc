@@ -63,13 +63,9 @@ int64_t numel_of(const dlpack::Tensor& tensor) {
   return std::accumulate(tensor.shape, tensor.shape + tensor.ndim, int64_t{1}, std::multiplies<>());
 }
 
-// nullptr where the type has none, or one of another version.
-const dlpack::ExchangeApi* exchange_api_of(py::handle type) {
-  const py::object capsule = py::getattr(type, dlpack::kExchange, py::none());
-  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeCapsule) == 0) return nullptr;
-  const auto* api = static_cast<const dlpack::ExchangeApi*>(
-      PyCapsule_GetPointer(capsule.ptr(), dlpack::kExchangeCapsule));
-  return api->version.major == dlpack::kMajorVersion ? api : nullptr;
+// As PyTorch writes it.
+std::string name_of(dlpack::Device device) {
+  return device.device_type == dlpack::kCpu ? "cpu" : fmt::format("cuda:{}", device.device_id);
 }
 
 std::byte* address(const py::object& number) {
@@ -78,12 +74,19 @@ std::byte* address(const py::object& number) {
 
 }  // namespace
 
-py::capsule export_view(TensorView view, std::shared_ptr<void> owner) {
+const dlpack::ExchangeApi* exchange_api_in(py::handle capsule) {
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeCapsule) == 0) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(
+      PyCapsule_GetPointer(capsule.ptr(), dlpack::kExchangeCapsule));
+  return api->version.major == dlpack::kMajorVersion ? api : nullptr;
+}
+
+py::capsule export_view(TensorView view, std::shared_ptr<void> owner, dlpack::Device where) {
   auto exported = std::make_unique<Export>();
   exported->numel = view.numel;
   exported->owner = std::move(owner);
-  exported->managed.tensor = {view.data,        {dlpack::kCpu, 0}, 1, dlpack_type(view.dtype),
-                              &exported->numel, nullptr,           0};
+  exported->managed.tensor = {view.data,        where,   1, dlpack_type(view.dtype),
+                              &exported->numel, nullptr, 0};
   exported->managed.manager_context = exported.get();
   exported->managed.deleter = &delete_export;
   py::capsule capsule(&exported->managed, dlpack::kFresh, &destroy_capsule);
@@ -91,15 +94,15 @@ py::capsule export_view(TensorView view, std::shared_ptr<void> owner) {
   return capsule;
 }
 
-TensorView import_tensor(py::handle tensor, const std::string& what) {
+TensorView import_tensor(py::handle tensor, const std::string& what, dlpack::Device where) {
   if (tensor.attr("layout").attr("__str__")().cast<std::string>() != "torch.strided") {
     fail<ConfigError>("{}: got a tensor of layout {}, expected a dense one", what,
                       py::str(tensor.attr("layout")).cast<std::string>());
   }
-  const auto device = py::str(tensor.attr("device").attr("type")).cast<std::string>();
-  if (device != "cpu") {
-    fail<ConfigError>("{}: got a tensor on device '{}', expected 'cpu' as on the other ranks", what,
-                      device);
+  const auto device = py::str(tensor.attr("device")).cast<std::string>();
+  if (device != name_of(where)) {
+    fail<ConfigError>("{}: got a tensor on device '{}', expected '{}'; move it with .to()", what,
+                      device, name_of(where));
   }
   if (!tensor.attr("is_contiguous")().cast<bool>()) {
     fail<ConfigError>("{}: got a tensor that is not contiguous; call .contiguous()", what);
@@ -108,10 +111,11 @@ TensorView import_tensor(py::handle tensor, const std::string& what) {
           parse_dtype(py::str(tensor.attr("dtype")).cast<std::string>())};
 }
 
-TensorImporter::TensorImporter()
-    : layout_name_("layout"),
+TensorImporter::TensorImporter(dlpack::Device where)
+    : where_(where),
+      layout_name_("layout"),
       dtype_name_("dtype"),
-      is_cpu_("is_cpu"),
+      device_name_("device"),
       is_contiguous_("is_contiguous"),
       data_ptr_("data_ptr"),
       numel_("numel") {}
@@ -128,8 +132,8 @@ std::optional<TensorView> TensorImporter::exchange(py::handle tensor) const {
     return std::nullopt;
   }
   const dlpack::DataType known = dlpack_type(known_);
-  if (found.device.device_type != dlpack::kCpu || found.dtype.code != known.code ||
-      found.dtype.bits != known.bits || !is_contiguous(found)) {
+  if (found.device != where_ || found.dtype.code != known.code || found.dtype.bits != known.bits ||
+      !is_contiguous(found)) {
     return std::nullopt;
   }
   return TensorView{static_cast<std::byte*>(found.data) + found.byte_offset, numel_of(found),
@@ -139,7 +143,7 @@ std::optional<TensorView> TensorImporter::exchange(py::handle tensor) const {
 std::optional<TensorView> TensorImporter::read_attributes(py::handle tensor) const {
   if (!py::object(tensor.attr(layout_name_)).is(layout_) ||
       !py::object(tensor.attr(dtype_name_)).is(dtype_) ||
-      !py::object(tensor.attr(is_cpu_)).is(py::handle(Py_True)) ||
+      !py::object(tensor.attr(device_name_)).equal(device_) ||
       !py::object(tensor.attr(is_contiguous_)()).is(py::handle(Py_True))) {
     return std::nullopt;
   }
@@ -149,9 +153,10 @@ std::optional<TensorView> TensorImporter::read_attributes(py::handle tensor) con
 
 void TensorImporter::learn(py::handle tensor, TensorView view) {
   type_ = py::type::of(tensor);
-  api_ = exchange_api_of(type_);
+  api_ = exchange_api_in(py::getattr(type_, dlpack::kExchange, py::none()));
   layout_ = tensor.attr(layout_name_);
   dtype_ = tensor.attr(dtype_name_);
+  device_ = tensor.attr(device_name_);
   known_ = view.dtype;
 }
 

@@ -15,21 +15,24 @@ namespace zerorun {
 // Memory crosses between the core and Python's tensor libraries without a copy, and without this
 // module knowing any of them: outwards as DLPack capsules, inwards by address.
 
+inline constexpr dlpack::Device kHost = {dlpack::kCpu, 0};
+
 // A flat DLPack capsule of `view`. `owner` lives until the last tensor made from it is gone.
-pybind11::capsule export_view(TensorView view, std::shared_ptr<void> owner);
+pybind11::capsule export_view(TensorView view, std::shared_ptr<void> owner, dlpack::Device where);
 
 // The memory of a torch tensor (anything with data_ptr, numel, dtype and is_contiguous), which the
 // caller keeps alive. Throws ConfigError naming `what` when it is not dense, contiguous and on the
-// host, or of a dtype that DType lacks.
-TensorView import_tensor(pybind11::handle tensor, const std::string& what);
+// device `where`, or of a dtype that DType lacks.
+TensorView import_tensor(pybind11::handle tensor, const std::string& what,
+                         dlpack::Device where = kHost);
 
-// import_tensor for tensors of one type, at a cost that a hook per parameter can afford: through
-// DLPack's table of functions where the type has it, else by a few attribute reads for tensors that
-// are like one that was imported before.
+// import_tensor for tensors of one type and device, at a cost that a hook per parameter can afford:
+// through DLPack's table of functions where the type has it, else by a few attribute reads for
+// tensors that are like one that was imported before.
 class TensorImporter {
  public:
-  TensorImporter();
-  // nullopt: not dense, contiguous and on the host, or of a dtype or type not learned.
+  explicit TensorImporter(dlpack::Device where);
+  // nullopt: not dense, contiguous and on the device, or of a dtype or type not learned.
   std::optional<TensorView> quick(pybind11::handle tensor) const;
   // What `tensor`, whose view import_tensor gave, looks like.
   void learn(pybind11::handle tensor, TensorView view);
@@ -38,10 +41,14 @@ class TensorImporter {
   std::optional<TensorView> exchange(pybind11::handle tensor) const;
   std::optional<TensorView> read_attributes(pybind11::handle tensor) const;
 
-  pybind11::str layout_name_, dtype_name_, is_cpu_, is_contiguous_, data_ptr_, numel_;
-  pybind11::object type_, layout_, dtype_;
+  const dlpack::Device where_;
+  pybind11::str layout_name_, dtype_name_, device_name_, is_contiguous_, data_ptr_, numel_;
+  pybind11::object type_, layout_, dtype_, device_;
   const dlpack::ExchangeApi* api_ = nullptr;  // of type_
   DType known_ = DType::fp32;
 };
+
+// DLPack's table of functions in a capsule; nullptr for anything else, and for another version.
+const dlpack::ExchangeApi* exchange_api_in(pybind11::handle capsule);
 
 }  // namespace zerorun

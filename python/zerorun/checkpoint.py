@@ -131,6 +131,7 @@ def load(
     directory: str | os.PathLike[str],
     tag: str | None,
     *,
+    strict: bool,
     optimizer_states: bool,
     lr_scheduler_states: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
@@ -154,8 +155,8 @@ def load(
                 shard_files.verify(engine, folder, payload["shard_files"])
     if wants_states and optimizer.rule.external:
         with all_or_none(engine.communicator, "load_checkpoint"):
-            pieces = shard_files.read(engine, folder, payload["shard_files"])
-    loaded = _C.load_checkpoint(engine.core, folder, name)
+            pieces = shard_files.read(engine, folder, payload["shard_files"], strict)
+    loaded = _C.load_checkpoint(engine.core, folder, name, strict)
     _load_buffers(engine.module, payload.get("buffers", {}))
     if wants_states:
         if payload.get("param_groups") is not None:
@@ -225,7 +226,7 @@ def decode_payload(text: str) -> dict[str, Any]:
 def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict(keep_vars=True)
     return {
-        name: value.detach().clone()
+        name: value.detach().to("cpu", copy=True)
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     }

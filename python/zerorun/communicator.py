@@ -78,14 +78,16 @@ def _connect_through(rank: int, world_size: int, group: Any, timeout_s: float) -
     return _C.connect(rank, world_size, store, "world", timeout_s)
 
 
-def duplicate(parent: _C.Communicator, timeout_s: float = 120.0) -> _C.Communicator:
-    """Another communicator of the same ranks (collective).
+def duplicate(
+    parent: _C.Communicator, timeout_s: float = 120.0, gpu: _C.Gpu | None = None
+) -> _C.Communicator:
+    """Another communicator of the same ranks, for an engine; on `gpu` if given (collective).
 
     Engines run collectives on threads of their own; with a communicator each, those of two engines
     cannot meet.
     """
     if parent.world_size == 1:
-        return _C.connect(0, 1)
+        return _C.connect(0, 1, gpu=gpu)
     import torch
 
     message = torch.zeros(3 + _SECRET_BYTES, dtype=torch.uint8)
@@ -98,4 +100,4 @@ def duplicate(parent: _C.Communicator, timeout_s: float = 120.0) -> _C.Communica
     port, secret = int.from_bytes(message[:3].tolist(), "big"), bytes(message[3:].tolist())
     if store is None:
         store = _C.make_store("127.0.0.1", port, False, secret.hex(), timeout_s)
-    return _C.connect(parent.rank, parent.world_size, store, "engine", timeout_s)
+    return _C.connect(parent.rank, parent.world_size, store, "engine", timeout_s, gpu)

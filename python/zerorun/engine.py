@@ -23,7 +23,7 @@ from zerorun.parameter_memory import (
     masters_from_parameters,
     write_full,
 )
-from zerorun.placement import give_back, place_parameters
+from zerorun.placement import Addresses, give_back, place_parameters
 from zerorun.state_access import StateAccess
 
 __all__ = ["ZeroEngine"]
@@ -53,9 +53,11 @@ class ZeroEngine(nn.Module):
         config: Config,
         batch: BatchConfig,
         communicator: _C.Communicator,
+        device: torch.device,
     ) -> None:
         super().__init__()
         torch_groups.end_at_exit()
+        self.device = device  # where the model is, and its inputs belong
         self.module = model
         self.layout = layout
         self.settings = config
@@ -78,6 +80,7 @@ class ZeroEngine(nn.Module):
         self._in_no_sync = False
         self._handles: list[Any] = []
         self._gather_hooks: GatherHooks | None = None
+        self._addresses: Addresses
         self.core: _C.Engine
         self.collector: _C.GradientCollector
 
@@ -103,6 +106,7 @@ class ZeroEngine(nn.Module):
                 hook = self.collector.hook(index)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._gather_hooks = place_parameters(self)
+        self._addresses = Addresses(self)
         self._announce_boundary()
 
     def watch(self, module: nn.Module) -> None:
@@ -171,6 +175,7 @@ class ZeroEngine(nn.Module):
         if boundary:
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
+            self._addresses.check()
             self._collect_late()
             self.last_step = self.optimizer.update()
             self.micro_step_applied = self.last_step.applied
@@ -320,6 +325,7 @@ class ZeroEngine(nn.Module):
 
         Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. The model
         must be the saved one; a difference is a CheckpointError that names it, and changes nothing.
+        `load_module_strict` False: parameters that only one of the two has stay as they are.
         """
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
@@ -327,6 +333,7 @@ class ZeroEngine(nn.Module):
             self,
             load_dir,
             tag,
+            strict=load_module_strict,
             optimizer_states=load_optimizer_states and not load_module_only,
             lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
         )
@@ -350,7 +357,8 @@ class ZeroEngine(nn.Module):
         """Gives the memory back and takes all hooks off the model, which stays usable.
 
         Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init.
-        A second call does nothing. Not collective, but not while another rank is within a step.
+        A second call does nothing. Collective at stage 3 where ranks do not share parameters (on
+        GPUs); else only not while another rank is within a step.
         """
         if "core" not in self.__dict__ or self.core.closed:
             return

@@ -21,9 +21,9 @@ __all__ = ["full_state_dict", "save_full_state"]
 def full_state_dict(
     engine: ZeroEngine, exclude_frozen: bool = False
 ) -> dict[str, torch.Tensor] | None:
-    """The model's state dict in its own dtype, copied on rank 0; None on the others. Collective.
+    """The model's state dict in its own dtype, copied to rank 0's host memory; None on the others.
 
-    Parameters are gathered one unit at a time. Tied parameters share their copy.
+    Collective. Parameters are gathered one unit at a time. Tied parameters share their copy.
     """
     keep = engine.communicator.rank == 0
     state: dict[str, torch.Tensor] = {}
@@ -37,18 +37,22 @@ def full_state_dict(
             if keep:
                 state[name] = copies[value]
         elif keep:
-            state[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+            state[name] = _on_host(value) if isinstance(value, torch.Tensor) else value
     engine.communicator.barrier("full state dict")
     return state if keep else None
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to("cpu", copy=True)
 
 
 def _copy(parameter: nn.Parameter, keep: bool) -> Any:
     partition = partition_of(parameter)
     if partition is None:
-        return parameter.detach().clone() if keep else None
+        return _on_host(parameter) if keep else None
     partition.acquire()
     try:
-        return parameter.detach().clone() if keep else None
+        return _on_host(parameter) if keep else None
     finally:
         partition.release()
 

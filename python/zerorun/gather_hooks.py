@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.full_memory import full_parameters
 from zerorun.model_layout import ModelLayout
-from zerorun.parameter_memory import full_view
 from zerorun.units import Unit
 from zerorun.zero.external import external_parameters
 from zerorun.zero.partition import ZeroParamStatus
@@ -42,22 +42,28 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 class SharedUnit:
     """A unit of an engine: full while acquired, empty for this rank otherwise."""
 
-    def __init__(self, unit: Unit, core: _C.Engine, layout: ModelLayout) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        core: _C.Engine,
+        layout: ModelLayout,
+        full: Mapping[nn.Parameter, torch.Tensor],
+    ) -> None:
         self.name = unit.name
         self.parameters = unit.parameters
+        self.full = {parameter: full[parameter] for parameter in unit.parameters}
         self.forwards = 0  # calls of forward that hold it
         status = ZeroParamStatus
         self._switch = _C.ParameterSwitch(core, unit.name, status.AVAILABLE, status.NOT_AVAILABLE)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
         self.sharded = False  # else it stays gathered: all of it is small
-        for parameter in unit.parameters:
-            full = full_view(core, layout, parameter)
+        for parameter, values in self.full.items():
             if core.is_sharded(layout.ids[parameter]):
-                self._switch.add(parameter, full, torch.empty(0, dtype=full.dtype))
+                self._switch.add(parameter, values, values.new_empty(0))
                 self.sharded = True
             else:
-                parameter.data = full
+                parameter.data = values
         self.acquire()
         self.release()
 
@@ -156,8 +162,11 @@ _EMPTY = torch.Size([0])
 class GatherHooks:
     """The hooks of one stage-3 engine on its model."""
 
-    def __init__(self, model: nn.Module, core: _C.Engine, layout: ModelLayout) -> None:
-        self.units = [SharedUnit(unit, core, layout) for unit in layout.units]
+    def __init__(
+        self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
+    ) -> None:
+        full = full_parameters(core, layout, device)
+        self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
         self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
         self._stack: list[_Call | None] = []
         self._open: dict[_Call, int] = {}  # held by backward -> graph task

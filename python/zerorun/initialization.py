@@ -12,6 +12,7 @@ from torch import nn
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.dataloader import make_dataloader
+from zerorun.device import gpu_of, move_model
 from zerorun.engine import ZeroEngine
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
@@ -33,7 +34,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
 ) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
     """Shards `model` over the ranks of the job; returns (engine, optimizer, dataloader, scheduler).
 
-    Collective: every rank calls it with the same model; parameters become rank 0's.
+    Collective: every rank calls it with the same model; parameters become rank 0's. A model that is
+    on the CPU is moved to this rank's GPU if it has one (``engine.device``).
 
     - `config`: a ds_config.json (path) or its content (dict).
     - `optimizer`: a torch optimizer on the model's parameters, or a function of `model_parameters`
@@ -54,11 +56,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     parsed = configuration.parse(config) if raw is not None else configuration.load(config)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
-    if settings.zero.stage == 3 and not settings.share_parameters:
-        raise _C.ConfigError(
-            "/zerorun/share_parameters: got false at stage 3, expected true: PyTorch's parameters "
-            "are views of the memory that the ranks of a host share"
-        )
+    device = move_model(model)
+    gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
@@ -67,8 +66,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         rule = rule_of(basic)
     groups = basic.param_groups if basic is not None else []
     layout = ModelLayout.of(model, groups)
-    own = communicator.duplicate(world, settings.comm_timeout_s)
-    engine = engine_class(model, layout, settings, batch, own)
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
+    engine = engine_class(model, layout, settings, batch, own, device)
     engine.attach(rule, len(groups), layout.dtype(settings.precision.param_dtype))
     engine.config = dict(raw) if raw is not None else configuration.read(config)
     if basic is not None:

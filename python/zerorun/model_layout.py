@@ -151,8 +151,3 @@ def _check(name: str, parameter: nn.Parameter) -> None:
             "(model.to_empty(device='cpu') and its initialisation, or from_pretrained) before "
             "initialize"
         )
-    if parameter.device.type != "cpu":
-        raise _C.ConfigError(
-            f"parameter {name} is on device '{parameter.device}', but this job's ranks run on the "
-            "CPU: move the model with model.to('cpu')"
-        )

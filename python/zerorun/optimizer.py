@@ -59,7 +59,12 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
 
 
-def _shard_of(value: Any, shape: torch.Size, part: slice, what: str) -> Any:
+def _is_number(value: Any) -> bool:
+    """A state that is not one per element: a step count, as a tensor or not."""
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
+
+
+def _shard_of(value: Any, shape: torch.Size, part: slice, what: str, shard: torch.Tensor) -> Any:
     """This rank's part of a state that the optimizer had before it was sharded."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0 != len(shape):
         return value
@@ -69,7 +74,7 @@ def _shard_of(value: Any, shape: torch.Size, part: slice, what: str) -> Any:
             "whose states are not its parameters' shape, or are made from partitioned parameters, "
             "cannot run on shards"
         )
-    return value.detach().flatten()[part].clone()
+    return value.detach().flatten()[part].to(shard.device, copy=True)
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -114,7 +119,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 self.optimizer.state[shard] = {
                     key: value
                     if key == "step"
-                    else _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}")
+                    else _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}", shard)
                     for key, value in before[parameter].items()
                 }
 
@@ -123,7 +128,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return self.optimizer.state.get(self._shards[parameter, begin], {})
 
     def load_shard_state(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
-        self.optimizer.state[self._shards[parameter, begin]] = state
+        shard = self._shards[parameter, begin]
+        self.optimizer.state[shard] = {
+            key: value if _is_number(value) else value.to(shard.device)
+            for key, value in state.items()
+        }
 
     def detach(self) -> None:
         """States are gone with the engine."""

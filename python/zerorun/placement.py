@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+from zerorun import _C
 from zerorun.gather_hooks import GatherHooks
 from zerorun.parameter_memory import by_parameter, full_view
 from zerorun.zero.partition import EnginePartition, PrivatePartition, left_behind, partition_of
@@ -14,7 +16,7 @@ from zerorun.zero.partition import EnginePartition, PrivatePartition, left_behin
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
 
-__all__ = ["EngineReference", "give_back", "place_parameters"]
+__all__ = ["Addresses", "EngineReference", "give_back", "place_parameters"]
 
 
 class EngineReference:
@@ -42,7 +44,7 @@ def place_parameters(engine: ZeroEngine) -> GatherHooks | None:
                 partition.detach()
             parameter.data = full_view(engine.core, layout, parameter)
         return None
-    hooks = GatherHooks(engine.module, engine.core, layout)
+    hooks = GatherHooks(engine.module, engine.core, layout, engine.device)
     intervals = by_parameter(engine.core)
     for unit in hooks.units:
         for parameter in unit.parameters:
@@ -51,15 +53,41 @@ def place_parameters(engine: ZeroEngine) -> GatherHooks | None:
     return hooks
 
 
+class Addresses:
+    """Where an engine put the parameters that stay in their place: all below stage 3."""
+
+    def __init__(self, engine: ZeroEngine) -> None:
+        names = {} if engine.zero_optimization_stage() == 3 else engine.layout.names
+        self._parameters = list(names)
+        self._names = list(names.values())
+        self._expected = self._read()
+
+    def _read(self) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, self._parameters))
+
+    def check(self) -> None:
+        """Raises ConfigError naming a parameter whose memory the program has replaced since."""
+        found = self._read()
+        if found == self._expected:
+            return
+        pairs = zip(self._names, self._expected, found, strict=True)
+        name = next(name for name, expected, address in pairs if expected != address)
+        raise _C.ConfigError(
+            f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
+            "reach it: change the values in place (parameter.data.copy_(values)), and move or cast "
+            "the model before initialize"
+        )
+
+
 def give_back(engine: ZeroEngine, parameter: nn.Parameter) -> None:
     """An ordinary parameter again; at stage 3 each rank keeps its part, as under zero.Init."""
-    full = full_view(engine.core, engine.layout, parameter)
     partition = partition_of(parameter)
     parameter.grad = None
     del parameter._zerorun_engine
     if partition is None:
-        parameter.data = full.clone()
+        parameter.data = full_view(engine.core, engine.layout, parameter).clone()
         return
+    full = partition.gather_full()
     partition.detach()
     parameter.data = full
     PrivatePartition(parameter, engine.communicator)

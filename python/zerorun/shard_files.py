@@ -150,16 +150,17 @@ def verify(engine: ZeroEngine, directory: str, record: Record) -> None:
             raise _C.CheckpointError(f"optimizer states: {error}") from error
 
 
-def read(engine: ZeroEngine, directory: str, record: Record) -> Pieces:
+def read(engine: ZeroEngine, directory: str, record: Record, strict: bool) -> Pieces:
     """What a checkpoint's files hold, after a check that this rank's elements are there.
 
-    The values stay on disk until they are used. Raises CheckpointError.
+    Not `strict`: parameters may be missing. The values stay on disk until they are used. Raises
+    CheckpointError.
     """
     pieces: Pieces = {}
     for name, *_ in record["files"]:
         path = os.path.join(directory, record["folder"], name)
         try:
-            loaded = torch.load(path, weights_only=True, mmap=True)
+            loaded = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
         except Exception as error:  # a state of a class that is not torch's, for one
             raise _C.CheckpointError(f"optimizer states in {path}: {error}") from error
         for parameter, *piece in loaded:
@@ -168,7 +169,8 @@ def read(engine: ZeroEngine, directory: str, record: Record) -> Pieces:
     for interval in engine.core.state_intervals():
         if interval.grad is not None:
             name = names[interval.parameter]
-            _overlaps(pieces.get(name, []), interval.begin, interval.numel, name)
+            if strict or name in pieces:
+                _overlaps(pieces.get(name, []), interval.begin, interval.numel, name)
     return pieces
 
 
@@ -192,8 +194,8 @@ def restore(engine: ZeroEngine, pieces: Pieces) -> None:
     """Gives the optimizer what read() found for this rank's elements."""
     names = parameter_names(engine)
     for interval in engine.core.state_intervals():
-        if interval.grad is not None:
-            name = names[interval.parameter]
+        name = names[interval.parameter]
+        if interval.grad is not None and name in pieces:
             state = assemble(pieces[name], interval.begin, interval.numel, name)
             engine.optimizer.load_shard_state(interval.parameter, interval.begin, state)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from zerorun import _C, communicator, config
 from zerorun.agreement import all_or_none
+from zerorun.device import gpu_of, local_device, shared_device
 from zerorun.engine import ZeroEngine
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
@@ -43,12 +44,14 @@ class _Parameters(nn.Module):
 
 def _engine_of(optimizer: torch.optim.Optimizer, rule: UpdateRule) -> ZeroEngine:
     settings = config.parse(_SETTINGS).config
+    holder = _Parameters(optimizer.param_groups)
+    device = shared_device(holder.named_parameters()) or local_device()
+    gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
     batch = config.resolve_batch(settings.batch, world.world_size)
-    holder = _Parameters(optimizer.param_groups)
     layout = ModelLayout.of(holder, optimizer.param_groups)
-    own = communicator.duplicate(world, settings.comm_timeout_s)
-    engine = ZeroEngine(holder, layout, settings, batch, own)
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
+    engine = ZeroEngine(holder, layout, settings, batch, own, device)
     groups = len(optimizer.param_groups)
     engine.attach(rule, groups, layout.dtype(settings.precision.param_dtype), hooks=False)
     return engine
@@ -64,7 +67,8 @@ class ShardedOptimizer(ZeroOptimizer):
     :meth:`step` averages the gradients over the ranks, which changes nothing where
     DistributedDataParallel has done so, updates this rank's shards (fused for torch's Adam and
     AdamW), and shares the new parameters. Parameters become rank 0's when it is made. A parameter
-    without a gradient is updated as with one of zeros. 16-bit parameters get fp32 masters.
+    without a gradient is updated as with one of zeros. 16-bit parameters get fp32 masters. It works
+    where the parameters are; move the model first.
 
     A GradScaler needs gradients that are averaged already, as with DistributedDataParallel: it
     looks for infinities in this rank's, and skips the step on this rank alone.
@@ -247,5 +251,5 @@ def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:
     gathered = []
     for rank, size in enumerate(sizes.tolist()):
         data = everything[rank * largest : rank * largest + size].numpy().tobytes()
-        gathered += torch.load(io.BytesIO(data), weights_only=True)
+        gathered += torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     return gathered

@@ -31,7 +31,7 @@ class StateAccess:
         if not self._prepare(parameter, name):
             return None
         shape = self._engine.layout.shapes[parameter]
-        full = torch.zeros(shape.numel(), dtype=torch.float32)
+        full = torch.zeros(shape.numel(), dtype=torch.float32, device=self._engine.device)
         found = 0
         for interval, values in self._parts(parameter, name):
             full[interval.begin : interval.begin + interval.numel] = values
@@ -58,8 +58,9 @@ class StateAccess:
     def get_local(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
         if not self._prepare(parameter, name):
             return None
-        parts = [values.float() for _, values in self._parts(parameter, name)]
-        local = torch.cat(parts) if parts else torch.empty(0)
+        device = self._engine.device
+        parts = [values.to(device, torch.float32) for _, values in self._parts(parameter, name)]
+        local = torch.cat(parts) if parts else torch.empty(0, device=device)
         return local * self._average() if name == "grad" else local
 
     def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -51,10 +52,18 @@ def launch(
 
 
 class CaseResults:
-    """How the cases of a file went; the job runs at the first question."""
+    """How the cases of a file (all, or those given) went; the job runs at the first question."""
 
-    def __init__(self, build: Path, name: str, folder: Path) -> None:
+    def __init__(
+        self,
+        build: Path,
+        name: str,
+        folder: Path,
+        cases: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._build, self._name, self._folder = build, name, folder
+        self._cases, self._variables = cases, variables or {}
         self._jobs: dict[int, tuple[list[dict[str, str]], str]] = {}
 
     def check(self, case: str, ranks: int) -> None:
@@ -69,7 +78,7 @@ class CaseResults:
             folder = self._folder / str(ranks)
             folder.mkdir(parents=True)
             arguments = ["--no_local_rank", HERE / "rank_main.py", self._name, folder]
-            job = launch(self._build, ranks, *arguments)
+            job = launch(self._build, ranks, *arguments, *self._cases, **self._variables)
             files = [folder / f"rank{rank}.json" for rank in range(ranks)]
             results = [json.loads(file.read_text()) for file in files if file.exists()]
             self._jobs[ranks] = results, job.stdout + job.stderr

@@ -14,6 +14,7 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.device import local_device, make_current
 from zerorun.model_layout import DTYPES
 from zerorun.zero.partition import PrivatePartition, partition_of
 
@@ -29,7 +30,8 @@ class Init:
     ever holds more than one module and its parts of the rest. Values are rank 0's. Collective: all
     ranks make the same modules in the same order. `module`: partitions that one, without a block.
     `dtype`: of the parameters; default: bf16 or fp16 where the configuration enables one.
-    `remote_device` and `pin_memory` are accepted: parts are in host memory anyway. So are groups
+    Parameters are on this rank's GPU if it has one, else in host memory, whatever `remote_device`
+    and `pin_memory` say. Groups are accepted
     and DeepSpeed's hooks into its own partitioning: parts are those of all ranks.
     """
 
@@ -63,6 +65,8 @@ class Init:
         self._dtype = dtype or _dtype_of(config_dict_or_path if config is None else config)
         self._depth: Counter[int] = Counter()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
+        self._device = local_device()
+        make_current(self._device)
         self._communicator = communicator.world()
         for each in module.modules() if module is not None else ():
             self._partition(each)
@@ -117,8 +121,7 @@ class Init:
             usable = parameter.is_floating_point() and not parameter.is_meta
             if not usable or partition_of(parameter) is not None:
                 continue
-            if self._dtype is not None:
-                parameter.data = parameter.data.to(self._dtype)
+            parameter.data = parameter.data.to(self._device, self._dtype)
             values = parameter.detach().contiguous().flatten()
             if self._communicator.world_size > 1:
                 self._communicator.broadcast(values, 0, "initial values under zero.Init")

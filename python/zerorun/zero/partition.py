@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.parameter_memory import full_view, tensor_of
+from zerorun.parameter_memory import tensor_of
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
@@ -130,10 +130,10 @@ class PrivatePartition(Partition):
         self._shard_numel = max(1, -(-values.numel() // world_size))
         begin = min(values.numel(), communicator.rank * self._shard_numel)
         self._own = slice(begin, min(values.numel(), begin + self._shard_numel))
-        self._shard = torch.zeros(self._shard_numel, dtype=values.dtype)
+        self._shard = values.new_zeros(self._shard_numel)
         super().__init__(parameter, parameter.shape)
         self.store(values)
-        self._empty = torch.empty(0, dtype=values.dtype)
+        self._empty = values.new_empty(0)
         parameter.ds_tensor = self._shard
         parameter.data = self._empty
 
@@ -144,9 +144,7 @@ class PrivatePartition(Partition):
         self._holders += 1
         if self._holders > 1:
             return
-        full = torch.empty(
-            self._shard_numel * self._communicator.world_size, dtype=self._shard.dtype
-        )
+        full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
         self._communicator.all_gather(self._shard, full, f"parameter {self.parameter.ds_id}")
         self.parameter.data = full[: self.numel].view(self.shape)
         self.parameter.ds_status = ZeroParamStatus.AVAILABLE
@@ -178,16 +176,14 @@ class EnginePartition(Partition):
         self._engine = engine
         self._unit = unit
         self._id = engine.layout.ids[parameter]
-        self._full = full_view(engine.core, engine.layout, parameter)
+        self._full = unit.full[parameter]
         self._intervals = intervals  # this rank's
         super().__init__(parameter, self._full.shape)
         if not engine.core.is_sharded(self._id):
             parameter.ds_persist = True
             parameter.ds_status = ZeroParamStatus.AVAILABLE
         parts = [tensor_of(interval.param) for interval in self._intervals]
-        parameter.ds_tensor = (
-            parts[0] if len(parts) == 1 else torch.empty(0, dtype=self._full.dtype)
-        )
+        parameter.ds_tensor = parts[0] if len(parts) == 1 else self._full.new_empty(0)
 
     def local_numel(self) -> int:
         return sum(interval.numel for interval in self._intervals)
@@ -202,6 +198,8 @@ class EnginePartition(Partition):
 
     def store(self, values: torch.Tensor) -> None:
         flat = values.detach().flatten()
+        if self._engine.core.full_place(self._id) is not None:
+            self._full.copy_(flat.view(self.shape))  # it may stay for the next use
         self._engine.write_parameter(self.parameter, flat)
 
     def watch(self, module: nn.Module) -> None:

@@ -39,15 +39,6 @@ def case_a_parameter_on_the_meta_device(_folder: Path) -> None:
     )
 
 
-def case_parameters_that_the_ranks_do_not_share(_folder: Path) -> None:
-    keys = {**config(3), "zerorun": {"share_parameters": False}}
-    raises(
-        zerorun.ConfigError,
-        "/zerorun/share_parameters: got false at stage 3",
-        lambda: zerorun.initialize(make(), config=keys),
-    )
-
-
 def case_an_optimizer_of_another_model(_folder: Path) -> None:
     model = make()
     text = "parameter 0 of optimizer group 0, of shape (50, 32), is not a parameter of the model"
@@ -217,3 +208,16 @@ def case_a_model_that_changes_under_its_engine(_folder: Path) -> None:
     model.extra = torch.nn.Linear(2, 2)
     raises(zerorun.ConfigError, "extra.weight joined the model", lambda: train(engine, 1))
     engine.destroy()
+
+
+def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
+    for stage in range(3):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        with torch.no_grad():
+            model.blocks[1].norm.weight.copy_(torch.full((32,), 0.5))
+        train(engine, 1)
+        model.blocks[1].norm.weight.data = torch.ones(32)
+        text = "parameter blocks.1.norm.weight: its .data was replaced after initialize"
+        raises(zerorun.ConfigError, text, lambda engine=engine: train(engine, 1))
+        engine.destroy()

@@ -103,6 +103,25 @@ def case_another_models_checkpoint_is_refused(folder: Path) -> None:
     other.destroy()
 
 
+def case_a_load_that_is_not_strict_takes_what_both_have(folder: Path) -> None:
+    for make_optimizer in (adamw, sgd):
+        path = folder / make_optimizer.__name__
+        engine = engine_at(1, make_optimizer)
+        train(engine, 2)
+        engine.save_checkpoint(path)
+        saved = engine.module.blocks[1].up.weight.detach().clone()
+        engine.destroy()
+        other = engine_at(2, make_optimizer, seed=1, kind=lambda: Model(depth=4))
+        extra = other.module.blocks[3].up.weight.detach().clone()
+        raises(zerorun.CheckpointError, "blocks.3", lambda p=path, e=other: e.load_checkpoint(p))
+        other.load_checkpoint(path, load_module_strict=False)
+        assert torch.equal(other.module.blocks[1].up.weight, saved)
+        assert torch.equal(other.module.blocks[3].up.weight, extra)
+        train(other, 1)
+        assert other.global_steps == 3
+        other.destroy()
+
+
 def case_the_whole_model_on_rank_zero(folder: Path) -> None:
     _, trained = reference(steps=3)
     for stage in range(4):

@@ -17,8 +17,9 @@ RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 VOCABULARY = 50
 BATCH = 4
-STEPS = 20
+STEPS = int(os.environ.get("CASE_STEPS", "20"))
 STAGES = range(4)
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 torch.set_num_threads(1)
 
@@ -68,6 +69,7 @@ def part_of(batch: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    tokens = tokens.to(next(model.parameters()).device)
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -6,10 +6,11 @@ import os
 from typing import Any
 
 import torch
+from zerorun.device import local_device
 
 
 class Accelerator:
-    """The host, or CUDA where it is available, with the methods that scripts call."""
+    """The host, or CUDA where zerorun trains on it, with the methods that scripts call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,7 +49,7 @@ class Accelerator:
         return "nccl" if self._module else "gloo"
 
     def is_bf16_supported(self) -> bool:
-        return True
+        return self._module.is_bf16_supported() if self._module else True
 
     def is_fp16_supported(self) -> bool:
         return True
@@ -111,4 +112,4 @@ class Accelerator:
 
 @functools.cache
 def get_accelerator() -> Accelerator:
-    return Accelerator("cuda" if torch.cuda.is_available() else "cpu")
+    return Accelerator(local_device().type)

@@ -5,7 +5,6 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import (
     ReduceOp,
@@ -32,6 +31,8 @@ from torch.distributed import (
     scatter,
     send,
 )
+
+from deepspeed.accelerator import get_accelerator
 
 __all__ = [
     "DEFAULT_PORT",
@@ -100,7 +101,7 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         return
     if auto_mpi_discovery and "RANK" not in os.environ:
         _read_scheduler(distributed_port)
-    backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = dist_backend or get_accelerator().communication_backend_name()
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")
         dist.init_process_group(

@@ -115,10 +115,6 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
     # --- ranks ---
 
     @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
     def local_rank(self) -> int:
         return zerorun._C.rank_from_environment().local_rank
 

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+
+#include "python/bindings/dlpack.h"
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+// The GPU of one engine, which works on the stream that the tensor library uses there.
+class Gpu {
+ public:
+  // `index`: not set, LOCAL_RANK's. The library's current stream is told by DLPack's table of
+  // functions, a capsule, where it is one that can; else by `current_stream`, which returns the
+  // handle as a number. Throws DeviceError when there is no such GPU.
+  Gpu(std::optional<int> index, pybind11::handle exchange_api, pybind11::object current_stream);
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+  dlpack::Device where() const { return {dlpack::kCuda, device_->gpu().value()}; }
+  // The engine's next work comes after what the library has submitted, and before what it will.
+  // With the GIL.
+  void follow() const;
+  // Waits for what was submitted on the last stream; errors have been or will be told elsewhere.
+  void settle() noexcept;
+
+ private:
+  void* current_stream() const;
+
+  const std::shared_ptr<Device> device_;
+  const dlpack::ExchangeApi* api_;  // null: ask_
+  const std::shared_ptr<pybind11::object> ask_;
+};
+
+// Keeps a Python object for code that may let go of it without the GIL.
+std::shared_ptr<pybind11::object> keep(pybind11::object object);
+
+}  // namespace zerorun

@@ -1,0 +1,108 @@
+"""The device that this rank trains on: a GPU if PyTorch and zerorun both have one, else the CPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from zerorun import _C
+
+__all__ = ["gpu_of", "local_device", "make_current", "move_model", "shared_device"]
+
+_CPU = torch.device("cpu")
+
+
+@functools.cache
+def _why_no_gpu() -> str:
+    """Empty where there is one. The launcher hides all GPUs from CPU ranks."""
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU"
+    why = _C.why_no_cuda()
+    if why:
+        warnings.warn(f"training on the CPU, though PyTorch sees a GPU: {why}", stacklevel=3)
+    return why
+
+
+def local_device() -> torch.device:
+    """This rank's: the GPU of LOCAL_RANK, without that variable PyTorch's current one.
+
+    Raises ConfigError when there are more ranks than GPUs.
+    """
+    if _why_no_gpu():
+        return _CPU
+    local_rank = os.environ.get("LOCAL_RANK")
+    if local_rank is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    index, count = int(local_rank), torch.cuda.device_count()
+    if index >= count and "ZERORUN_SHARE_GPUS" not in os.environ:
+        raise _C.ConfigError(
+            f"LOCAL_RANK={index}, but PyTorch sees {count} GPU(s): start at most one rank per GPU, "
+            "or set ZERORUN_SHARE_GPUS=1 to let ranks share them"
+        )
+    return torch.device("cuda", index % count)
+
+
+def gpu_of(device: torch.device) -> _C.Gpu | None:
+    """What an engine needs of a GPU, which becomes PyTorch's current one; None for the CPU."""
+    if device == _CPU:
+        return None
+    make_current(device)
+    return _C.Gpu(
+        device.index,
+        getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
+        lambda: torch.cuda.current_stream(device).cuda_stream,
+    )
+
+
+def make_current(device: torch.device) -> None:
+    """PyTorch's own collectives and allocations without a device go there from now on."""
+    if device != _CPU:
+        torch.cuda.set_device(device)
+
+
+def shared_device(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.device | None:
+    """Where all parameters are; None without any.
+
+    Raises ConfigError naming one that is on another device than the rest, or where this rank
+    cannot train. Those of zero.Init are where this rank trains, and those on the meta device
+    nowhere.
+    """
+    found: dict[torch.device, str] = {}
+    for name, parameter in parameters:
+        if not parameter.is_meta and not hasattr(parameter, "_zerorun_partition"):
+            found.setdefault(parameter.device, name)
+    if not found:
+        return None
+    device, name = next(iter(found.items()))
+    expected = local_device()
+    for other, other_name in found.items():
+        if other != device:
+            raise _C.ConfigError(
+                f"parameter {other_name} is on device '{other}', and {name} on '{device}': move "
+                f"the whole model with model.to('{expected}')"
+            )
+    if device not in {_CPU, expected}:
+        why = f" ({_why_no_gpu()})" if expected == _CPU else ""
+        raise _C.ConfigError(
+            f"parameter {name} is on device '{device}', but this rank trains on '{expected}'{why}: "
+            f"move the model with model.to('{expected}')"
+        )
+    return device
+
+
+def move_model(model: nn.Module) -> torch.device:
+    """Moves a model from the CPU to where this rank trains, as DeepSpeed does; returns that.
+
+    Raises ConfigError as shared_device().
+    """
+    shared_device(model.named_parameters())
+    device = local_device()
+    tensors = [*model.parameters(), *model.buffers()]
+    if device != _CPU and any(tensor.device == _CPU for tensor in tensors):
+        model.to(device)
+    return device

@@ -1,0 +1,68 @@
+"""Where the full parameters of a stage-3 engine lie while they are gathered."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.model_layout import DTYPES, ModelLayout
+from zerorun.parameter_memory import full_view
+
+__all__ = ["full_parameters"]
+
+
+class _BucketMemory:
+    """PyTorch's memory for full parameters: one storage per bucket, which has memory while the
+    engine keeps the bucket gathered.
+
+    What autograd saved of a parameter (its transpose, say) views that storage, and so has the
+    values again when backward has gathered them. The engine keeps this, so this must not keep
+    tensors of the engine's.
+    """
+
+    def __init__(self, core: _C.Engine, device: torch.device) -> None:
+        self._dtype, self._device = DTYPES[core.param_dtype], device
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+        core.use_full_memory(self._acquire, self._release)
+
+    def view(self, bucket: int, begin: int, numel: int, shape: torch.Size) -> torch.Tensor:
+        """A parameter in its bucket of `numel` elements. Before the first gather."""
+        if bucket not in self._flat:
+            self._flat[bucket] = torch.empty(numel, dtype=self._dtype, device=self._device)
+        return self._flat[bucket][begin : begin + shape.numel()].view(shape)
+
+    def empty(self) -> None:
+        for bucket in self._flat:
+            self._release(bucket)
+
+    def _acquire(self, bucket: int) -> int:
+        flat = self._flat[bucket]
+        flat.untyped_storage().resize_(flat.nbytes)
+        return flat.data_ptr()
+
+    def _release(self, bucket: int) -> None:
+        flat = self._flat[bucket]
+        if flat.is_cuda:  # which may be another stream than the one that it was allocated on
+            flat.record_stream(torch.cuda.current_stream(flat.device))
+        flat.untyped_storage().resize_(0)
+
+
+def full_parameters(
+    core: _C.Engine, layout: ModelLayout, device: torch.device
+) -> dict[nn.Parameter, torch.Tensor]:
+    """Tensors of the full parameters, to be used while the engine has them gathered.
+
+    Parameters that the ranks of a host share, or that stay full, are in the engine's memory; others
+    come and go in PyTorch's.
+    """
+    memory = _BucketMemory(core, device)
+    full = {}
+    for parameter, index in layout.ids.items():
+        place, shape = core.full_place(index), layout.shapes[parameter]
+        if place is None:
+            full[parameter] = full_view(core, layout, parameter)
+        else:
+            full[parameter] = memory.view(*place, shape)
+    memory.empty()
+    return full

@@ -1,0 +1,267 @@
+"""A GPU's ways, on the fake one: see fake_torch_cuda.py."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import fake_torch_cuda
+import pytest
+import torch
+import zerorun
+from torch import nn
+from zerorun import device
+
+from cases.models import (
+    DEVICE,
+    STAGES,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+fake = fake_torch_cuda.installed()
+
+
+def trained(make_model: Callable[[], nn.Module], stage: int, **keys: object):
+    """The losses and the hash of the parameters after three batches."""
+    model = make_model()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    losses = train(engine, 3 * engine.batch.accumulation_steps)
+    hashed = engine.core.parameter_hash()
+    engine.destroy()
+    return losses, hashed
+
+
+def case_a_model_goes_to_the_gpu(_folder: Path) -> None:
+    gc.collect()
+    before = fake.bytes_held()
+    for stage in STAGES:
+        model = make()
+        model.register_buffer("constant", torch.ones(2))
+        optimizer = adamw(model)
+        engine = zerorun.initialize(model, optimizer, config=config(stage))[0]
+        assert engine.device == DEVICE
+        assert {value.device for value in (*model.parameters(), model.constant)} == {DEVICE}
+        if stage < 3:
+            assert all(fake.is_on_gpu(value) for value in model.parameters())
+        train(engine, 1)
+        assert {value.device for value in model.parameters()} == {DEVICE}
+        engine.destroy()
+        assert {value.device for value in model.parameters()} == {DEVICE}
+        # One that is there already.
+        engine = zerorun.initialize(model, adamw(model), config=config(stage))[0]
+        assert fake.bytes_held() > before
+        engine.destroy()
+        del engine, model, optimizer
+        gc.collect()
+        assert fake.bytes_held() == before
+
+
+def case_bits_are_those_of_cpu_ranks(_folder: Path) -> None:
+    """With delays on the engine's own streams: a missing wait would show."""
+    settings = (
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"bf16": {"enabled": True}},
+    )
+    fake.set_delay(200)
+    for keys in settings:
+        for stage in STAGES:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(device, "_why_no_gpu", lambda: "hidden by the test")
+                expected = trained(make, stage, **keys)
+            assert trained(make, stage, **keys) == expected, (stage, keys)
+    fake.set_delay(0)
+
+
+def offloaded(stage: int, place: dict[str, object]):
+    settings = config(stage)["zero_optimization"] | {"offload_optimizer": place}
+    return trained(make, stage, zero_optimization=settings)
+
+
+def case_offloaded_states_change_no_bit(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    places = [{"device": "cpu"}, {"device": "cpu", "ratio": 0.5}]
+    for stage in (1, 2, 3):
+        expected = trained(make, stage)
+        for place in [*places, {"device": "nvme", "nvme_path": str(folder)}]:
+            assert offloaded(stage, place) == expected, (stage, place)
+
+
+def case_the_engine_works_on_pytorchs_current_stream(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        losses = train(engine, 1)
+        first = fake.calls_on(fake.current)
+        assert first > 0
+        with fake.other_stream() as other:
+            engine.backward(loss_of(engine, part_of(batch_of(1))))
+            reduced = fake.calls_on(other)
+            engine.step()
+            assert 0 < reduced < fake.calls_on(other)
+            assert fake.calls_on(fake.current) == fake.calls_on(other)
+        # Back on the first: what was submitted to the other one comes before.
+        losses += train(engine, 1, first=2)
+        assert fake.calls_on(fake.current) > first
+        expected, _ = reference(steps=3)
+        assert_close(losses, [expected[0], expected[2]])
+        engine.destroy()
+
+
+def case_memory_is_handed_over_as_the_gpus(_folder: Path) -> None:
+    zero = {"offload_optimizer": {"device": "cpu"}}
+    for stage, offload in ((1, {}), (2, zero)):
+        model = make()
+        settings = config(stage)["zero_optimization"] | offload
+        engine, *_ = zerorun.initialize(
+            model, adamw(model), config=config(stage, zero_optimization=settings)
+        )
+        train(engine, 1)
+        whole = engine.core.parameter(0)
+        full = fake_torch_cuda.tensor_in(whole)
+        assert (full.device.type, full.device.id) == (fake_torch_cuda.CUDA_TYPE, 0)
+        assert (full.code, full.bits, full.lanes, full.ndim) == (2, 32, 1, 1)
+        assert full.shape[0] == model.embedding.weight.numel()
+        rests = fake_torch_cuda.CPU_TYPE if offload else fake_torch_cuda.CUDA_TYPE
+        for part in engine.core.state_intervals():
+            param = part.param
+            assert fake_torch_cuda.tensor_in(param).device.type == fake_torch_cuda.CUDA_TYPE
+            for capsule in (part.master, part.grad, *part.states):
+                assert fake_torch_cuda.tensor_in(capsule).device.type == rests
+        engine.destroy()
+
+
+def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> None:
+    keys = config(3)["zero_optimization"]
+    keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, zero_optimization=keys))
+    block = model.blocks[1]
+    inside = []
+    block.up.register_forward_hook(lambda *_: inside.append(block.up.weight.untyped_storage()))
+    losses = train(engine, 3)
+    assert_close(losses, reference(steps=3)[0])
+    assert all(storage.size() == 0 for storage in inside)  # after use
+    assert all((storage._cdata, fake.current) in fake.recorded for storage in inside)
+    assert all(value.shape == torch.Size([0]) for value in model.parameters())
+    before = engine.core.memory_use()["buckets"]
+    with zerorun.zero.GatheredParameters(block.up.weight):
+        assert block.up.weight.untyped_storage().size() > 0
+        assert engine.core.memory_use()["buckets"] > before
+    assert engine.core.memory_use()["buckets"] == before
+    engine.destroy()
+
+
+def case_a_sharded_optimizer_works_where_the_parameters_are(_folder: Path) -> None:
+    for make_optimizer in (adamw, lambda model: adamw(model, amsgrad=True)):
+        expected, _ = reference(make_optimizer, steps=3, clip=1e9)
+        for place in (DEVICE, torch.device("cpu")):
+            model = make().to(place)
+            optimizer = zerorun.ShardedOptimizer(make_optimizer(model))
+            assert optimizer.engine.device == place
+            losses = []
+            for step in range(3):
+                loss = loss_of(model, part_of(batch_of(step)))
+                loss.backward()
+                optimizer.step()
+                losses.append(mean(loss.detach(), optimizer.engine))
+            assert_close(losses, expected)
+            optimizer.consolidate_state_dict()
+            optimizer.engine.destroy()
+
+
+def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    ranks = engine.communicator
+    for place in (DEVICE, torch.device("cpu")):
+        values = torch.full((3,), ranks.rank + 1.0, device=place)
+        everybodys = torch.zeros(3 * WORLD_SIZE, device=place)
+        ranks.all_gather(values, everybodys)
+        assert everybodys.tolist() == [rank + 1.0 for rank in range(WORLD_SIZE) for _ in range(3)]
+        ranks.all_reduce(values)
+        assert values.tolist() == [WORLD_SIZE * (WORLD_SIZE + 1) / 2] * 3
+        ranks.broadcast(everybodys, WORLD_SIZE - 1)
+        assert everybodys.device == place
+    engine.destroy()
+
+
+def case_what_is_on_the_wrong_device_is_named(_folder: Path) -> None:
+    def start(model: nn.Module) -> object:
+        return zerorun.initialize(model, adamw(model), config=config(1))
+
+    mixed = make()
+    mixed.blocks[1].to(DEVICE)
+    text = "parameter blocks.1.norm.weight is on device 'cuda:0', and embedding.weight on 'cpu'"
+    raises(zerorun.ConfigError, text, lambda: start(mixed))
+    elsewhere = SimpleNamespace(device=torch.device("cuda", 1), is_meta=False)
+    text = "parameter w is on device 'cuda:1', but this rank trains on 'cuda:0': move the model"
+    raises(zerorun.ConfigError, text, lambda: device.shared_device([("w", elsewhere)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_why_no_gpu", lambda: "CUDA: this build has no CUDA backend")
+        text = "on device 'cuda:0', but this rank trains on 'cpu' (CUDA: this build has no CUDA"
+        raises(zerorun.ConfigError, text, lambda: start(make().to(DEVICE)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "3")
+        patch.delenv("ZERORUN_SHARE_GPUS")
+        raises(zerorun.ConfigError, "LOCAL_RANK=3, but PyTorch sees 1 GPU", device.local_device)
+    model = make()
+    engine, *_ = start(model)
+    model.head.weight.grad = torch.zeros(model.head.weight.shape)
+    index = engine.layout.ids[model.head.weight]
+    text = "gradient of embedding.weight: got a tensor on device 'cpu', expected 'cuda:0'"
+    raises(zerorun.ConfigError, text, lambda: engine.collector.hook(index)(model.head.weight))
+    engine.destroy()
+
+
+def case_the_device_that_is_asked_for_is_made(_folder: Path) -> None:
+    gpu = zerorun._C.Gpu(None, None, lambda: 0)
+    assert (gpu.index, gpu.name) == (0, "cuda:0 (Fake GPU)")
+    assert not zerorun._C.why_no_cuda()
+    text = "device 3 is asked for, but 1 GPU is visible"
+    raises(zerorun.DeviceError, text, lambda: zerorun._C.Gpu(3, None, lambda: 0))
+
+
+def case_deepspeeds_accelerator_is_the_gpu(_folder: Path) -> None:
+    site = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [site, *sys.path])
+        from deepspeed.accelerator import get_accelerator
+    found = get_accelerator()
+    assert (found.device_name(), found.device_name(0)) == ("cuda", "cuda:0")
+    assert (found.current_device(), found.current_device_name()) == (0, "cuda:0")
+    assert found.communication_backend_name() == "nccl"
+    assert found.is_bf16_supported()
+    assert found.on_accelerator(torch.ones(1, device=DEVICE))
+    assert not found.on_accelerator(torch.ones(1))
+
+
+def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
+    with zerorun.zero.Init():
+        model = make(Model)
+    assert {value.device for value in model.parameters()} == {DEVICE}
+    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    assert_close(train(engine, 2), reference(steps=2)[0])
+    engine.destroy()
+
+
+def case_nothing_that_the_real_cuda_would_punish(_folder: Path) -> None:
+    """Comes last: of all cases before."""
+    assert not fake.violation(), fake.violation()

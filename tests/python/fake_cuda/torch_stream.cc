@@ -1,0 +1,60 @@
+// What Python's tests ask of the fake CUDA runtime, by ctypes.
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "tests/cuda/fake/runtime_call.h"
+
+namespace zerorun {
+
+namespace {
+
+fake::FakeCuda& fake_cuda() { return fake::FakeCuda::instance(); }
+
+}  // namespace
+
+#define ZR_FOR_PYTHON extern "C" __attribute__((visibility("default")))
+
+// A stream of PyTorch's. Work on it is done when it is submitted, as that of the tests' PyTorch is,
+// which has CPU kernels; it waits for the engine's streams, which run beside it.
+ZR_FOR_PYTHON void* fake_torch_stream() {
+  auto stream = std::make_unique<CUstream_st>();
+  stream->worker = make_inline_stream();
+  fake_cuda().hold("streams", stream.get());
+  return stream.release();  // lives as long as PyTorch's do: to the end of the process
+}
+
+// Calls that were given that stream.
+ZR_FOR_PYTHON int fake_calls_on(const void* stream) {
+  int count = 0;
+  for (const fake::Call& call : fake_cuda().calls()) count += call.stream == stream ? 1 : 0;
+  return count;
+}
+
+ZR_FOR_PYTHON void fake_set_delay(int microseconds) {
+  fake_cuda().set_delay(std::chrono::microseconds(microseconds));
+}
+
+ZR_FOR_PYTHON int64_t fake_bytes_held() {
+  return static_cast<int64_t>(fake_cuda().memory() - fake_cuda().free_memory());
+}
+
+// Whether memory is the fake GPU's.
+ZR_FOR_PYTHON int fake_is_on_gpu(const void* data) {
+  cudaPointerAttributes attributes = {};
+  cudaPointerGetAttributes(&attributes, data);
+  return attributes.type == cudaMemoryTypeDevice ? 1 : 0;
+}
+
+// The first call that a real library would punish; empty when there was none. PyTorch's tensors are
+// in host memory here, so a copy's kind says nothing.
+ZR_FOR_PYTHON const char* fake_violation() {
+  static std::string text;
+  text.clear();
+  for (const std::string& violation : fake_cuda().violations()) {
+    if (violation != "a copy's kind does not match where its memory lies") text = violation;
+  }
+  return text.c_str();
+}
+
+}  // namespace zerorun

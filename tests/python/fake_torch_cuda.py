@@ -1,0 +1,296 @@
+"""PyTorch's CPU build with a GPU that is not there, and zerorun's CUDA backend on the fake of CUDA.
+
+A tensor "on the GPU" is one whose storage is marked. Two of PyTorch's modes keep the marks, and
+raise where one operation gets tensors of both devices, as on a GPU. Kernels are the CPU's;
+the engine's own streams run beside them, and its memory comes as DLPack of a CUDA device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+CPU_TYPE, CUDA_TYPE = 1, 2  # of DLPack
+LIBRARY = "libzerorun_cuda.so"
+
+
+def make_package(build: Path, folder: Path, streams: str = "exchange_api") -> dict[str, str]:
+    """The built package with the fake in the place of its CUDA backend; a job's variables.
+
+    `streams`: how PyTorch tells its current one, "exchange_api" or "function" (before 2.10).
+    """
+    package = folder / "python" / "zerorun"
+    package.mkdir(parents=True)
+    for entry in (build / "python" / "zerorun").iterdir():
+        if entry.name.startswith("_C."):
+            shutil.copy(entry.resolve(), package)  # it looks for the backend beside itself
+        else:
+            (package / entry.name).symlink_to(entry)
+    shutil.copy(build / "fake_cuda" / LIBRARY, package)
+    return {
+        "PYTHONPATH": os.pathsep.join([str(package.parent), str(Path(__file__).parent)]),
+        "LD_LIBRARY_PATH": str(build / "fake_cuda" / "driver"),
+        "ZERORUN_SHARE_GPUS": "1",
+        "CASE_STEPS": "4",  # a fake GPU is slow
+        "FAKE_TORCH_CUDA": streams,  # read by rank_main.py
+    }
+
+
+# --- DLPack's structures ---
+
+
+class DlDevice(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class DlTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", DlDevice),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+FROM_PYTHON = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(DlTensor))
+WORK_STREAM = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
+)
+
+
+class ExchangeApi(ctypes.Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("others", ctypes.c_void_p * 4),
+        ("tensor_from_py_object", FROM_PYTHON),
+        ("current_work_stream", WORK_STREAM),
+    )
+
+
+def pointer_in(capsule: object, name: bytes) -> int:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return get(capsule, name)
+
+
+def tensor_in(capsule: object) -> DlTensor:
+    """The fields of a DLPack capsule that nobody has consumed."""
+    return DlTensor.from_address(pointer_in(capsule, b"dltensor"))
+
+
+# --- marks ---
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "fake_gpu", False)
+
+
+def mark(value: Any, gpu: bool) -> Any:
+    for tensor in tree_leaves(value):
+        if isinstance(tensor, torch.Tensor):
+            tensor.untyped_storage().fake_gpu = gpu
+    return value
+
+
+class _Marks(TorchDispatchMode):
+    """What is computed from a GPU's tensors is there too."""
+
+    _across = ("aten::copy_", "aten::_to_copy", "aten::set_", "aten::_has_compatible_shallow")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        there = [on_gpu(tensor) for tensor in given]
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name == "aten::copy_" or not any(there):
+            return result
+        if not func._schema.name.startswith(self._across) and not all(
+            gpu or tensor.dim() == 0 for tensor, gpu in zip(given, there, strict=True)
+        ):
+            raise RuntimeError(f"{func}: Expected all tensors to be on the same device")
+        return mark(result, True)
+
+
+class _Devices(TorchFunctionMode):
+    """What PyTorch does when it is given a device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cpu:
+            return _move(args[0], False, (), {})
+        if func is torch.Tensor.cuda:
+            return _move(args[0], True, (), {})
+        if func is torch.Tensor.to:
+            return _to(*args, **kwargs)
+        if kwargs.get("device") is None:
+            return func(*args, **kwargs)
+        gpu = torch.device(kwargs["device"]).type == "cuda"
+        return mark(func(*args, **(kwargs | {"device": "cpu"})), gpu)
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if args and isinstance(args[0], torch.Tensor):
+        return _move(tensor, on_gpu(args[0]), (args[0].dtype,), kwargs)
+    if args and isinstance(args[0], str | torch.device | int):
+        kwargs["device"], args = args[0], args[1:]
+    elif args and args[0] is None:
+        args = args[1:]
+    device = kwargs.pop("device", None)
+    gpu = on_gpu(tensor) if device is None else torch.device(device).type == "cuda"
+    return _move(tensor, gpu, args, kwargs)
+
+
+def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tensor:
+    arguments = [arg for arg in args if isinstance(arg, torch.dtype)]
+    if gpu == on_gpu(tensor):
+        return tensor.to("cpu", *arguments, **kwargs)
+    return mark(tensor.to("cpu", *arguments, **(kwargs | {"copy": True})), gpu)
+
+
+# --- PyTorch with the GPU ---
+
+
+class FakeTorchCuda:
+    """What the tests ask; there is one in a process, which stays to its end."""
+
+    def __init__(self, library: Path, streams: str) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.library.fake_torch_stream.restype = ctypes.c_void_p
+        self.library.fake_violation.restype = ctypes.c_char_p
+        self.library.fake_bytes_held.restype = ctypes.c_int64
+        self.library.fake_calls_on.argtypes = [ctypes.c_void_p]
+        self.library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
+        self.current = self.library.fake_torch_stream()
+        self._from_dlpack = torch.from_dlpack
+        torch.from_dlpack = self._import
+        self._patch_cuda()
+        self._api = self._exchange_api()
+        torch.Tensor.__dlpack_c_exchange_api__ = (
+            self._capsule(self._api) if streams == "exchange_api" else None
+        )
+        self._modes = (_Marks(), _Devices())
+        for mode in self._modes:
+            mode.__enter__()
+
+    def calls_on(self, stream: int) -> int:
+        """Calls of the engine that were given a stream."""
+        return self.library.fake_calls_on(stream)
+
+    def is_on_gpu(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory is from the fake runtime's pools."""
+        return bool(self.library.fake_is_on_gpu(tensor.data_ptr()))
+
+    def bytes_held(self) -> int:
+        """Memory of the fake runtime's pools that somebody has."""
+        return self.library.fake_bytes_held()
+
+    def set_delay(self, microseconds: int) -> None:
+        """Work on the engine's streams starts up to that much later than it could."""
+        self.library.fake_set_delay(microseconds)
+
+    def violation(self) -> str:
+        """The first call that the real CUDA would punish."""
+        return self.library.fake_violation().decode()
+
+    @contextlib.contextmanager
+    def other_stream(self) -> Iterator[int]:
+        """As torch.cuda.stream(torch.cuda.Stream())."""
+        before, self.current = self.current, self.library.fake_torch_stream()
+        try:
+            yield self.current
+        finally:
+            self.current = before
+
+    def _patch_cuda(self) -> None:
+        answers = {"is_available": True, "is_bf16_supported": True, "device_count": 1}
+        answers |= {"current_device": 0, "set_device": None, "synchronize": None}
+        for name, answer in answers.items():
+            setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        torch.cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=self.current)
+        torch.cuda.Stream = lambda: None
+        torch.cuda.stream = lambda _stream: self.other_stream()
+        self.recorded = set()  # storages that told PyTorch's allocator who uses them
+        torch.Tensor.record_stream = lambda tensor, stream: self.recorded.add(
+            (tensor.untyped_storage()._cdata, stream.cuda_stream)
+        )
+        torch.Tensor.device = property(lambda tensor: GPU if on_gpu(tensor) else CPU)
+        torch.Tensor.is_cuda = property(on_gpu)
+        torch.Tensor.is_cpu = property(lambda tensor: not on_gpu(tensor))
+
+    def _import(self, capsule: Any) -> torch.Tensor:
+        """The real one refuses a CUDA device, so it gets the CPU's, which the memory is."""
+        if type(capsule).__name__ != "PyCapsule":
+            return self._from_dlpack(capsule)
+        tensor = tensor_in(capsule)
+        gpu = tensor.device.type == CUDA_TYPE
+        assert tensor.device.id == 0
+        if tensor.shape[0] > 0:
+            assert gpu == bool(self.library.fake_is_on_gpu(tensor.data))
+        tensor.device.type = CPU_TYPE
+        return mark(self._from_dlpack(capsule), gpu)
+
+    def _exchange_api(self) -> ExchangeApi:
+        real = ExchangeApi.from_address(
+            pointer_in(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+        )
+        read = real.tensor_from_py_object
+
+        def tensor_from_py_object(address: int, out: Any) -> int:
+            status = read(address, out)
+            if status == 0 and on_gpu(ctypes.cast(address, ctypes.py_object).value):
+                out.contents.device.type = CUDA_TYPE
+            return status
+
+        def current_work_stream(kind: int, index: int, out: Any) -> int:
+            assert (kind, index) == (CUDA_TYPE, 0)
+            out[0] = self.current
+            return 0
+
+        return ExchangeApi(
+            real.version,
+            real.others,
+            FROM_PYTHON(tensor_from_py_object),
+            WORK_STREAM(current_work_stream),
+        )
+
+    @staticmethod
+    def _capsule(api: ExchangeApi) -> object:
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype = ctypes.py_object
+        make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return make(ctypes.addressof(api), b"dlpack_exchange_api", None)
+
+
+@functools.cache
+def installed() -> FakeTorchCuda:
+    """From the first call on this process has a GPU."""
+    import zerorun
+
+    library = Path(zerorun.__file__).parent / LIBRARY
+    return FakeTorchCuda(library, os.environ["FAKE_TORCH_CUDA"])
+
+
+if __name__ == "__main__":  # fake_torch_cuda.py SCRIPT ARGUMENT...
+    sys.argv = sys.argv[1:]
+    importlib.import_module("fake_torch_cuda").installed()
+    runpy.run_path(sys.argv[0], run_name="__main__")

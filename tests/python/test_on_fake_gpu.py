@@ -1,0 +1,75 @@
+"""Cases of PyTorch models on a GPU that is not there: see fake_torch_cuda.py."""
+
+from pathlib import Path
+
+import fake_torch_cuda
+import pytest
+from ranks import HERE, CaseResults, cases_in, launch
+from zerorun import _C
+
+# What differs most between devices. All other cases of these files pass as well, but for modules
+# that some ranks skip, whose gathers at stage 3 need memory that the ranks share.
+CASES = {
+    "on_gpu": cases_in("on_gpu"),
+    "training": [
+        "case_all_stages_equal_torch_and_each_other",
+        "case_accumulation_counts_micro_steps",
+        "case_reentrant_checkpointing_of_a_shared_block",
+        "case_a_parameter_that_another_module_reads",
+        "case_frozen_parameters_have_no_gradient_or_optimizer_bytes",
+    ],
+    "optimizers": ["case_sgd_with_momentum_on_shards", "case_amsgrad_on_shards"],
+    "zero": [
+        "case_only_the_modifiers_changes_are_kept",
+        "case_a_change_reaches_the_master_copy",
+        "case_states_are_torchs",
+        "case_destroy_returns_all_bytes",
+        "case_several_engines_one_without_optimizer",
+        "case_offloading_changes_no_number",
+    ],
+    "checkpoints": [
+        "case_any_stage_continues_what_any_other_saved",
+        "case_a_load_that_is_not_strict_takes_what_both_have",
+        "case_the_whole_model_on_rank_zero",
+        "case_buffers_are_saved",
+    ],
+}
+JOBS = [(file, ranks, "exchange_api") for file in CASES for ranks in (1, 2)]
+JOBS = [job for job in JOBS if job[:2] != ("checkpoints", 1)] + [("on_gpu", 1, "function")]
+
+pytestmark = pytest.mark.skipif(
+    "no CUDA backend" in _C.why_no_cuda(), reason="this build has no CUDA backend to put on a fake"
+)
+
+
+@pytest.fixture(scope="module")
+def results(
+    build: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], CaseResults]:
+    found = {}
+    for streams in ("exchange_api", "function"):
+        variables = fake_torch_cuda.make_package(build, tmp_path_factory.mktemp("package"), streams)
+        for file, cases in CASES.items():
+            folder = tmp_path_factory.mktemp(file)
+            found[file, streams] = CaseResults(build, file, folder, cases, variables)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "ranks", "streams", "case"), [(*job, case) for job in JOBS for case in CASES[job[0]]]
+)
+def test_case_on_a_gpu(
+    results: dict[tuple[str, str], CaseResults], file: str, ranks: int, streams: str, case: str
+) -> None:
+    results[file, streams].check(case, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_check_for_a_real_gpu_passes(
+    build: Path, root: Path, tmp_path: Path, ranks: int
+) -> None:
+    variables = fake_torch_cuda.make_package(build, tmp_path)
+    script = [HERE / "fake_torch_cuda.py", root / "tests" / "gpu" / "torch_on_gpu.py", "rank"]
+    job = launch(build, ranks, "--no_local_rank", *script, **variables)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.count("ok: stage") == 22
