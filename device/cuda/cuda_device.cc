@@ -97,6 +97,7 @@ std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view name) {
 void CudaDevice::use_inline_stream(void* handle) {
   auto* const stream = static_cast<cudaStream_t>(handle);
   if (stream == inline_stream_.handle()) return;
+  const CurrentDevice current(index_);  // whose default stream is meant by null
   const Event before = inline_stream_.record();
   inline_stream_.borrow(stream);
   inline_stream_.wait(before);

@@ -196,9 +196,17 @@ class EnginePartition(Partition):
         self.parameter.data = self._full
         self._unit.release()
 
+    @property
+    def _comes_and_goes(self) -> bool:
+        return self._engine.core.full_place(self._id) is not None
+
+    def gather_full(self) -> torch.Tensor:
+        # What is always there needs no other rank, which may be gone when the engine ends.
+        return super().gather_full() if self._comes_and_goes else self._full.clone()
+
     def store(self, values: torch.Tensor) -> None:
         flat = values.detach().flatten()
-        if self._engine.core.full_place(self._id) is not None:
+        if self._comes_and_goes:
             self._full.copy_(flat.view(self.shape))  # it may stay for the next use
         self._engine.write_parameter(self.parameter, flat)
 

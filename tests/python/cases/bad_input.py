@@ -158,6 +158,17 @@ def case_a_rank_that_fails_ends_the_others(_folder: Path) -> None:
     raises(zerorun.CommError, "forward of blocks.1 failed", lambda: train(engine, 1))
 
 
+def case_an_engine_ends_after_its_ranks_have_failed(_folder: Path) -> None:
+    """At stage 3 too, where each rank keeps its part of the parameters."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    weight = model.blocks[0].up.weight
+    engine.communicator.abort("forward of blocks.1 failed: ValueError")
+    raises(zerorun.CommError, "forward of blocks.1 failed", lambda: train(engine, 1))
+    engine.destroy()
+    assert weight.ds_tensor.numel() == 128 * 32 // WORLD_SIZE
+
+
 def case_an_optimizer_that_needs_whole_parameters(_folder: Path) -> None:
     for kind in (torch.optim.Adafactor, torch.optim.LBFGS):
         model = make()

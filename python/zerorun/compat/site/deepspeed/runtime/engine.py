@@ -189,7 +189,11 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
     # --- what the host's memory makes needless ---
 
     def offload_states(self, *_args: Any, **_kwargs: Any) -> None:
-        """States of CPU ranks are in host memory already."""
+        """States of CPU ranks are in host memory already; those of GPUs stay where they are."""
+        if self.device.type != "cpu":
+            raise NotImplementedError(
+                "offload_states is not part of zerorun on GPUs: use offload_optimizer"
+            )
 
     def reload_states(self, non_blocking: bool = False) -> None:
         """As offload_states."""
