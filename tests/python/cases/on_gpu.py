@@ -103,6 +103,27 @@ def case_offloaded_states_change_no_bit(folder: Path) -> None:
             assert offloaded(stage, place) == expected, (stage, place)
 
 
+def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
+    results = []
+    for place in ({"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.5}):
+        settings = config(2)["zero_optimization"] | {"offload_optimizer": place}
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        engine, *_ = zerorun.initialize(
+            model, optimizer, config=config(2, zero_optimization=settings)
+        )
+        losses = train(engine, 3)
+        path = folder / f"{place}"
+        engine.save_checkpoint(path)
+        engine.load_checkpoint(path)
+        losses += train(engine, 2, first=3)
+        moments = zerorun.zero.safe_get_full_optimizer_state(model.head.weight, "momentum_buffer")
+        assert moments.device == DEVICE
+        results.append((losses, moments.tolist(), engine.core.parameter_hash()))
+        engine.destroy()
+    assert results[1:] == results[:1] * 2
+
+
 def case_the_engine_works_on_pytorchs_current_stream(_folder: Path) -> None:
     for stage in STAGES:
         model = make()
