@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, checkpoint, torch_groups
 from zerorun.config import BatchConfig, Config, resolve_batch
+from zerorun.full_memory import check_order
 from zerorun.full_state import save_full_state
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
@@ -205,9 +206,12 @@ class ZeroEngine(nn.Module):
         """Gradients that came after their bucket had been sent, on any rank, go out now."""
         if not self.collector.eager:
             return
-        late = torch.tensor([int(self.collector.has_late)])
-        self.communicator.all_reduce(late, "max", "whether gradients came late")
-        if late.item():
+        order = 0 if self._gather_hooks is None else self._gather_hooks.memory.order
+        flags = torch.tensor([int(self.collector.has_late), order, -order])
+        self.communicator.all_reduce(flags, "max", "late gradients, order of gathers")
+        late, largest, smallest = flags.tolist()
+        check_order(largest, -smallest)
+        if late:
             self.collector.collect_late()
 
     # --- accumulation ---

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.full_memory import full_parameters
+from zerorun.full_memory import BucketMemory, full_parameters
 from zerorun.model_layout import ModelLayout
 from zerorun.units import Unit
 from zerorun.zero.external import external_parameters
@@ -165,7 +165,8 @@ class GatherHooks:
     def __init__(
         self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
     ) -> None:
-        full = full_parameters(core, layout, device)
+        self.memory = BucketMemory(core, device)
+        full = full_parameters(core, layout, self.memory)
         self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
         self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
         self._stack: list[_Call | None] = []

@@ -18,6 +18,7 @@ from zerorun import device
 
 from cases.models import (
     DEVICE,
+    RANK,
     STAGES,
     WORLD_SIZE,
     Model,
@@ -186,6 +187,18 @@ def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> No
         assert block.up.weight.untyped_storage().size() > 0
         assert engine.core.memory_use()["buckets"] > before
     assert engine.core.memory_use()["buckets"] == before
+    engine.destroy()
+
+
+def case_gathers_in_another_order_end_at_the_step(_folder: Path) -> None:
+    """NCCL does not notice them."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    train(engine, 2)
+    if WORLD_SIZE > 1 and RANK == 1:
+        engine._gather_hooks.memory.order += 1
+    if WORLD_SIZE > 1:
+        raises(zerorun.CommError, "ranks used different modules", lambda: train(engine, 1))
     engine.destroy()
 
 
