@@ -107,7 +107,7 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
   };
   const OffloadConfig& offload = config.offload;
   check("offload_optimizer", offload.optimizer.device, offload.optimizer.nvme_path, 1);
-  check("offload_param", offload.param.device, std::nullopt, 3);
+  check("offload_param", offload.param.device, offload.param.nvme_path, 3);
   constexpr std::string_view kBlock = "/aio/block_size";
   const JsonNode* block = given_value(keys, kBlock);
   if (block != nullptr && offload.aio.block_size % 4096 != 0) {

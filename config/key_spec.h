@@ -54,7 +54,8 @@ struct KeySpec {
   std::string_view note = {};      // see KeyStatus
   std::string_view alias = {};     // another name at the same level, equally good
   std::string_view nickname = {};  // a wrong name that people use; for suggestions
-  // Key without which this one asks for nothing, whatever its value and status.
+  // Key without which this one asks for nothing, whatever its value and status; or several,
+  // separated by |, of which one is enough.
   std::string_view gate = {};
   // A parameter of some types of optimizer or scheduler only (the "type" beside its block).
   std::string_view used_by = {};         // those types, separated by |; empty: all

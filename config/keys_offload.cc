@@ -8,12 +8,13 @@ namespace {
 
 constexpr std::string_view kParam = "/zero_optimization/offload_param/device";
 constexpr std::string_view kOptimizer = "/zero_optimization/offload_optimizer/device";
+constexpr std::string_view kEither =
+    "/zero_optimization/offload_optimizer/device|/zero_optimization/offload_param/device";
 constexpr std::string_view kZenflow = "/zero_optimization/zenflow";
 
 constexpr std::string_view kParamPath = "/zero_optimization/offload_param/nvme_path";
 constexpr std::string_view kOptimizerPath = "/zero_optimization/offload_optimizer/nvme_path";
 constexpr KeyRange kThreads{.low = 1, .high = 64};
-constexpr std::string_view kInMemory = "parameters rest in memory";
 
 template <auto Member>
 constexpr KeyBinding bind_optimizer() {
@@ -29,12 +30,11 @@ constexpr KeyBinding bind_aio() {
 }
 
 constexpr KeySpec device(std::string_view pointer, KeyBinding binding, std::string_view choices,
-                         std::string_view later, std::string_view doc) {
+                         std::string_view doc) {
   return {.pointer = pointer,
           .type = KeyType::string,
           .fallback = R"("none")",
           .choices = choices,
-          .later = later,
           .doc = doc,
           .binding = binding};
 }
@@ -50,25 +50,34 @@ constexpr KeySpec works_with(std::string_view gate, std::string_view pointer, un
 
 constexpr auto kKeys = std::to_array<KeySpec>({
     block("/zero_optimization/offload_param", "Where parameters rest between uses (stage 3)."),
-    device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu", "nvme",
+    device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu|nvme",
            "none: on the device of the rank. cpu: in host memory; CPU ranks of one host have them "
-           "once for all."),
-    no_effect(kParamPath, KeyType::string, "null", "Folder for parameters on NVMe.", kInMemory),
-    with_range(no_effect("/zero_optimization/offload_param/buffer_count", KeyType::integer, "5",
-                         "Staging buffers between NVMe and memory.", kInMemory),
-               kPositive),
-    with_range(no_effect("/zero_optimization/offload_param/buffer_size", KeyType::integer,
-                         "100000000", "Elements of a staging buffer.", kInMemory),
-               kPositive),
-    with_range(no_effect("/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
-                         "1000000000", "Elements that stay in host memory.", kInMemory),
+           "once for all. nvme: in a file per rank, but for max_in_cpu elements; all ranks gather "
+           "the same modules in the same order."),
+    works_with(kParam, kParamPath, KeyType::string, "null",
+               bind_param<&OffloadParamConfig::nvme_path>(),
+               "Folder for parameters on NVMe. The file has no name and is gone with the process."),
+    with_range(works_with(kParam, "/zero_optimization/offload_param/buffer_count", KeyType::integer,
+                          "5", bind_param<&OffloadParamConfig::buffer_count>(),
+                          "Staging buffers between NVMe and memory: pieces that are read ahead."),
+               {.low = 2, .high = 64}),
+    with_range(
+        works_with(kParam, "/zero_optimization/offload_param/buffer_size", KeyType::integer,
+                   "100000000", bind_param<&OffloadParamConfig::buffer_size>(),
+                   "Elements of a staging buffer, at most; 4 Mi are enough for any disk, and "
+                   "no buffer is larger than the largest piece of a shard."),
+        kPositive),
+    with_range(works_with(kParam, "/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
+                          "1000000000", bind_param<&OffloadParamConfig::max_in_cpu>(),
+                          "With nvme: elements of each rank's shards that stay in host memory, the "
+                          "first ones; 0: none. The file holds the rest."),
                kNonNegative),
     always_on("/zero_optimization/offload_param/pin_memory", "true", "Page-locked host memory."),
 
     block("/zero_optimization/offload_optimizer",
           "Where masters, optimizer states and reduced gradients rest between steps (stages 1 to "
           "3); the host's cores update what rests there. The numbers are the same as without."),
-    device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(), "none|cpu|nvme", "",
+    device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(), "none|cpu|nvme",
            "none: on the device of the rank. cpu: in host memory. nvme: masters and states in a "
            "file, gradients in host memory."),
     works_with(kOptimizer, kOptimizerPath, KeyType::string, "null",
@@ -148,14 +157,14 @@ constexpr auto kKeys = std::to_array<KeySpec>({
           "Optimizer steps per epoch."),
 
     block("/aio", "Asynchronous file I/O of NVMe offload."),
-    with_range(works_with(kOptimizer, "/aio/block_size", KeyType::integer, "1048576",
+    with_range(works_with(kEither, "/aio/block_size", KeyType::integer, "1048576",
                           bind_aio<&AioConfig::block_size>(),
                           "Bytes per request: a multiple of 4096. `zerorun bench nvme` compares."),
                {.low = 4096, .high = 1 << 28}),
-    with_range(works_with(kOptimizer, "/aio/queue_depth", KeyType::integer, "8",
+    with_range(works_with(kEither, "/aio/queue_depth", KeyType::integer, "8",
                           bind_aio<&AioConfig::queue_depth>(), "Requests in flight."),
                {.low = 1, .high = 1024}),
-    with_range(works_with(kOptimizer, "/aio/intra_op_parallelism", KeyType::integer, "1",
+    with_range(works_with(kEither, "/aio/intra_op_parallelism", KeyType::integer, "1",
                           bind_aio<&AioConfig::threads>(),
                           "Threads per transfer, where the kernel refuses io_uring: this many, or "
                           "queue_depth when that is more."),

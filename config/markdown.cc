@@ -64,12 +64,17 @@ std::string_view status_name(KeyStatus status) {
   return "";
 }
 
+std::string used_with(const KeySpec& spec) {
+  if (spec.gate.empty()) return {};
+  return fmt::format(" Used with `{}` only.", fmt::join(split_choices(spec.gate), "` or `"));
+}
+
 std::string meaning(const KeySpec& spec) {
   std::string text(spec.doc);
   switch (spec.status) {
     case KeyStatus::works:
     case KeyStatus::always_on:
-      if (!spec.gate.empty()) text += fmt::format(" Used with `{}` only.", spec.gate);
+      text += used_with(spec);
       break;
     case KeyStatus::no_effect:
       text += fmt::format(" No effect: {}.", spec.note);
@@ -80,7 +85,7 @@ std::string meaning(const KeySpec& spec) {
     case KeyStatus::not_yet:
     case KeyStatus::removed:
       if (!spec.note.empty()) text += fmt::format(" Instead: {}.", spec.note);
-      if (!spec.gate.empty()) text += fmt::format(" Used with `{}` only.", spec.gate);
+      text += used_with(spec);
       break;
   }
   if (!spec.used_by.empty()) {

@@ -51,9 +51,11 @@ const KeySpec& spec_of(const ConfigValue& value) {
 // A key of a block that nothing turns on, such as that of a block without its "device".
 bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values) {
   if (spec.status != KeyStatus::works || spec.gate.empty()) return false;
-  const auto gate = std::find_if(values.begin(), values.end(),
-                                 [&](const ConfigValue& one) { return one.pointer == spec.gate; });
-  return gate == values.end() || gate->value == gate->fallback;
+  const std::vector<std::string_view> gates = split_choices(spec.gate);
+  return std::none_of(values.begin(), values.end(), [&](const ConfigValue& one) {
+    return one.value != one.fallback &&
+           std::find(gates.begin(), gates.end(), one.pointer) != gates.end();
+  });
 }
 
 // Why the value of a key changes nothing; empty for other keys.
@@ -62,8 +64,13 @@ std::string reason_without_effect(const ConfigValue& value,
   const KeySpec& spec = spec_of(value);
   if (value.is_default) return {};
   if (waits_for_gate(spec, values)) {
-    const KeySpec* gate = key_table().find(spec.gate);
-    return fmt::format("{} is {}", spec.gate, gate == nullptr ? "not given" : gate->fallback);
+    std::vector<std::string> gates;
+    for (const std::string_view pointer : split_choices(spec.gate)) {
+      const KeySpec* gate = key_table().find(pointer);
+      gates.push_back(
+          fmt::format("{} is {}", pointer, gate == nullptr ? "not given" : gate->fallback));
+    }
+    return fmt::format("{}", fmt::join(gates, " and "));
   }
   if (spec.status == KeyStatus::no_effect) return std::string(spec.note);
   if (spec.status == KeyStatus::always_on && value.value == "false") return "always on";

@@ -99,6 +99,7 @@ std::vector<Setting> all_settings() {
   };
   add(OffloadDevice::cpu, {0.25, 0.5, 0.75, 1.0});
   add(OffloadDevice::nvme, {0.5, 1.0});
+  settings.push_back({3, OffloadDevice::nvme, 1.0, OffloadDevice::nvme});
   return settings;
 }
 
@@ -241,6 +242,7 @@ Need Planner::need_of(const Setting& setting) const {
   config.offload.optimizer.device = setting.optimizer;
   config.offload.optimizer.ratio = setting.ratio;
   config.offload.param.device = setting.param;
+  if (setting.param == OffloadDevice::nvme) config.offload.param.max_in_cpu = 0;
   return need_of(config);
 }
 
@@ -344,6 +346,10 @@ Json Planner::configuration(const Setting& setting, const std::string& nvme_path
     if (setting.optimizer == OffloadDevice::nvme) {
       zero["offload_optimizer"]["nvme_path"] = nvme_path;
     }
+  }
+  if (setting.param == OffloadDevice::nvme) {
+    zero["offload_param"]["nvme_path"] = nvme_path;
+    zero["offload_param"]["max_in_cpu"] = 0;  // all that can leave memory does
   }
   if (work_.micro_batch > 0 || activations_ > 0) {
     json["train_micro_batch_size_per_gpu"] = config_.batch.micro_batch_size;

@@ -33,17 +33,18 @@ class NvmeStateStore final : public StateStore {
   NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
                  const NvmeOptions& options, const BlockIoFactory& make_io);
 
+  using StateStore::acquire;
   using StateStore::release;
-  std::vector<TensorView> acquire(int piece, Stream& stream) override;
+  std::vector<TensorView> acquire(int piece, Stream& stream, Content content) override;
   void release(int piece, Stream& stream, size_t changed) override;
   std::vector<TensorView> rest(int piece) override;
   void accept_changes() override;
 
  private:
   // What is known of a block's bytes in the file.
-  enum class Content : uint8_t { zeros, hashed, unknown };
+  enum class Known : uint8_t { zeros, hashed, unknown };
   struct Chunk {
-    Content content = Content::zeros;
+    Known content = Known::zeros;
     uint64_t hash = 0;
   };
   struct Piece {
@@ -84,7 +85,7 @@ class NvmeStateStore final : public StateStore {
 NvmeStateStore::NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
                                const NvmeOptions& options, const BlockIoFactory& make_io)
     : chunk_nbytes_(static_cast<size_t>(options.aio.block_size)),
-      file_(options.folder, options.label, nvme_file_nbytes(pieces)),
+      file_(options.folder, options.label, nvme_file_nbytes(pieces), options.purpose),
       ledger_(device.account(nvme_file_nbytes(pieces), MemoryCategory::nvme)),
       read_stream_(device.host().make_stream("zerorun-read")),
       write_stream_(device.host().make_stream("zerorun-write")) {
@@ -129,14 +130,19 @@ std::vector<Block> NvmeStateStore::blocks_of(const Piece& piece, std::byte* data
   return blocks;
 }
 
-std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream) {
+std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream, Content content) {
   Piece& piece = pieces_.at(static_cast<size_t>(index));
   piece.slot = next_slot_;
   next_slot_ = (next_slot_ + 1) % slots_.size();
   const Slot& slot = slots_[piece.slot];
+  std::byte* const data = slot.memory.data;
+  if (content == Content::overwritten) {
+    stream.wait(slot.free);
+    stream.wait(piece.written);
+    return views_at(piece, data);
+  }
   read_stream_->wait(slot.free);
   read_stream_->wait(piece.written);
-  std::byte* const data = slot.memory.data;
   cpu_stream(*read_stream_).submit([this, &piece, data] { read(piece, data); });
   stream.wait(read_stream_->record());
   return views_at(piece, data);
@@ -166,7 +172,7 @@ void NvmeStateStore::read(Piece& piece, std::byte* data) {
   std::vector<size_t> chunks;
   const std::vector<Block> all = blocks_of(piece, data, piece.nbytes);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (piece.chunks[i].content == Content::zeros) {
+    if (piece.chunks[i].content == Known::zeros) {
       std::memset(all[i].data, 0, all[i].nbytes);
     } else {
       blocks.push_back(all[i]);
@@ -179,26 +185,27 @@ void NvmeStateStore::read(Piece& piece, std::byte* data) {
 void NvmeStateStore::write(Piece& piece, std::byte* data, size_t nbytes) {
   const std::vector<Block> blocks = blocks_of(piece, data, nbytes);
   writer_->transfer(Transfer::write, blocks, [&](size_t i) {
-    piece.chunks[i] = {Content::hashed, XXH3_64bits(blocks[i].data, blocks[i].nbytes)};
+    piece.chunks[i] = {Known::hashed, XXH3_64bits(blocks[i].data, blocks[i].nbytes)};
   });
 }
 
 void NvmeStateStore::check(Piece& piece, size_t index, const Block& block) const {
   Chunk& chunk = piece.chunks[index];
   const uint64_t hash = XXH3_64bits(block.data, block.nbytes);
-  if (chunk.content == Content::hashed && chunk.hash != hash) {
+  if (chunk.content == Known::hashed && chunk.hash != hash) {
     fail<IoError>(
         "{}: the {} bytes at offset {} are not what was written there (hash {:016x}, expected "
         "{:016x}): the disk or its path is damaged; resume from the last checkpoint",
         file_.open().path, block.nbytes, block.offset, hash, chunk.hash);
   }
-  chunk = {Content::hashed, hash};
+  chunk = {Known::hashed, hash};
 }
 
 void NvmeStateStore::verify_all() {
   read_stream_->synchronize();
   write_stream_->synchronize();
   if (verified_) return;
+  slots_.front().free.synchronize();  // read by a stream of the caller's
   for (Piece& piece : pieces_) read(piece, slots_.front().memory.data);
   verified_ = true;
 }
@@ -213,7 +220,7 @@ void NvmeStateStore::accept_changes() {
   if (!file_.mapped()) return;
   file_.flush_map();
   for (Piece& piece : pieces_) {
-    for (Chunk& chunk : piece.chunks) chunk.content = Content::unknown;
+    for (Chunk& chunk : piece.chunks) chunk.content = Known::unknown;
   }
 }
 

@@ -17,6 +17,7 @@ namespace zerorun {
 struct NvmeOptions {
   std::filesystem::path folder;
   std::string label;  // of the file in messages
+  FilePurpose purpose;
   int buffer_count = 4;
   AioConfig aio;
 };

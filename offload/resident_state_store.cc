@@ -14,8 +14,11 @@ class ResidentStateStore final : public StateStore {
   ResidentStateStore(std::vector<std::vector<TensorView>> pieces, std::vector<Buffer> buffers)
       : buffers_(std::move(buffers)), pieces_(std::move(pieces)) {}
 
+  using StateStore::acquire;
   using StateStore::release;
-  std::vector<TensorView> acquire(int piece, Stream& /*stream*/) override { return rest(piece); }
+  std::vector<TensorView> acquire(int piece, Stream& /*stream*/, Content /*content*/) override {
+    return rest(piece);
+  }
   void release(int /*piece*/, Stream& /*stream*/, size_t /*changed*/) override {}
   std::vector<TensorView> rest(int piece) override {
     return pieces_.at(static_cast<size_t>(piece));

@@ -21,6 +21,9 @@ struct StateLayout {
   std::vector<StateSpec> tensors;
 };
 
+// Whether what a piece holds is read; if not, all of it is written before its release, or nothing.
+enum class Content : uint8_t { needed, overwritten };
+
 // Where optimizer states rest between steps, piece by piece. The engine acquires a piece before it
 // reads or writes it and releases it afterwards; where the bytes are in between (this device,
 // pinned host memory, a file) is the store's affair. A new store is filled with zeros.
@@ -32,7 +35,10 @@ class StateStore {
   virtual ~StateStore() = default;
   // The views of the piece, in the order of its layout's tensors. They hold the piece as soon as
   // `stream` gets there, until it gets to the release.
-  virtual std::vector<TensorView> acquire(int piece, Stream& stream) = 0;
+  virtual std::vector<TensorView> acquire(int piece, Stream& stream, Content content) = 0;
+  std::vector<TensorView> acquire(int piece, Stream& stream) {
+    return acquire(piece, stream, Content::needed);
+  }
   // `changed`: the first so many tensors were written to; the others keep what they held before.
   virtual void release(int piece, Stream& stream, size_t changed) = 0;
   void release(int piece, Stream& stream) {

@@ -13,13 +13,29 @@ namespace {
 // and disks busy, few enough that staging stays small.
 constexpr int64_t kMaxPieceNumel = int64_t{1} << 22;
 
+// Of the pieces of states, and of parameters that move.
+int64_t piece_numel(const Sharding& sharding) {
+  int64_t numel = std::min(sharding.offload.sub_group_size, kMaxPieceNumel);
+  if (sharding.moves_parameters()) numel = std::min(numel, sharding.offload.param.buffer_size);
+  return std::max(numel, kNormChunk);
+}
+
 void hold_states(const Sharding& sharding, Bucket& bucket) {
   const BucketLayout& layout = bucket.layout;
   const OffloadOptimizerConfig& offload = sharding.offload.optimizer;
   bucket.held_from = sharding.policy.shard_state ? sharding.rank * layout.shard_numel : 0;
   bucket.held_numel = sharding.policy.shard_state ? layout.shard_numel : layout.padded_numel();
   bucket.host_from = bucket.held_numel;
-  if (!bucket.plan.trainable) return;
+  const bool moves = sharding.moves_parameters() && bucket.plan.shard_params;
+  PieceSizes sizes{.device = bucket.held_numel, .host = piece_numel(sharding)};
+  if (moves) sizes.device = sizes.host;
+  const auto pieces = [&] {
+    return cut_pieces(layout, bucket.held_from, bucket.held_numel, bucket.host_from, sizes);
+  };
+  if (!bucket.plan.trainable) {
+    if (moves) bucket.param_pieces = pieces();
+    return;
+  }
   bucket.offloaded = sharding.offloads_states();
   const auto on_device =
       static_cast<int64_t>(static_cast<double>(bucket.held_numel) * (1.0 - offload.ratio));
@@ -27,8 +43,24 @@ void hold_states(const Sharding& sharding, Bucket& bucket) {
     const int64_t cut = cut_near(layout, bucket.held_from + on_device, bucket.held_from);
     bucket.host_from = on_device == 0 ? 0 : std::min(bucket.held_numel, cut - bucket.held_from);
   }
-  const int64_t piece = std::clamp(sharding.offload.sub_group_size, kNormChunk, kMaxPieceNumel);
-  bucket.pieces = cut_pieces(layout, bucket.held_from, bucket.held_numel, bucket.host_from, piece);
+  bucket.pieces = pieces();
+  if (moves) bucket.param_pieces = bucket.pieces;
+}
+
+// The first `max_in_cpu` elements of a rank's shards rest in memory, or all.
+void place_parameters(const Sharding& sharding, std::vector<Bucket>& buckets) {
+  const OffloadParamConfig& offload = sharding.offload.param;
+  int64_t in_memory = 0;
+  int pieces_in_memory = 0;
+  int pieces_in_file = 0;
+  for (Bucket& bucket : buckets) {
+    for (StatePiece& piece : bucket.param_pieces) {
+      piece.on_host =
+          offload.device == OffloadDevice::cpu || in_memory + piece.numel() <= offload.max_in_cpu;
+      if (piece.on_host) in_memory += piece.numel();
+      piece.index = piece.on_host ? pieces_in_memory++ : pieces_in_file++;
+    }
+  }
 }
 
 }  // namespace
@@ -49,6 +81,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
     hold_states(sharding, bucket);
     buckets.push_back(std::move(bucket));
   }
+  place_parameters(sharding, buckets);
   return buckets;
 }
 
@@ -70,7 +103,7 @@ BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buck
   BucketNumels numels;
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.shard_params) {
-      numels.sharded += bucket.layout.shard_numel;
+      if (bucket.param_pieces.empty()) numels.sharded += bucket.layout.shard_numel;
     } else {
       numels.replicated += bucket.layout.padded_numel();
     }
@@ -113,12 +146,6 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets, int64_t total) {
   if (total == 0) return;
   const int ranks = context_.comm.world_size();
   const bool on_host = context_.offload.param.device != OffloadDevice::none;
-  if (on_host && &context_.device.host() != &context_.device) {
-    fail<ConfigError>(
-        "/zero_optimization/offload_param/device: got \"cpu\", which works with CPU ranks so far, "
-        "but this rank is on {}; expected \"none\"",
-        context_.device.name());
-  }
   const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
   std::optional<TensorView> slab;
   if (context_.share_parameters && context_.comm.reads_peers()) {

@@ -36,6 +36,9 @@ struct Bucket {
   bool offloaded = false;
   int64_t host_from = 0;  // first element of the held part that is; held_numel when none is
   std::vector<StatePiece> pieces;  // of the held part; none when frozen
+  // Where its shard moves between the device and where it rests (Sharding::moves_parameters): the
+  // pieces in which it does, which are those of the states.
+  std::vector<StatePiece> param_pieces;
 
   // Gradients. `grad` is where backward writes below stage 2 (from stage 2 on: a pool slot).
   // `reduced` and `host_reduced` are the held part of the reduced gradient before and from
@@ -65,7 +68,7 @@ bool reduces_in_place(const Sharding& sharding);
 // Elements of all buckets' memory on one rank.
 struct BucketNumels {
   int64_t replicated = 0;  // parameters that every rank holds in full
-  int64_t sharded = 0;     // this rank's part of the others
+  int64_t sharded = 0;     // this rank's part of those that are gathered where they rest
   int64_t home = 0;        // gradients that stay where backward writes them
   int64_t reduced = 0;     // reduced gradients that rest on the device, beside those
 };

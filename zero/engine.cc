@@ -43,9 +43,9 @@ class EngineImpl final : public Engine {
              std::vector<Optimizer> rules)
       : model_(with_rules(std::move(specs), rules.size() > 1), groups.size()),
         groups_(std::move(groups)),
-        context_{
-            make_sharding(config, model_.specs(), rules.front(), comm.world_size(), comm.rank()),
-            device, comm},
+        context_{make_sharding(config, model_.specs(), rules.front(), comm.world_size(),
+                               comm.rank(), device.is_host()),
+                 device, comm},
         comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         memory_(context_, buckets_),
@@ -54,11 +54,11 @@ class EngineImpl final : public Engine {
             context_, buckets_, rules,
             {make_device_state_store(device, state_layouts(context_, rules, buckets_, false)),
              offload_ ? std::move(offload_->states) : nullptr},
-            offload_ ? &offload_->lane : nullptr),
+            offload_ ? offload_->lane.get() : nullptr, moved_parameters()),
         control_(context_, config),
         reducer_(context_, buckets_, control_.inspector(), control_.norm(), comm_stream(),
                  offload_.get()),
-        gatherer_(context_, buckets_, model_.module_count(), gather_stream()) {
+        gatherer_(context_, buckets_, model_.module_count(), gather_stream(), moved_parameters()) {
     for (const Bucket& bucket : buckets_) {
       for (const Placement& placement : bucket.layout.placements) {
         const auto id = static_cast<size_t>(placement.parameter);
@@ -76,7 +76,8 @@ class EngineImpl final : public Engine {
     if (std::uncaught_exceptions() > 0) context_.comm.abort("it stopped after an error");
     // Work on the streams uses the other members' memory.
     comm_stream_.reset();
-    if (offload_) offload_->lane.settle();
+    if (offload_ && offload_->lane) offload_->lane->settle();
+    if (moved_parameters() != nullptr) moved_parameters()->settle();
   }
 
   std::span<const ParameterSpec> parameters() const override { return model_.specs(); }
@@ -153,8 +154,11 @@ class EngineImpl final : public Engine {
     return optimizer_.state_specs(buckets_[static_cast<size_t>(home.bucket)]);
   }
   std::vector<StateInterval> state_intervals() override;
+  void visit_states(StateAccess access, const StateVisit& visit) override;
   void publish_masters() override;
-  uint64_t parameter_hash() override { return hash_parameters(context_, buckets_); }
+  uint64_t parameter_hash() override {
+    return hash_parameters(context_, buckets_, moved_parameters());
+  }
 
   int64_t model_state_bytes() const override {
     int64_t total = 0;
@@ -179,6 +183,10 @@ class EngineImpl final : public Engine {
     const bool resident = std::any_of(buckets_.begin(), buckets_.end(),
                                       [](const Bucket& bucket) { return bucket.resident; });
     return resident ? context_.device.inline_stream() : comm_stream();
+  }
+  // Null when shards are gathered from where they rest.
+  OffloadedParameters* moved_parameters() const {
+    return offload_ ? offload_->parameters.get() : nullptr;
   }
   // Waits for the gradient and decides about it.
   StepControl::Decision decide();
@@ -270,7 +278,8 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
   const StepControl::Decision decision = decide();
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  std::vector<StateInterval> intervals = state_intervals();
+  // Its parameters are made of masters, and may rest in a file.
+  std::vector<StateInterval> intervals = optimizer_.intervals(ShardedOptimizer::Parts::states);
   std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
   Stream& stream = context_.device.inline_stream();
   for (const StateInterval& part : intervals) {
@@ -285,7 +294,12 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
 
 std::vector<StateInterval> EngineImpl::state_intervals() {
   reducer_.wait();
-  return optimizer_.intervals();
+  return optimizer_.intervals(ShardedOptimizer::Parts::all);
+}
+
+void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {
+  reducer_.wait();
+  optimizer_.visit(access, visit);
 }
 
 void EngineImpl::publish_masters() {

@@ -245,7 +245,7 @@ void GradientReducer::launch(int index) {
 void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& progress) {
   const bool first = micro_step_ == 0;
   const Output output = first ? Output::overwrite : Output::accumulate;
-  HostGradients* const host = bucket.offloaded ? &offload_->gradients : nullptr;
+  HostGradients* const host = bucket.offloaded ? offload_->gradients.get() : nullptr;
   const TensorView reduced =
       host == nullptr ? bucket.reduced : host->output(bucket, output, stream_);
   if (context_.policy.shard_state) {
@@ -265,7 +265,7 @@ void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& prog
   if (reduces_in_place(context_)) progress.done = taken;  // backward writes there again
   if (is_last() && !whole) {
     norm_.add(bucket, bucket.reduced, 0, stream_);
-    norm_.add_host(bucket, offload_->lane);
+    norm_.add_host(bucket, *offload_->lane);
   }
 }
 

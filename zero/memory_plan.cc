@@ -62,7 +62,8 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
   }
   const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
   const ModelSpec model(with_rules({specs.begin(), specs.end()}, rules.size() > 1), groups);
-  const Sharding sharding = make_sharding(config, model.specs(), rules.front(), world_size, 0);
+  const Sharding sharding =
+      make_sharding(config, model.specs(), rules.front(), world_size, 0, shared_host);
   std::vector<Bucket> buckets = make_buckets(sharding, model.numels(), model.modules());
 
   MemoryPlan plan;
@@ -75,15 +76,16 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
                    nbytes_of(numels.reduced, sharding.accum_dtype);
   plan_states(state_layouts(sharding, rules, buckets, false), plan);
   plan_buckets_in_flight(sharding, rules, buckets, plan);
-  if (!(shared_host && sharding.share_parameters)) {
+  if (!(shared_host && sharding.share_parameters) || sharding.moves_parameters()) {
     plan.gathered = nbytes_of(gathered_numel(sharding, model, buckets), sharding.param_dtype);
   }
-  if (sharding.offloads_states()) {
+  if (sharding.offloads_states() || sharding.moves_parameters()) {
     const auto pieces = state_layouts(sharding, rules, buckets, true);
     const OffloadSizes sizes = offload_sizes(sharding, rules, buckets, pieces);
     plan.buckets += static_cast<int64_t>(HostGradients::device_nbytes(sharding, buckets));
+    plan.buckets += static_cast<int64_t>(sizes.parameters.device);
     plan.pinned += static_cast<int64_t>(sizes.pinned());
-    plan.nvme = static_cast<int64_t>(sizes.file);
+    plan.nvme = static_cast<int64_t>(sizes.states_file + sizes.parameters.file);
   }
   return plan;
 }

@@ -25,8 +25,9 @@ struct MemoryPlan {
   int64_t device() const { return parameters + gradients + masters + moments + buckets + gathered; }
 };
 
-// For rank 0 of `world_size` ranks. `shared_host`: ranks are CPU ranks of one host, which have the
-// parameters of stage 3 in memory that all of them see. Throws ConfigError as Engine::create.
+// For rank 0 of `world_size` ranks. `shared_host`: ranks are CPU ranks of one host, which may have
+// the parameters of stage 3 in memory that all of them see; if not, each has a device. Throws
+// ConfigError as Engine::create.
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
                        bool shared_host);
 

@@ -43,7 +43,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   const OffloadOptimizerConfig& config = sharding.offload.optimizer;
   if (config.device == OffloadDevice::nvme) {
     sizes.states = nvme_staging_nbytes(host_pieces, static_cast<int>(config.buffer_count));
-    sizes.file = nvme_file_nbytes(host_pieces);
+    sizes.states_file = nvme_file_nbytes(host_pieces);
   }
   // Gradients that are added, and directions, go in fp32.
   const bool has_direction = direction_numel(sharding, rules, buckets).numel > 0;
@@ -51,19 +51,26 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   sizes.down = {kStagingSlots, HostSlab::nbytes_of(largest, DType::fp32)};
   sizes.up = {kStagingSlots, HostSlab::nbytes_of(largest, up)};
   sizes.gradients = HostGradients::host_nbytes(sharding, buckets);
+  sizes.parameters = OffloadedParameters::sizes(sharding, buckets);
   return sizes;
 }
 
 Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
                  const OffloadSizes& sizes, std::span<const StateLayout> host_pieces)
-    : slab(context.device, sizes.pinned()),
-      states(make_store(context, slab, host_pieces)),
-      lane(context.device, slab, sizes.down, sizes.up),
-      gradients(context, buckets, slab, lane) {}
+    : slab(context.device, sizes.pinned()) {
+  // The first two need whole pages of the slab.
+  if (context.moves_parameters()) {
+    parameters = std::make_unique<OffloadedParameters>(context, buckets, slab);
+  }
+  if (!context.offloads_states()) return;
+  states = make_store(context, slab, host_pieces);
+  lane = std::make_unique<HostLane>(context.device, slab, sizes.down, sizes.up);
+  gradients = std::make_unique<HostGradients>(context, buckets, slab, *lane);
+}
 
 std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
                                       std::span<const Optimizer> rules) {
-  if (!context.offloads_states()) return nullptr;
+  if (!context.offloads_states() && !context.moves_parameters()) return nullptr;
   const std::vector<StateLayout> pieces = state_layouts(context, rules, buckets, true);
   const OffloadSizes sizes = offload_sizes(context, rules, buckets, pieces);
   check_host_memory(host_limits(), sizes.pinned(), ranks_of_this_host(context.world_size),

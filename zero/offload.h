@@ -10,6 +10,7 @@
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
 #include "zero/host_gradients.h"
+#include "zero/offloaded_parameters.h"
 
 namespace zerorun {
 
@@ -18,24 +19,28 @@ struct OffloadSizes {
   HostLane::Staging down;
   HostLane::Staging up;
   size_t gradients = 0;
-  size_t states = 0;  // in memory, or what of them is staged
-  uint64_t file = 0;  // on NVMe
+  size_t states = 0;         // in memory, or what of them is staged
+  uint64_t states_file = 0;  // on NVMe
+  OffloadedParameters::Sizes parameters;
   // Of the host's memory that is locked.
-  size_t pinned() const { return down.nbytes() + up.nbytes() + gradients + states; }
+  size_t pinned() const {
+    return down.nbytes() + up.nbytes() + gradients + states + parameters.pinned();
+  }
 };
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
                            std::span<const Bucket> buckets,
                            std::span<const StateLayout> host_pieces);
 
-// What an engine has on the host when states are offloaded.
+// What an engine has on the host when states or parameters are offloaded; null what is not.
 struct Offload {
   Offload(const EngineContext& context, std::vector<Bucket>& buckets, const OffloadSizes& sizes,
           std::span<const StateLayout> host_pieces);
 
   HostSlab slab;
+  std::unique_ptr<OffloadedParameters> parameters;
   std::unique_ptr<StateStore> states;
-  HostLane lane;
-  HostGradients gradients;
+  std::unique_ptr<HostLane> lane;
+  std::unique_ptr<HostGradients> gradients;
 };
 
 // Null when nothing is offloaded. Throws ConfigError when the host does not have the memory.

@@ -11,10 +11,12 @@ constexpr int kPrefetchModules = 16;
 }  // namespace
 
 ParameterGatherer::ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                     int module_count, Stream& stream)
+                                     int module_count, Stream& stream,
+                                     OffloadedParameters* parameters)
     : context_(context),
       buckets_(buckets),
       stream_(stream),
+      parameters_(parameters),
       memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
         return device.allocate(nbytes, MemoryCategory::buckets);
       }),
@@ -84,11 +86,21 @@ void ParameterGatherer::start(Bucket& bucket) {
     const TensorView shape{nullptr, numel, context_.param_dtype};
     residence.full = memory_(bucket.index, shape.nbytes());
     bucket.param_full = view_of(residence.full, context_.param_dtype, numel);
-    // Kernels may still read what lay there before.
+    // Work that was given to the inline stream may still use what lay there before.
     stream_.wait(context_.device.inline_stream().record());
   }
-  residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::settled,
-                                             stream_, bucket.label);
+  if (bucket.param_pieces.empty()) {
+    residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::settled,
+                                               stream_, bucket.label);
+  } else {
+    const int64_t shard_numel = bucket.layout.shard_numel;
+    const TensorView own = bucket.param_full.slice(context_.rank * shard_numel, shard_numel);
+    residence.fetched = parameters_->fetch(bucket, own);
+    stream_.wait(residence.fetched);
+    // Peers cannot look into a file, or into another host memory than theirs.
+    residence.ready =
+        context_.comm.all_gather(own, bucket.param_full, Sync::collective, stream_, bucket.label);
+  }
   residence.state = State::gathering;
   live_ += numel;
 }
@@ -96,6 +108,7 @@ void ParameterGatherer::start(Bucket& bucket) {
 void ParameterGatherer::finish(Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::gathering) return;
+  residence.fetched.synchronize();
   residence.ready.synchronize();
   residence.state = State::full;
 }

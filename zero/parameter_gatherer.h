@@ -5,6 +5,7 @@
 
 #include "zero/bucket.h"
 #include "zero/gather_order.h"
+#include "zero/offloaded_parameters.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -15,9 +16,10 @@ namespace zerorun {
 // full when they are used again within max_reuse_distance; max_live_parameters bounds both.
 class ParameterGatherer {
  public:
-  // `module_count` modules; prefetching gathers run on `stream`.
+  // `module_count` modules; prefetching gathers run on `stream`. `parameters` is null when shards
+  // are gathered from where they rest.
   ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets, int module_count,
-                    Stream& stream);
+                    Stream& stream, OffloadedParameters* parameters);
 
   // For full copies from now on; as Engine::use_full_memory.
   void use_memory(Engine::FullMemory memory);
@@ -34,6 +36,7 @@ class ParameterGatherer {
   enum class State : uint8_t { sharded, gathering, full };
   struct Residence {
     State state = State::sharded;
+    Event fetched;  // this rank's shard, where it has to come from elsewhere
     Event ready;
     Buffer full;
   };
@@ -55,6 +58,7 @@ class ParameterGatherer {
   const EngineContext& context_;
   std::vector<Bucket>& buckets_;
   Stream& stream_;
+  OffloadedParameters* const parameters_;
   Engine::FullMemory memory_;
   GatherOrder order_;
   std::vector<Module> modules_;

@@ -35,6 +35,21 @@ uint64_t hash_interval(const EngineContext& context, const Interval& interval, T
   return sum;
 }
 
+// Adds the chunks of a piece of this rank's shard.
+uint64_t hash_piece(const EngineContext& context, const Bucket& bucket, size_t index,
+                    OffloadedParameters& parameters, std::vector<std::byte>& scratch) {
+  const StatePiece& piece = bucket.param_pieces[index];
+  const int64_t from = bucket.held_from + piece.begin;
+  Stream& stream = context.device.host().inline_stream();
+  const TensorView resting = parameters.acquire(bucket, index, stream, Content::needed);
+  uint64_t sum = 0;
+  for (const Interval& part : bucket.layout.intervals(from, from + piece.numel())) {
+    sum += hash_interval(context, part, resting.slice(part.offset - from, part.numel), scratch);
+  }
+  parameters.release(bucket, index, stream, false);
+  return sum;
+}
+
 // 64-bit sums travel as two halves, so that no int64 addition overflows.
 std::array<int64_t, 2> halves(uint64_t value) {
   return {static_cast<int64_t>(value & 0xffffffffU), static_cast<int64_t>(value >> 32)};
@@ -51,13 +66,18 @@ void all_reduce(const EngineContext& context, std::array<int64_t, count>& values
 
 }  // namespace
 
-uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets) {
+uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets,
+                         OffloadedParameters* parameters) {
   std::vector<std::byte> scratch;
   const int rank = context.comm.rank();
   uint64_t own = 0;       // this rank's shards
   uint64_t replicas = 0;  // all that this rank holds in full
   for (const Bucket& bucket : buckets) {
     const int64_t shard_from = rank * bucket.layout.shard_numel;
+    for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
+      own += hash_piece(context, bucket, i, *parameters, scratch);
+    }
+    if (!bucket.param_pieces.empty()) continue;
     for (const Interval& part : bucket.layout.shard_intervals(rank)) {
       own += hash_interval(context, part,
                            bucket.param_shard.slice(part.offset - shard_from, part.numel), scratch);

@@ -4,12 +4,15 @@
 #include <vector>
 
 #include "zero/bucket.h"
+#include "zero/offloaded_parameters.h"
 
 namespace zerorun {
 
 // Hash of all parameters' bytes: the sum over their chunks of kNormChunk elements of XXH3(bytes,
 // seed = XXH3(name) + chunk index). Shards are cut on the chunk grid, so ranks hash what they hold
 // and add up. Collective; throws CommError when a parameter's replicas differ between ranks.
-uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets);
+// `parameters` is null when shards are gathered from where they rest.
+uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets,
+                         OffloadedParameters* parameters);
 
 }  // namespace zerorun

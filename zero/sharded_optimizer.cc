@@ -11,6 +11,15 @@ const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket)
   return bucket.plan.use_muon ? rules[1] : rules[0];
 }
 
+namespace {
+
+// Neither the host nor a shard that moves has parameters that could be their own masters.
+bool keeps_master(const Sharding& sharding, const Bucket& bucket, const StatePiece& piece) {
+  return piece.on_host || sharding.separate_master() || !bucket.param_pieces.empty();
+}
+
+}  // namespace
+
 std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
                                        std::vector<Bucket>& buckets, bool on_host) {
   std::vector<StateLayout> layouts;
@@ -20,8 +29,7 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
       piece.index = static_cast<int>(layouts.size());
       StateLayout& layout = layouts.emplace_back();
       layout.numel = piece.numel();
-      // The host has no parameters that could be their own masters.
-      if (on_host || sharding.separate_master()) {
+      if (keeps_master(sharding, bucket, piece)) {
         layout.tensors.push_back({"master", sharding.master_dtype()});
       }
       const auto states = rule_of(rules, bucket).states();
@@ -32,12 +40,14 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
 }
 
 ShardedOptimizer::ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
-                                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane)
+                                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane,
+                                   OffloadedParameters* parameters)
     : context_(context),
       buckets_(buckets),
       rules_(std::move(rules)),
       stores_(std::move(stores)),
-      lane_(lane) {
+      lane_(lane),
+      parameters_(parameters) {
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.trainable && bucket.plan.use_muon) check_matrices(bucket);
     auto& of_bucket = runs_.emplace_back();
@@ -82,8 +92,7 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucke
 }
 
 const std::vector<ShardedOptimizer::Run>& ShardedOptimizer::runs(const Work& work) const {
-  const auto piece = static_cast<size_t>(&work.piece - work.bucket.pieces.data());
-  return runs_[static_cast<size_t>(work.bucket.index)][piece];
+  return runs_[static_cast<size_t>(work.bucket.index)][work.piece_number()];
 }
 
 TensorView ShardedOptimizer::param_of(const Bucket& bucket, const StatePiece& piece) const {
@@ -93,7 +102,7 @@ TensorView ShardedOptimizer::param_of(const Bucket& bucket, const StatePiece& pi
 
 std::vector<TensorView> ShardedOptimizer::with_master(const Bucket& bucket, const StatePiece& piece,
                                                       std::vector<TensorView> views) const {
-  if (!piece.on_host && !context_.separate_master()) {
+  if (!keeps_master(context_, bucket, piece)) {
     views.insert(views.begin(), param_of(bucket, piece));
   }
   return views;
@@ -113,8 +122,11 @@ UpdateTensors ShardedOptimizer::tensors_of(const Work& work, const Run& run) con
   UpdateTensors tensors;
   tensors.master = work.views[0].slice(begin, numel);
   tensors.grad = work.bucket.reduced_part(run.begin, numel);
-  const bool in_place = context_.master_is_param;
-  tensors.param = in_place ? tensors.master : work.param.slice(begin, numel);
+  if (context_.master_is_param) {
+    tensors.param = tensors.master;
+  } else if (work.param.data != nullptr) {  // a first pass writes none
+    tensors.param = work.param.slice(begin, numel);
+  }
   tensors.parameter = run.first.parameter;
   tensors.element = run.first.begin;
   const std::span<const StateSpec> specs = rule_of(rules_, work.bucket).states();
@@ -130,21 +142,42 @@ UpdateTensors ShardedOptimizer::tensors_of(const Work& work, const Run& run) con
   return tensors;
 }
 
-ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StatePiece& piece) {
+ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StatePiece& piece,
+                                               Content content) {
   Device& device = piece.on_host ? lane_->host() : context_.device;
   Stream& stream = piece.on_host ? lane_->stream() : device.inline_stream();
   return {bucket,
           piece,
           device,
           stream,
-          with_master(bucket, piece, store_of(piece).acquire(piece.index, stream)),
-          piece.on_host ? TensorView{} : param_of(bucket, piece)};
+          with_master(bucket, piece, store_of(piece).acquire(piece.index, stream, content)),
+          {}};
+}
+
+void ShardedOptimizer::open_param(Work& work) {
+  if (!work.bucket.param_pieces.empty()) {
+    work.param = parameters_->outgoing(work.bucket, work.piece_number(), work.device, work.stream);
+  } else if (work.piece.on_host) {
+    work.param = lane_->outgoing(work.piece.numel(), context_.param_dtype);
+  } else {
+    work.param = param_of(work.bucket, work.piece);
+  }
+}
+
+Event ShardedOptimizer::close_param(Work& work) {
+  if (!work.bucket.param_pieces.empty()) {
+    parameters_->store(work.bucket, work.piece_number(), work.device, work.stream);
+    return work.stream.record();
+  }
+  return work.piece.on_host ? lane_->send(work.param, param_of(work.bucket, work.piece)) : Event{};
 }
 
 void ShardedOptimizer::end(Work& work) {
-  if (work.piece.on_host && work.param.data != nullptr) {
-    if (context_.master_is_param) work.device.cast(work.stream, work.views[0], work.param);
-    lane_->send(work.param, param_of(work.bucket, work.piece));
+  if (work.param.data != nullptr) {
+    if (context_.master_is_param && keeps_master(context_, work.bucket, work.piece)) {
+      work.device.cast(work.stream, work.views[0], work.param);
+    }
+    close_param(work);
   }
   store_of(work.piece).release(work.piece.index, work.stream);
 }
@@ -153,7 +186,7 @@ void ShardedOptimizer::update(const Bucket& bucket, bool on_host, const Scalars&
   for (const StatePiece& piece : bucket.pieces) {
     if (piece.on_host != on_host) continue;
     Work work = begin(bucket, piece);
-    if (on_host) work.param = lane_->outgoing(piece.numel(), context_.param_dtype);
+    open_param(work);
     for (const Run& run : runs(work)) {
       work.device.update(work.stream, scalars(run), tensors_of(work, run));
     }
@@ -169,7 +202,8 @@ void ShardedOptimizer::update_all(const std::function<bool(const Bucket&)>& want
     if (!bucket.plan.trainable || !wanted(bucket) || !bucket.offloaded) continue;
     lane_->stream().wait(bucket.host_ready);
     update(bucket, true, scalars_of(bucket));
-    uploaded[static_cast<size_t>(bucket.index)] = lane_->sent();
+    uploaded[static_cast<size_t>(bucket.index)] =
+        bucket.param_pieces.empty() ? lane_->sent() : lane_->stream().record();
   }
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable || !wanted(bucket)) continue;

@@ -10,6 +10,7 @@
 #include "offload/state_store.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
+#include "zero/offloaded_parameters.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -37,10 +38,12 @@ DirectionSize direction_numel(const Sharding& sharding, std::span<const Optimize
 // The optimizer states of this rank's shards and the steps over them.
 class ShardedOptimizer {
  public:
-  // Collective. `rules` as of make_optimizers; `lane` is null when nothing is offloaded. Throws
-  // ConfigError when a parameter does not fit its rule, naming it.
+  // Collective. `rules` as of make_optimizers; `lane` is null when no states are
+  // offloaded, `parameters` when none move. Throws ConfigError when a parameter does not fit its
+  // rule, naming it.
   ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
-                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane);
+                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane,
+                   OffloadedParameters* parameters);
 
   using Publish = std::function<void(const Bucket&)>;
   // Updates every trainable bucket's shard (master, states, and the parameter in its dtype) and
@@ -55,8 +58,11 @@ class ShardedOptimizer {
   // zero/state_access.cc
   // As Engine::initialize_parameters; `publish` as in step.
   void initialize(const Engine::FillFunction& fill, const Publish& publish);
-  // As Engine::state_intervals.
-  std::vector<StateInterval> intervals();
+  // As Engine::state_intervals; `states`: without parameters that rest elsewhere.
+  enum class Parts : uint8_t { states, all };
+  std::vector<StateInterval> intervals(Parts parts);
+  // As Engine::visit_states.
+  void visit(StateAccess access, const Engine::StateVisit& visit);
   // As Engine::publish_masters.
   void recast(Stream& comm_stream, const Publish& publish);
 
@@ -85,6 +91,7 @@ class ShardedOptimizer {
     Stream& stream;
     std::vector<TensorView> views;  // master and states
     TensorView param;               // of the piece, in its dtype, where the device writes it
+    size_t piece_number() const { return static_cast<size_t>(&piece - bucket.pieces.data()); }
   };
 
   void check_matrices(const Bucket& bucket) const;
@@ -102,13 +109,31 @@ class ShardedOptimizer {
   // it.
   TensorView part_of(const Bucket& bucket, TensorView view, size_t index, int64_t begin,
                      int64_t numel) const;
+  // What is known of a piece: its parameters, and master and states unless it is frozen.
+  struct PieceViews {
+    TensorView param;
+    std::vector<TensorView> states;
+  };
   StateInterval interval_of(const Bucket& bucket, const StatePiece& piece, const Interval& part,
-                            std::span<const TensorView> views) const;
-  void fill(const Bucket& bucket, const StatePiece& piece, std::span<const TensorView> views,
-            const Engine::FillFunction& source, std::span<float> host, TensorView staging);
+                            const PieceViews& views) const;
+  // Visits what of the piece this rank alone stands for.
+  void visit_piece(const Bucket& bucket, const StatePiece& piece, const PieceViews& views,
+                   const Engine::StateVisit& visit) const;
+  // Where initial values come from, and what they pass through.
+  struct Fill {
+    const Engine::FillFunction& source;
+    std::span<float> host;
+    TensorView staging;
+  };
+  // The bucket's piece of that number; `views` are its master and states, if it has any.
+  void fill(const Bucket& bucket, const StatePiece& piece, size_t number,
+            std::span<const TensorView> views, const Fill& fill);
 
-  Work begin(const Bucket& bucket, const StatePiece& piece);
-  // The updated parameters go to the device; the states to rest.
+  Work begin(const Bucket& bucket, const StatePiece& piece, Content content = Content::needed);
+  // Sets where the piece's new parameters are written, and takes them to where they belong.
+  void open_param(Work& work);
+  Event close_param(Work& work);
+  // The updated parameters, where there are any, and the states go to rest.
   void end(Work& work);
   UpdateTensors tensors_of(const Work& work, const Run& run) const;
   using Scalars = std::function<UpdateScalars(const Run&)>;
@@ -132,6 +157,7 @@ class ShardedOptimizer {
   const std::vector<Optimizer> rules_;
   StateStores stores_;
   HostLane* const lane_;
+  OffloadedParameters* const parameters_;
   std::vector<std::vector<std::vector<Run>>> runs_;  // by bucket and piece
   // Of one bucket at a time, in fp32: Lamb's direction of a piece, Muon's of the whole.
   Buffer direction_;

@@ -55,7 +55,7 @@ void check_offload(const Config& config) {
 }  // namespace
 
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
-                       const Optimizer& rule, int world_size, int rank) {
+                       const Optimizer& rule, int world_size, int rank, bool computes_on_host) {
   check_offload(config);
   Sharding sharding{.specs = specs,
                     .policy = stage_policy(config.zero.stage),
@@ -70,6 +70,7 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
   sharding.parameter_alignment = rule.alignment();
   sharding.world_size = world_size;
   sharding.rank = rank;
+  sharding.computes_on_host = computes_on_host;
   // Without a stream of its own, gathering ahead only moves the wait.
   if (!config.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
   return sharding;

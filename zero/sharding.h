@@ -27,6 +27,7 @@ struct Sharding {
   int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
   int world_size = 1;
   int rank = 0;
+  bool computes_on_host = true;  // on CPU ranks
 
   // fp32 masters beside parameters of 16 bits.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
@@ -34,11 +35,18 @@ struct Sharding {
   bool offloads_states() const {
     return offload.optimizer.device != OffloadDevice::none && offload.optimizer.ratio > 0;
   }
+  // Shards of parameters come from where they rest to the device when they are gathered. CPU ranks
+  // gather from their host's memory in place.
+  bool moves_parameters() const {
+    return policy.shard_params &&
+           (offload.param.device == OffloadDevice::nvme ||
+            (offload.param.device == OffloadDevice::cpu && !computes_on_host));
+  }
   DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
 };
 
 // Throws ConfigError for dtypes, stages and places to offload to that contradict each other.
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
-                       const Optimizer& rule, int world_size, int rank);
+                       const Optimizer& rule, int world_size, int rank, bool computes_on_host);
 
 }  // namespace zerorun

@@ -1,5 +1,6 @@
 // Reading and writing the states of a ShardedOptimizer between steps.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -7,45 +8,64 @@
 
 namespace zerorun {
 
-void ShardedOptimizer::fill(const Bucket& bucket, const StatePiece& piece,
-                            std::span<const TensorView> views, const Engine::FillFunction& source,
-                            std::span<float> host, TensorView staging) {
+namespace {
+
+// What a bucket without optimizer states is visited in.
+std::vector<StatePiece> frozen_pieces(const Bucket& bucket) {
+  if (!bucket.param_pieces.empty()) return bucket.param_pieces;
+  return {{.begin = 0, .end = bucket.held_numel}};
+}
+
+}  // namespace
+
+void ShardedOptimizer::fill(const Bucket& bucket, const StatePiece& piece, size_t number,
+                            std::span<const TensorView> views, const Fill& fill) {
   Device& device = context_.device;
   Stream& stream = device.inline_stream();
+  Device& host = device.host();
+  const bool moves = !bucket.param_pieces.empty();
+  const TensorView param =
+      moves ? parameters_->acquire(bucket, number, host.inline_stream(), Content::overwritten)
+            : param_of(bucket, piece);
   const int64_t from = bucket.held_from + piece.begin;
-  const TensorView param = param_of(bucket, piece);
   for (const Interval& part : bucket.layout.intervals(from, from + piece.numel())) {
-    for (int64_t at = 0; at < part.numel; at += staging.numel) {
-      const int64_t count = std::min(staging.numel, part.numel - at);
+    for (int64_t at = 0; at < part.numel; at += fill.staging.numel) {
+      const int64_t count = std::min(fill.staging.numel, part.numel - at);
       const int64_t offset = part.offset - from + at;
-      source(part.parameter, part.begin + at, host.first(static_cast<size_t>(count)));
-      const TensorView block = staging.slice(0, count);
-      device.upload(stream, host.data(), block);
-      if (piece.on_host) {
-        device.host().cast(device.host().inline_stream(), view_of(host).slice(0, count),
-                           views[0].slice(offset, count));
-      } else if (!views.empty()) {
-        device.cast(stream, block, views[0].slice(offset, count));
-      }
-      device.cast(stream, block, param.slice(offset, count));
+      const std::span<float> values = fill.host.first(static_cast<size_t>(count));
+      fill.source(part.parameter, part.begin + at, values);
+      const TensorView block = fill.staging.slice(0, count);
+      device.upload(stream, values.data(), block);
+      const auto write = [&](TensorView whole, bool on_host) {
+        const TensorView out = whole.slice(offset, count);
+        if (on_host) {
+          host.cast(host.inline_stream(), view_of(values), out);
+        } else {
+          device.cast(stream, block, out);
+        }
+      };
+      if (!views.empty()) write(views[0], piece.on_host);
+      write(param, moves);
       stream.synchronize();
     }
   }
+  if (moves) parameters_->release(bucket, number, host.inline_stream(), true);
 }
 
 void ShardedOptimizer::initialize(const Engine::FillFunction& source, const Publish& publish) {
   constexpr int64_t kBlock = 1 << 18;
   std::vector<float> host(kBlock);
   const Buffer buffer = context_.device.allocate(kBlock * sizeof(float), MemoryCategory::other);
-  const TensorView staging = view_of(buffer, DType::fp32, kBlock);
+  const Fill fill_with{source, host, view_of(buffer, DType::fp32, kBlock)};
   for (const Bucket& bucket : buckets_) {
     if (bucket.pieces.empty()) {
-      fill(bucket, {.begin = 0, .end = bucket.held_numel}, {}, source, host, staging);
+      const std::vector<StatePiece> pieces = frozen_pieces(bucket);
+      for (size_t i = 0; i < pieces.size(); ++i) fill(bucket, pieces[i], i, {}, fill_with);
     }
     for (const StatePiece& piece : bucket.pieces) {
       const Work work = begin(bucket, piece);
       if (piece.on_host) lane_->synchronize();
-      fill(bucket, piece, work.views, source, host, staging);
+      fill(bucket, piece, work.piece_number(), work.views, fill_with);
       store_of(piece).release(piece.index, work.stream, 1);  // the master
     }
     publish(bucket);
@@ -53,17 +73,15 @@ void ShardedOptimizer::initialize(const Engine::FillFunction& source, const Publ
 }
 
 StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StatePiece& piece,
-                                            const Interval& part,
-                                            std::span<const TensorView> views) const {
+                                            const Interval& part, const PieceViews& views) const {
   StateInterval interval{.parameter = part.parameter, .begin = part.begin, .numel = part.numel};
-  const int64_t in_shard = part.offset - context_.rank * bucket.layout.shard_numel;
-  interval.param = bucket.param_shard.slice(in_shard, part.numel);
-  interval.on_host = piece.on_host;
+  const int64_t in_piece = part.offset - bucket.held_from - piece.begin;
+  if (views.param.data != nullptr) interval.param = views.param.slice(in_piece, part.numel);
   if (!bucket.plan.trainable) return interval;
-  const int64_t in_held = part.offset - bucket.held_from;
-  interval.grad = bucket.reduced_part(in_held, part.numel);
-  for (size_t i = 0; i < views.size(); ++i) {
-    const TensorView view = part_of(bucket, views[i], i, in_held - piece.begin, part.numel);
+  interval.on_host = piece.on_host;
+  interval.grad = bucket.reduced_part(in_piece + piece.begin, part.numel);
+  for (size_t i = 0; i < views.states.size(); ++i) {
+    const TensorView view = part_of(bucket, views.states[i], i, in_piece, part.numel);
     if (i == 0) {
       interval.master = view;
     } else {
@@ -73,21 +91,37 @@ StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StatePie
   return interval;
 }
 
-std::vector<StateInterval> ShardedOptimizer::intervals() {
+void ShardedOptimizer::visit_piece(const Bucket& bucket, const StatePiece& piece,
+                                   const PieceViews& views, const Engine::StateVisit& visit) const {
+  const int64_t own = context_.rank * bucket.layout.shard_numel;
+  const int64_t begin = std::max(own, bucket.held_from + piece.begin);
+  const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.held_from + piece.end);
+  for (const Interval& part : bucket.layout.intervals(begin, end)) {
+    visit(interval_of(bucket, piece, part, views));
+  }
+}
+
+std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts) {
   if (lane_ != nullptr) lane_->synchronize();
   std::vector<StateInterval> result;
+  const auto keep = [&](const StateInterval& interval) { result.push_back(interval); };
   for (const Bucket& bucket : buckets_) {
-    const int64_t own = context_.rank * bucket.layout.shard_numel;
-    const auto add = [&](const StatePiece& piece, std::span<const TensorView> views) {
-      const int64_t begin = std::max(own, bucket.held_from + piece.begin);
-      const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.held_from + piece.end);
-      for (const Interval& part : bucket.layout.intervals(begin, end)) {
-        result.push_back(interval_of(bucket, piece, part, views));
-      }
+    const bool moves = !bucket.param_pieces.empty();
+    const auto param_at_rest = [&](const StatePiece& piece, size_t number) {
+      if (!moves) return param_of(bucket, piece);
+      return parts == Parts::all ? parameters_->rest(bucket, number) : TensorView{};
     };
-    if (bucket.pieces.empty()) add({.begin = 0, .end = bucket.held_numel}, {});
-    for (const StatePiece& piece : bucket.pieces) {
-      add(piece, with_master(bucket, piece, store_of(piece).rest(piece.index)));
+    if (bucket.pieces.empty()) {
+      const std::vector<StatePiece> pieces = frozen_pieces(bucket);
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        visit_piece(bucket, pieces[i], {param_at_rest(pieces[i], i), {}}, keep);
+      }
+    }
+    for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+      const StatePiece& piece = bucket.pieces[i];
+      std::vector<TensorView> states =
+          with_master(bucket, piece, store_of(piece).rest(piece.index));
+      visit_piece(bucket, piece, {param_at_rest(piece, i), std::move(states)}, keep);
     }
   }
   std::sort(result.begin(), result.end(), [](const StateInterval& a, const StateInterval& b) {
@@ -96,8 +130,37 @@ std::vector<StateInterval> ShardedOptimizer::intervals() {
   return result;
 }
 
+void ShardedOptimizer::visit(StateAccess access, const Engine::StateVisit& visit) {
+  const Content content = access == StateAccess::shape ? Content::overwritten : Content::needed;
+  const bool changed = access == StateAccess::write;
+  Stream& host = context_.device.host().inline_stream();
+  if (lane_ != nullptr) lane_->synchronize();
+  for (const Bucket& bucket : buckets_) {
+    const bool moves = !bucket.param_pieces.empty();
+    const auto visit_with = [&](const StatePiece& piece, size_t number,
+                                std::vector<TensorView> states) {
+      const TensorView param =
+          moves ? parameters_->acquire(bucket, number, host, content) : param_of(bucket, piece);
+      visit_piece(bucket, piece, {param, std::move(states)}, visit);
+      if (moves) parameters_->release(bucket, number, host, changed);
+    };
+    if (bucket.pieces.empty()) {
+      const std::vector<StatePiece> pieces = frozen_pieces(bucket);
+      for (size_t i = 0; i < pieces.size(); ++i) visit_with(pieces[i], i, {});
+    }
+    for (const StatePiece& piece : bucket.pieces) {
+      Work work = begin(bucket, piece, content);
+      work.stream.synchronize();
+      visit_with(piece, work.piece_number(), std::move(work.views));
+      store_of(piece).release(piece.index, work.stream,
+                              changed ? std::numeric_limits<size_t>::max() : 0);
+    }
+  }
+}
+
 void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
   if (stores_.host) stores_.host->accept_changes();
+  if (parameters_ != nullptr) parameters_->accept_changes();
   for (const Bucket& bucket : buckets_) {
     for (const StatePiece& piece : bucket.pieces) {
       Work work = begin(bucket, piece);
@@ -107,11 +170,11 @@ void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
         context_.comm.all_gather(part, work.views[i], Sync::collective, comm_stream, bucket.label)
             .synchronize();
       }
-      if (piece.on_host) work.param = lane_->outgoing(piece.numel(), context_.param_dtype);
+      open_param(work);
       if (work.views[0].data != work.param.data) {
         work.device.cast(work.stream, work.views[0], work.param);
       }
-      if (piece.on_host) comm_stream.wait(lane_->send(work.param, param_of(bucket, piece)));
+      comm_stream.wait(close_param(work));
       store_of(piece).release(piece.index, work.stream, 0);
     }
     publish(bucket);

@@ -18,17 +18,21 @@ int64_t cut_near(const BucketLayout& layout, int64_t at, int64_t after) {
 }
 
 std::vector<StatePiece> cut_pieces(const BucketLayout& layout, int64_t from, int64_t numel,
-                                   int64_t host_from, int64_t piece_numel) {
+                                   int64_t host_from, PieceSizes sizes) {
   std::vector<StatePiece> pieces;
-  if (host_from > 0 || numel == 0) pieces.push_back({.begin = 0, .end = host_from});
-  for (int64_t begin = host_from; begin < numel;) {
-    int64_t end = numel;
-    if (piece_numel < numel - begin) {
-      end = std::min(numel, cut_near(layout, from + begin + piece_numel, from + begin) - from);
+  if (numel == 0) pieces.push_back({});
+  const auto cut = [&](int64_t begin, int64_t last, int64_t piece_numel, bool on_host) {
+    while (begin < last) {
+      int64_t end = last;
+      if (piece_numel < last - begin) {
+        end = std::min(last, cut_near(layout, from + begin + piece_numel, from + begin) - from);
+      }
+      pieces.push_back({.begin = begin, .end = end, .on_host = on_host});
+      begin = end;
     }
-    pieces.push_back({.begin = begin, .end = end, .on_host = true});
-    begin = end;
-  }
+  };
+  cut(0, host_from, sizes.device, false);
+  cut(host_from, numel, sizes.host, true);
   return pieces;
 }
 

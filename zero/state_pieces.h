@@ -22,10 +22,14 @@ struct StatePiece {
 // first one after `at`.
 int64_t cut_near(const BucketLayout& layout, int64_t at, int64_t after);
 
-// Cuts elements [from, from + numel) of a bucket: what lies before `host_from` stays on the device
-// in one piece, the rest goes to the host in pieces of about `piece_numel` elements of
-// parameters, padding on top.
+// Elements of a piece's parameters, about; padding on top.
+struct PieceSizes {
+  int64_t device = 0;
+  int64_t host = 0;
+};
+// Cuts elements [from, from + numel) of a bucket: what lies before `host_from` stays on the device,
+// the rest goes to the host.
 std::vector<StatePiece> cut_pieces(const BucketLayout& layout, int64_t from, int64_t numel,
-                                   int64_t host_from, int64_t piece_numel);
+                                   int64_t host_from, PieceSizes sizes);
 
 }  // namespace zerorun

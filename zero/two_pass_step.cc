@@ -128,10 +128,8 @@ void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
   for (const StatePiece& piece : bucket.pieces) {
     Work work = begin(bucket, piece);
     TensorView part = direction.slice(piece.begin, piece.numel());
-    if (piece.on_host) {
-      part = lane_->fetch(part, found);
-      work.param = lane_->outgoing(piece.numel(), context_.param_dtype);
-    }
+    if (piece.on_host) part = lane_->fetch(part, found);
+    open_param(work);
     for (const Run& run : runs(work)) {
       const auto& shape = context_.specs[static_cast<size_t>(run.first.parameter)].shape;
       UpdateTensors tensors = tensors_of(work, run);

@@ -144,7 +144,11 @@ struct OffloadOptimizerConfig {
 
 // zero_optimization.offload_param: parameters of stage 3.
 struct OffloadParamConfig {
-  OffloadDevice device = OffloadDevice::none;  // not nvme
+  OffloadDevice device = OffloadDevice::none;
+  std::optional<std::string> nvme_path;  // a folder on a local disk
+  int64_t buffer_count = 5;              // staging buffers between file and memory
+  int64_t buffer_size = 100'000'000;     // elements of one, at most
+  int64_t max_in_cpu = 1'000'000'000;    // nvme: elements of a rank's shards that stay in memory
 };
 
 // The aio block: how files are read and written.

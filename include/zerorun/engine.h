@@ -81,21 +81,28 @@ struct EngineProgress {
   std::optional<LossScalerState> loss_scaler;  // fp16 only
 };
 
-// A part of one parameter that this rank holds; the views are in the device's memory.
+// A part of one parameter that this rank holds; the views are in the device's memory, but for what
+// is offloaded.
 struct StateInterval {
   ParameterId parameter = 0;
   int64_t begin = 0;  // first element within the flattened parameter
   int64_t numel = 0;
-  TensorView param;  // in the parameter's dtype
+  // In the parameter's dtype; in host memory, or a file's, where stage 3 offloads parameters.
+  TensorView param;
   // fp32; the same memory as `param` when the model is fp32 or PrecisionConfig::master_is_param
   TensorView master;
   // The reduced gradient: a sum over ranks and micro-steps, still multiplied by the loss scale.
   // Complete from the last end_micro_step to the next gradient(); without data when frozen.
   TensorView grad;
   std::vector<TensorView> states;  // in the order of Engine::state_specs; empty when frozen
-  // Offloaded: `master`, `grad` and `states` are in host memory, and `master` never is `param`.
+  // `master`, `grad` and `states` are offloaded, to host memory. Where they, or the parameter, are,
+  // `master` never is `param`.
   bool on_host = false;
 };
+
+// What a visitor of states does: ask for parameters, elements and dtypes; read; or change any of
+// it.
+enum class StateAccess : uint8_t { shape, read, write };
 
 // Seconds spent since the last call of Engine::take_timings.
 struct EngineTimings {
@@ -189,8 +196,12 @@ class ZR_API Engine {
   // What this rank holds, in parameter order: with the other ranks', every element once. Frozen
   // parameters too. Parameters replicated on every rank appear on one only.
   virtual std::vector<StateInterval> state_intervals() = 0;
-  // After masters or states were written through state_intervals (a resumed checkpoint): recasts
-  // the parameters from the masters and publishes them. Collective.
+  // The same one by one, always in one order, in no more memory than offloading stages anyway: the
+  // views are valid during the call. After `write`: publish_masters.
+  using StateVisit = std::function<void(const StateInterval&)>;
+  virtual void visit_states(StateAccess access, const StateVisit& visit) = 0;
+  // After masters or states were written (a resumed checkpoint): recasts the parameters from the
+  // masters and publishes them. Collective.
   virtual void publish_masters() = 0;
 
   // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;

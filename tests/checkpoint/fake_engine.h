@@ -133,6 +133,9 @@ class FakeEngine : public Engine {
     for (const Held& held : held_) intervals.push_back(held.interval);
     return intervals;
   }
+  void visit_states(StateAccess, const StateVisit& visit) override {
+    for (const StateInterval& interval : state_intervals()) visit(interval);
+  }
   void publish_masters() override {
     ++published_;
     for (const Held& held : held_) cast_master(held.interval);

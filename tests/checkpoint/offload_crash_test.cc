@@ -35,10 +35,13 @@ Config nvme_config() {
   Config config;
   config.batch.accumulation_steps = 1;
   config.precision.param_dtype = DType::bf16;
-  config.zero.stage = 2;
-  config.zero.reduce_bucket_size = 900;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
   config.offload.optimizer.device = OffloadDevice::nvme;
   config.offload.optimizer.nvme_path = "nvme";
+  config.offload.param.device = OffloadDevice::nvme;
+  config.offload.param.nvme_path = "nvme";
+  config.offload.param.max_in_cpu = 0;
   config.offload.sub_group_size = 1500;
   config.offload.aio.block_size = 8192;
   return config;

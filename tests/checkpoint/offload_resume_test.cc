@@ -23,10 +23,12 @@ struct Home {
   const char* name;
   OffloadDevice device;
   double ratio;
+  OffloadDevice param = OffloadDevice::none;  // at stage 3
 };
 constexpr std::array kHomes = {
     Home{"device", OffloadDevice::none, 1.0}, Home{"host", OffloadDevice::cpu, 1.0},
-    Home{"both", OffloadDevice::cpu, 0.4}, Home{"nvme", OffloadDevice::nvme, 0.7}};
+    Home{"both", OffloadDevice::cpu, 0.4}, Home{"nvme", OffloadDevice::nvme, 0.7},
+    Home{"all on nvme", OffloadDevice::nvme, 1.0, OffloadDevice::nvme}};
 
 Config config_of(const Home& home, const std::string& type, int stage) {
   Config config;
@@ -39,6 +41,9 @@ Config config_of(const Home& home, const std::string& type, int stage) {
   config.offload.optimizer.device = home.device;
   config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
   config.offload.optimizer.ratio = home.ratio;
+  if (stage == 3) config.offload.param.device = home.param;
+  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.max_in_cpu = 300;
   config.offload.sub_group_size = 700;
   config.offload.aio.block_size = 4096;
   return config;
@@ -69,7 +74,9 @@ TEST(OffloadResume, AnySettingLoadsWhatAnyOtherSaved) {
   for (const std::string type : {"AdamW", "AdamW8bit"}) {
     for (const Home& saving : kHomes) {
       const TemporaryDirectory directory;
-      const uint64_t expected = train(config_of(saving, type, 2), 2, directory.string(), "");
+      const uint64_t expected =
+          train(config_of(saving, type, saving.param == OffloadDevice::none ? 2 : 3), 2,
+                directory.string(), "");
       for (const Home& loading : kHomes) {
         for (const int stage : {1, 3}) {
           EXPECT_EQ(train(config_of(loading, type, stage), 2, "", directory.string()), expected)
@@ -84,7 +91,7 @@ TEST(OffloadResume, AnySettingLoadsWhatAnyOtherSaved) {
 TEST(OffloadResume, ACheckpointSurvivesResumingAndSavingAgain) {
   const TemporaryDirectory first;
   const TemporaryDirectory second;
-  const Config nvme = config_of(kHomes[3], "AdamW", 3);
+  const Config nvme = config_of(kHomes[4], "AdamW", 3);
   const Config plain = config_of(kHomes[0], "AdamW", 0);
   const uint64_t expected = train(nvme, 2, first.string(), "");
   EXPECT_EQ(train(nvme, 2, second.string(), first.string()), expected);

@@ -103,8 +103,11 @@ TEST(Problems, OffloadThatCannotBeMeant) {
           R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}})"),
       HasSubstr("needs /zero_optimization/offload_optimizer/nvme_path"));
   EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 3, "offload_param":
+              {"device": "nvme"}}})"),
+              HasSubstr("needs /zero_optimization/offload_param/nvme_path"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 2, "offload_param":
               {"device": "nvme", "nvme_path": "/disk"}}})"),
-              HasSubstr("got \"nvme\", not supported yet"));
+              HasSubstr("needs /zero_optimization/stage 3, got 2"));
   EXPECT_THAT(problems_of(R"({"aio": {"block_size": 5000}})"),
               HasSubstr("/aio/block_size (1:24): got 5000, expected a multiple of 4096"));
   EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
@@ -118,14 +121,20 @@ TEST(Problems, OffloadIsReadInItsOldAndItsNewForm) {
   const ParsedConfig parsed = parse_config(R"({"zero_optimization": {"stage": 3,
       "offload_optimizer": {"device": "NVMe", "nvme_path": "/disk", "ratio": 0.3,
                             "buffer_count": 3, "fast_init": true},
-      "offload_param": {"device": "cpu", "pin_memory": true}, "sub_group_size": 1000},
+      "offload_param": {"device": "nvme", "nvme_path": "/fast", "pin_memory": true,
+                        "buffer_count": 6, "buffer_size": 2000, "max_in_cpu": 0},
+      "sub_group_size": 1000},
       "aio": {"block_size": 8192, "queue_depth": 2, "thread_count": 3}})");
   const OffloadConfig& offload = parsed.config.offload;
   EXPECT_EQ(offload.optimizer.device, OffloadDevice::nvme);
   EXPECT_EQ(offload.optimizer.nvme_path, "/disk");
   EXPECT_EQ(offload.optimizer.ratio, 0.3);
   EXPECT_EQ(offload.optimizer.buffer_count, 3);
-  EXPECT_EQ(offload.param.device, OffloadDevice::cpu);
+  EXPECT_EQ(offload.param.device, OffloadDevice::nvme);
+  EXPECT_EQ(offload.param.nvme_path, "/fast");
+  EXPECT_EQ(offload.param.buffer_count, 6);
+  EXPECT_EQ(offload.param.buffer_size, 2000);
+  EXPECT_EQ(offload.param.max_in_cpu, 0);
   EXPECT_EQ(offload.aio.block_size, 8192);
   EXPECT_EQ(offload.aio.queue_depth, 2);
   EXPECT_EQ(offload.aio.threads, 3);

@@ -124,13 +124,14 @@ TEST(Report, CheckSaysWhichKeysOfOffloadHaveNoEffectWithoutADevice) {
        {"/zero_optimization/offload_optimizer/ratio",
         "/zero_optimization/offload_optimizer/buffer_count", "/aio/queue_depth"}) {
     EXPECT_THAT(report, HasSubstr(fmt::format("no effect: {}: /zero_optimization/offload_optimizer/"
-                                              "device is \"none\"\n",
+                                              "device is \"none\"",
                                               key)));
   }
   for (const char* on :
-       {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu", "ratio": 0.5})"}) {
+       {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu", "ratio": 0.5})",
+        R"("offload_param": {"device": "nvme", "nvme_path": "/disk", "max_in_cpu": 0})"}) {
     const TemporaryFile cpu(fmt::format(
-        R"({{"zero_optimization": {{"stage": 2, {}}}, "aio": {{"queue_depth": 16}}}})", on));
+        R"({{"zero_optimization": {{"stage": 3, {}}}, "aio": {{"queue_depth": 16}}}})", on));
     EXPECT_THAT(check_report(cpu.path()), Not(HasSubstr("no effect"))) << on;
   }
 }

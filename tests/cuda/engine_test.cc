@@ -33,6 +33,7 @@ struct Setting {
   DType dtype = DType::fp32;
   int64_t accumulation = 1;
   double offloaded = 0;  // part of the optimizer's states that rests on the host
+  OffloadDevice param = OffloadDevice::none;
 };
 
 Config config_of(const Setting& setting) {
@@ -44,8 +45,12 @@ Config config_of(const Setting& setting) {
   config.zero.overlap_comm = true;
   config.zero.param_persistence_threshold = 10;
   config.gradient_clipping = 0.5;
+  config.offload.sub_group_size = 256;
+  config.offload.param.device = setting.param;
+  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.max_in_cpu = 500;
+  config.offload.aio.block_size = 4096;
   if (setting.offloaded > 0) {
-    config.offload.sub_group_size = 256;
     config.offload.optimizer.device = OffloadDevice::cpu;
     config.offload.optimizer.ratio = setting.offloaded;
   }
@@ -100,6 +105,19 @@ void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t
   engine.end_micro_step();
 }
 
+// On the device there is no more of the sharded parameters than is gathered.
+void expect_parameters_elsewhere(Engine& engine, Device& device) {
+  int64_t sharded = 0;
+  engine.visit_states(StateAccess::shape, [&](const StateInterval& part) {
+    if (engine.is_sharded(part.parameter)) sharded += static_cast<int64_t>(part.param.nbytes());
+  });
+  EXPECT_GT(sharded, 0);
+  EXPECT_LT(device.memory_use(MemoryCategory::parameters).peak_bytes, sharded / 2);
+  const int64_t elsewhere = device.memory_use(MemoryCategory::pinned).live_bytes +
+                            device.memory_use(MemoryCategory::nvme).live_bytes;
+  EXPECT_GE(elsewhere, sharded);
+}
+
 uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
   const auto engine =
       Engine::create(config_of(setting), device, comm, testing::toy_specs(), ToyModel::groups());
@@ -113,6 +131,9 @@ uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
       micro_step(*engine, device, comm.rank(), micro, step);
     }
     EXPECT_TRUE(engine->step().applied);
+  }
+  if (setting.param != OffloadDevice::none && !device.is_host()) {
+    expect_parameters_elsewhere(*engine, device);
   }
   return engine->parameter_hash();
 }
@@ -244,9 +265,29 @@ TEST_P(CudaSteadyStateTest, AllocatesNothing) {
   }
 }
 
+// Shards come up for each gather, and go down after each step.
+class CudaOffloadParamTest : public CudaEngineTest {};
+
+TEST_P(CudaOffloadParamTest, ChangesNoBit) {
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    const Setting on_device{GetParam(), dtype, 2};
+    for (const Where where : {Where::nccl, Where::shared_gpu}) {
+      const uint64_t expected = train(on_device, where);
+      for (const double offloaded : {0.0, 0.5, 1.0}) {
+        for (const OffloadDevice param : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+          EXPECT_EQ(train({GetParam(), dtype, 2, offloaded, param}, where), expected)
+              << name_of(dtype) << " states on the host " << offloaded << " nvme "
+              << (param == OffloadDevice::nvme);
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Stages, CudaEngineTest, ::testing::Values(0, 1, 2, 3));
 INSTANTIATE_TEST_SUITE_P(Stages, CudaSteadyStateTest, ::testing::Values(1, 2, 3));
 INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadTest, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadParamTest, ::testing::Values(3));
 
 }  // namespace
 }  // namespace zerorun

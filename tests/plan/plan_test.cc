@@ -223,6 +223,10 @@ TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
   const Config small = fit("8GB", "8GB");
   EXPECT_EQ(small.offload.optimizer.device, OffloadDevice::nvme);
   EXPECT_EQ(small.offload.optimizer.nvme_path, "/disk");
+  const Config smallest = fit("2GB", "4GB");
+  EXPECT_EQ(smallest.offload.param.device, OffloadDevice::nvme);
+  EXPECT_EQ(smallest.offload.param.nvme_path, "/disk");
+  EXPECT_EQ(smallest.offload.param.max_in_cpu, 0);
   EXPECT_THROW(fit("1GB", "1GB"), ConfigError);
 }
 

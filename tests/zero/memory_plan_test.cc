@@ -58,7 +58,7 @@ void train(Engine& engine, const Config& config) {
 }
 
 void expect_planned(const Config& config, int world_size, const std::string& what) {
-  const MemoryPlan plan = plan_memory(config, transformer(), world_size, config.share_parameters);
+  const MemoryPlan plan = plan_memory(config, transformer(), world_size, true);
   run_ranks(world_size, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config, *device, comm, transformer(),
@@ -98,8 +98,12 @@ TEST(MemoryPlan, IsWhatTheLedgerSaysOverStagesOffloadAndDtypes) {
             config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
             config.offload.sub_group_size = 30'000;
             config.share_parameters = accumulation == 1;
-            if (home != OffloadDevice::none && stage == 3)
-              config.offload.param.device = OffloadDevice::cpu;
+            if (stage == 3) {
+              config.offload.param.device =
+                  home == OffloadDevice::cpu ? OffloadDevice::cpu : OffloadDevice::nvme;
+              config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+              config.offload.param.max_in_cpu = home == OffloadDevice::none ? 0 : 50'000;
+            }
             expect_planned(
                 config, world_size,
                 fmt::format("{} accumulation {} stage {} home {} world {}", name_of(dtype),

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "zerorun/config.h"
 
 namespace zerorun::testing {
@@ -23,6 +26,16 @@ inline Config offloaded(Config config, double ratio = 1.0,
   config.offload.optimizer.ratio = ratio;
   config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
   config.offload.aio.block_size = 4096;
+  return config;
+}
+
+// The same with parameters on NVMe, all of them.
+inline Config param_on_nvme(Config config) {
+  config.offload.param.device = OffloadDevice::nvme;
+  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.max_in_cpu = 0;
+  config.offload.aio.block_size = 4096;
+  config.offload.sub_group_size = std::min<int64_t>(config.offload.sub_group_size, 300);
   return config;
 }
 

@@ -36,8 +36,13 @@ TEST(StatePieces, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
           cut_near(layout, from + static_cast<int64_t>(random() % (numel + 1)), from) - from);
       if (random() % 4 == 0) host_from = 0;
       const int64_t size = 256 + static_cast<int64_t>(random() % 1000);
-      const auto pieces = cut_pieces(layout, from, numel, host_from, size);
+      const bool whole = random() % 2 == 0;  // what stays on the device is one piece
+      const auto pieces = cut_pieces(layout, from, numel, host_from,
+                                     {.device = whole ? numel : size, .host = size});
       int64_t at = 0;
+      if (whole && host_from > 0) {
+        EXPECT_EQ(pieces.front().end, host_from);
+      }
       for (const StatePiece& piece : pieces) {
         EXPECT_EQ(piece.begin, at);
         EXPECT_LT(piece.begin, piece.end);
@@ -47,7 +52,7 @@ TEST(StatePieces, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
         for (const Interval& part : layout.intervals(from + piece.begin, from + piece.end)) {
           numel_of_parameters += part.numel;
         }
-        EXPECT_TRUE(!piece.on_host || numel_of_parameters <= size + kNormChunk);
+        EXPECT_TRUE((whole && !piece.on_host) || numel_of_parameters <= size + kNormChunk);
         at = piece.end;
       }
       EXPECT_EQ(at, numel);

@@ -1,0 +1,246 @@
+// Parameters of stage 3 that rest away from the device: the same bits as without.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "tests/zero/offload_config.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using testing::base_config;
+using ::testing::HasSubstr;
+using testing::offloaded;
+using testing::param_on_nvme;
+using testing::run_ranks;
+using testing::toy_initialize;
+using testing::toy_specs;
+using testing::toy_step;
+using testing::toy_train;
+using testing::ToyModel;
+using testing::ToyOutcome;
+
+struct StatesHome {
+  const char* name;
+  OffloadDevice device;
+  double ratio;
+};
+constexpr std::array kStatesHomes = {
+    StatesHome{"device", OffloadDevice::none, 1.0}, StatesHome{"cpu", OffloadDevice::cpu, 1.0},
+    StatesHome{"both", OffloadDevice::cpu, 0.4}, StatesHome{"nvme", OffloadDevice::nvme, 1.0}};
+
+TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryHomeOfStatesDtypeAndAccumulation) {
+  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+    for (const int64_t accumulation : {1, 3}) {
+      const Config config = base_config(3, dtype, accumulation);
+      const ToyOutcome expected = toy_train(config, 2, 4, 2);
+      EXPECT_EQ(expected.skipped, 1);
+      for (const StatesHome& home : kStatesHomes) {
+        for (const int64_t in_cpu : {0, 1000}) {
+          Config other = param_on_nvme(offloaded(config, home.ratio, home.device));
+          other.offload.param.max_in_cpu = in_cpu;
+          other.zero.overlap_comm = in_cpu == 0;
+          const ToyOutcome outcome = toy_train(other, 2, 4, 2);
+          EXPECT_EQ(outcome.hash, expected.hash)
+              << name_of(dtype) << " accumulation " << accumulation << " states " << home.name
+              << " max_in_cpu " << in_cpu;
+          EXPECT_EQ(outcome.skipped, expected.skipped);
+        }
+      }
+    }
+  }
+}
+
+TEST(OffloadParam, OnNvmeGivesTheSameBitsAtEveryWorldSizeAndSizeOfBuffers) {
+  for (const int world_size : {1, 3}) {
+    const ToyOutcome expected = toy_train(base_config(3), world_size);
+    for (const int64_t buffer_size : {1, 600, 100'000'000}) {
+      for (const int64_t live : {0, 1'000'000'000}) {
+        Config config = param_on_nvme(base_config(3));
+        config.offload.param.buffer_size = buffer_size;
+        config.offload.param.buffer_count = 2;
+        config.zero.overlap_comm = true;
+        config.zero.max_live_parameters = live;
+        EXPECT_EQ(toy_train(config, world_size).hash, expected.hash)
+            << world_size << " ranks, buffers of " << buffer_size << ", live " << live;
+      }
+    }
+  }
+}
+
+struct Rule {
+  std::string type;
+  bool master_is_param = false;
+  DType state_dtype = DType::fp32;
+};
+
+TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryOptimizer) {
+  const std::vector<Rule> rules = {{"SGD"},
+                                   {"AdamW8bit"},
+                                   {"Lamb"},
+                                   {"Muon"},
+                                   {"Lion"},
+                                   {"AdamW", true, DType::bf16},
+                                   {"Lamb", true, DType::bf16},
+                                   {"Muon", true, DType::bf16}};
+  for (const Rule& rule : rules) {
+    Config config = base_config(3);
+    config.optimizer.type = rule.type;
+    config.optimizer.momentum = rule.type == "Muon" ? 0.95 : 0.0;
+    config.precision.master_is_param = rule.master_is_param;
+    config.precision.state_dtype = rule.state_dtype;
+    const ToyOutcome expected = toy_train(config, 2);
+    for (const StatesHome& home : kStatesHomes) {
+      EXPECT_EQ(toy_train(param_on_nvme(offloaded(config, home.ratio, home.device)), 2).hash,
+                expected.hash)
+          << rule.type << " master_is_param " << rule.master_is_param << " states " << home.name;
+    }
+  }
+}
+
+// Evaluation between steps, states that are read and changed there, and an optimizer of the
+// caller's.
+uint64_t train_with_access(Config config, bool external) {
+  if (external) config.optimizer.type = std::string(kExternalOptimizer);
+  uint64_t hash = 0;
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    double seen = 0;
+    for (int64_t step = 0; step < 3; ++step) {
+      for (const std::string module : {"h.1", "embed", "h.0", "h.0"}) {
+        const ModuleId id = engine->module_id(module);
+        engine->gather(id);
+        seen += ToyModel::load(engine->parameter(engine->parameter_id(module + ".weight")), 3);
+        engine->release(id);
+      }
+      ToyModel::micro_step(*engine, comm.rank(), 0, step);
+      if (external) {
+        engine->step([](std::span<const StateInterval> parts) {
+          for (const StateInterval& part : parts) {
+            for (int64_t i = 0; i < part.numel; ++i) {
+              part.master.as<float>()[i] -= 0.5F * part.grad.as<float>()[i];
+            }
+          }
+        });
+      } else {
+        engine->step();
+      }
+      for (const StateInterval& part : engine->state_intervals()) {
+        const bool frozen = part.master.data == nullptr;
+        const TensorView view = frozen ? part.param : part.master;
+        for (int64_t i = 0; i < part.numel; ++i) {
+          ToyModel::store(view, i, ToyModel::load(view, i) * (frozen ? 2.0F : 0.5F));
+        }
+      }
+      engine->publish_masters();
+    }
+    EXPECT_TRUE(std::isfinite(seen));
+    const uint64_t result = engine->parameter_hash();
+    if (comm.rank() == 0) hash = result;
+  });
+  return hash;
+}
+
+TEST(OffloadParam, StatesAndFrozenParametersAreReadAndChangedBetweenSteps) {
+  for (const bool external : {false, true}) {
+    const Config config = base_config(3);
+    const uint64_t expected = train_with_access(config, external);
+    EXPECT_NE(expected, toy_train(config, 2, 3).hash);
+    for (const int64_t in_cpu : {0, 1000}) {
+      Config other = param_on_nvme(config);
+      other.offload.param.max_in_cpu = in_cpu;
+      EXPECT_EQ(train_with_access(other, external), expected) << external << " " << in_cpu;
+    }
+  }
+}
+
+TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    Config config = param_on_nvme(base_config(3));
+    config.zero.param_persistence_threshold = 0;
+    config.zero.max_reuse_distance = 0;
+    config.zero.prefetch_bucket_size = 500;
+    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const auto use = [&](MemoryCategory category) { return device->memory_use(category); };
+    int64_t sharded = 0;
+    for (ParameterId id = 0; id < static_cast<ParameterId>(engine->parameters().size()); ++id) {
+      if (engine->is_sharded(id)) sharded += engine->numel(id) * 2;
+    }
+    EXPECT_LT(use(MemoryCategory::parameters).peak_bytes, sharded / 8);
+    int64_t held = 0;
+    engine->visit_states(StateAccess::shape,
+                         [&](const StateInterval& part) { held += part.numel; });
+    EXPECT_GE(use(MemoryCategory::nvme).live_bytes, held * 2 - 1024);
+    // Five buffers of one page: a piece has at most 300 elements.
+    EXPECT_EQ(use(MemoryCategory::pinned).peak_bytes, 5 * 4096);
+    toy_step(*engine, comm, config, 0);
+    std::array<MemoryUse, kMemoryCategories> before;
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      before[static_cast<size_t>(i)] = use(static_cast<MemoryCategory>(i));
+    }
+    for (int64_t step = 1; step < 4; ++step) toy_step(*engine, comm, config, step);
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      EXPECT_EQ(use(category).live_bytes, before[static_cast<size_t>(i)].live_bytes);
+      EXPECT_EQ(use(category).peak_bytes, before[static_cast<size_t>(i)].peak_bytes)
+          << name_of(category);
+    }
+  });
+}
+
+TEST(OffloadParam, MaxInCpuIsWhatStaysInMemory) {
+  const std::vector<ParameterSpec> specs = {{"a", {1000, 100}, "a", 0, true, ""},
+                                            {"b", {1000, 100}, "b", 0, false, ""}};
+  for (const auto& [in_cpu, memory, file] : std::vector<std::array<int64_t, 3>>{
+           {0, 0, 200'000}, {100'200, 100'000, 100'000}, {1'000'000'000, 200'000, 0}}) {
+    run_ranks(1, [&, in_cpu = in_cpu, memory = memory, file = file](Communicator& comm) {
+      const auto device = make_cpu_device();
+      Config config = param_on_nvme(base_config(3));
+      config.offload.sub_group_size = 100'000;
+      config.offload.param.max_in_cpu = in_cpu;
+      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
+      const int64_t buffers = file > 0 ? 5 * 200'704 : 0;
+      EXPECT_NEAR(device->memory_use(MemoryCategory::pinned).live_bytes, buffers + memory * 2,
+                  8192);
+      EXPECT_NEAR(device->memory_use(MemoryCategory::nvme).live_bytes, file * 2, 8192);
+    });
+  }
+}
+
+TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
+  const auto expect_error = [](const std::string& folder, const std::string& part) {
+    run_ranks(1, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      Config config = param_on_nvme(base_config(3));
+      config.offload.param.nvme_path = folder;
+      std::vector<ParameterSpec> specs = toy_specs();
+      if (part == "cannot reserve") {
+        specs.push_back({"huge", {1 << 20, 1 << 20}, "x", 0, false, ""});
+        config.offload.sub_group_size = 1 << 30;
+      }
+      try {
+        Engine::create(config, *device, comm, specs, ToyModel::groups());
+        ADD_FAILURE() << "no error with " << part;
+      } catch (const ConfigError& error) {
+        EXPECT_THAT(error.what(),
+                    HasSubstr("/zero_optimization/offload_param/nvme_path " + folder));
+        EXPECT_THAT(error.what(), HasSubstr(part));
+      }
+    });
+  };
+  expect_error("/no/such/folder", "No such file or directory");
+  expect_error("/dev/shm", "a folder in memory (tmpfs)");
+  expect_error(ZERORUN_BUILD_DIR, "cannot reserve");
+}
+
+}  // namespace
+}  // namespace zerorun

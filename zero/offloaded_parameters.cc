@@ -1,0 +1,155 @@
+#include "zero/offloaded_parameters.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "offload/nvme_state_store.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr FilePurpose kPurpose = {
+    .folder = "/zero_optimization/offload_param/nvme_path",
+    .content = "this rank's offloaded parameters",
+    .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
+
+std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucket> buckets,
+                                 bool in_memory) {
+  std::vector<StateLayout> layouts;
+  for (const Bucket& bucket : buckets) {
+    for (const StatePiece& piece : bucket.param_pieces) {
+      if (piece.on_host != in_memory) continue;
+      layouts.push_back({piece.numel(), {{"param", sharding.param_dtype}}});
+    }
+  }
+  return layouts;
+}
+
+// Of the largest piece that the device updates, unless it writes host memory itself.
+size_t slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+  int64_t numel = 0;
+  for (const Bucket& bucket : buckets) {
+    for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
+      const bool frozen = bucket.pieces.empty();
+      if (!frozen && !bucket.pieces[i].on_host) {
+        numel = std::max(numel, bucket.param_pieces[i].numel());
+      }
+    }
+  }
+  return sharding.computes_on_host ? 0 : static_cast<size_t>(numel) * size_of(sharding.param_dtype);
+}
+
+int buffer_count(const Sharding& sharding) {
+  return static_cast<int>(sharding.offload.param.buffer_count);
+}
+
+}  // namespace
+
+OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
+                                                      std::span<const Bucket> buckets) {
+  Sizes sizes;
+  if (!sharding.moves_parameters()) return sizes;
+  for (const StateLayout& piece : layouts(sharding, buckets, true)) {
+    sizes.memory += host_state_nbytes(piece);
+  }
+  sizes.memory = align_direct(sizes.memory);
+  const std::vector<StateLayout> in_file = layouts(sharding, buckets, false);
+  sizes.staging = nvme_staging_nbytes(in_file, buffer_count(sharding));
+  sizes.file = nvme_file_nbytes(in_file);
+  sizes.device = std::tuple_size_v<decltype(slots_)> * slot_nbytes(sharding, buckets);
+  return sizes;
+}
+
+OffloadedParameters::OffloadedParameters(const EngineContext& context,
+                                         std::span<const Bucket> buckets, HostSlab& slab)
+    : context_(context),
+      up_(context.device.make_stream("zerorun-param-up")),
+      down_(context.device.make_stream("zerorun-param-down")) {
+  const OffloadParamConfig& config = context.offload.param;
+  if (config.device == OffloadDevice::nvme) {
+    const NvmeOptions options{.folder = config.nvme_path.value_or(""),
+                              .label = fmt::format("parameters of rank {}", context.rank),
+                              .purpose = kPurpose,
+                              .buffer_count = buffer_count(context),
+                              .aio = context.offload.aio};
+    file_ = make_nvme_state_store(context.device, slab, layouts(context, buckets, false), options);
+  }
+  const size_t begin = slab.taken();
+  memory_ = make_host_state_store(slab, layouts(context, buckets, true));
+  const size_t taken = slab.taken() - begin;
+  slab.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
+  for (const Bucket& bucket : buckets) written_.emplace_back(bucket.param_pieces.size());
+  if (const size_t nbytes = slot_nbytes(context, buckets); nbytes > 0) {
+    for (Slot& slot : slots_) {
+      slot.memory = context.device.allocate(nbytes, MemoryCategory::buckets);
+    }
+  }
+}
+
+TensorView OffloadedParameters::acquire(const Bucket& bucket, size_t index, Stream& stream,
+                                        Content content) {
+  const StatePiece& piece = bucket.param_pieces.at(index);
+  stream.wait(written_[static_cast<size_t>(bucket.index)][index]);
+  return store_of(piece).acquire(piece.index, stream, content)[0];
+}
+
+void OffloadedParameters::release(const Bucket& bucket, size_t index, Stream& stream,
+                                  bool changed) {
+  const StatePiece& piece = bucket.param_pieces[index];
+  if (changed) written_[static_cast<size_t>(bucket.index)][index] = stream.record();
+  store_of(piece).release(piece.index, stream, changed ? 1 : 0);
+}
+
+Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
+  up_->wait(context_.device.inline_stream().record());
+  for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
+    const StatePiece& piece = bucket.param_pieces[i];
+    const TensorView resting = acquire(bucket, i, *up_, Content::needed);
+    context_.device.upload(*up_, resting.data, shard.slice(piece.begin, piece.numel()));
+    release(bucket, i, *up_, false);
+  }
+  return up_->record();
+}
+
+TensorView OffloadedParameters::outgoing(const Bucket& bucket, size_t index, Device& writer,
+                                         Stream& stream) {
+  if (writer.is_host()) return acquire(bucket, index, stream, Content::overwritten);
+  const Slot& slot = slots_[current_];
+  stream.wait(slot.free);
+  return view_of(slot.memory, context_.param_dtype, bucket.param_pieces[index].numel());
+}
+
+void OffloadedParameters::store(const Bucket& bucket, size_t index, Device& writer,
+                                Stream& stream) {
+  if (writer.is_host()) return release(bucket, index, stream, true);
+  Slot& slot = slots_[current_];
+  const int64_t numel = bucket.param_pieces[index].numel();
+  down_->wait(stream.record());
+  const TensorView resting = acquire(bucket, index, *down_, Content::overwritten);
+  writer.download(*down_, view_of(slot.memory, context_.param_dtype, numel), resting.data);
+  release(bucket, index, *down_, true);
+  slot.free = down_->record();
+  current_ = (current_ + 1) % slots_.size();
+}
+
+TensorView OffloadedParameters::rest(const Bucket& bucket, size_t index) {
+  written_[static_cast<size_t>(bucket.index)][index].synchronize();
+  const StatePiece& piece = bucket.param_pieces[index];
+  return store_of(piece).rest(piece.index)[0];
+}
+
+void OffloadedParameters::accept_changes() {
+  if (file_) file_->accept_changes();
+}
+
+void OffloadedParameters::settle() noexcept {
+  for (Stream* stream : {up_.get(), down_.get()}) {
+    try {
+      stream->synchronize();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for results gets the error
+    }
+  }
+}
+
+}  // namespace zerorun
