@@ -26,7 +26,9 @@ using Record = CheckpointReader::Record;
 struct Transfer {
   const Record* record = nullptr;
   uint64_t offset = 0;  // within the record
-  TensorView destination;
+  size_t tensor = 0;    // of those that are visited
+  int64_t begin = 0;    // within the tensor
+  int64_t numel = 0;
 };
 
 // In the order in which the bytes lie on disk.
@@ -49,47 +51,59 @@ class Load {
   void apply();
 
  private:
+  // Calls use(parameter, kind, begin, tensor) for each tensor of this rank that is saved.
+  template <typename Use>
+  void visit(StateAccess access, const Use& use);
   void add(int parameter, int kind, int64_t begin, TensorView destination);
-  template <typename Action>
-  void for_each_transfer(const Action& action);
+  const File& file_of(const Transfer& transfer);
 
   Engine& engine_;
   CheckpointReader checkpoint_;
-  std::vector<Transfer> transfers_;
+  std::unordered_map<std::string, int> parameters_;  // in the manifest
+  std::vector<Transfer> transfers_;                  // in the order of visits
+  size_t tensors_ = 0;
+  std::optional<File> file_;
+  int shard_ = -1;
 };
 
-void Load::plan(bool strict) {
+template <typename Use>
+void Load::visit(StateAccess access, const Use& use) {
   const Manifest& saved = checkpoint_.manifest();
-  check_same_model(saved, describe_engine(engine_), checkpoint_.folder().string(), strict);
-  std::unordered_map<std::string, int> index;
-  for (const Manifest::Parameter& parameter : saved.parameters) {
-    index.emplace(parameter.name, static_cast<int>(index.size()));
-  }
   const auto specs = engine_.parameters();
-  for (const StateInterval& interval : engine_.state_intervals()) {
+  engine_.visit_states(access, [&](const StateInterval& interval) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
-    const auto found = index.find(spec.name);
-    if (found == index.end()) continue;  // not strict
+    const auto found = parameters_.find(spec.name);
+    if (found == parameters_.end()) return;  // not strict
     const int parameter = found->second;
     // Frozen parameters that were left out stay as the program made them.
-    if (!saved.parameters[static_cast<size_t>(parameter)].saved) continue;
+    if (!saved.parameters[static_cast<size_t>(parameter)].saved) return;
     if (!spec.trainable) {
-      add(parameter, CheckpointReader::kParam, interval.begin, interval.param);
-      continue;
+      use(parameter, CheckpointReader::kParam, interval.begin, interval.param);
+      return;
     }
     // The models match: what is saved is what the engine has, in the same order.
     const std::vector<int>& states = saved.parameters[static_cast<size_t>(parameter)].states;
     ZR_CHECK(interval.states.size() + 1 == states.size(), "{} has {} states", spec.name,
              interval.states.size());
-    add(parameter, 1 + states[0], interval.begin, interval.master);
+    use(parameter, 1 + states[0], interval.begin, interval.master);
     for (size_t i = 0; i < interval.states.size(); ++i) {
       const int state = states[i + 1];
       const int64_t block = saved.states[static_cast<size_t>(state)].block;
-      add(parameter, 1 + state, interval.begin / block, interval.states[i]);
+      use(parameter, 1 + state, interval.begin / block, interval.states[i]);
     }
+  });
+}
+
+void Load::plan(bool strict) {
+  const Manifest& saved = checkpoint_.manifest();
+  check_same_model(saved, describe_engine(engine_), checkpoint_.folder().string(), strict);
+  for (const Manifest::Parameter& parameter : saved.parameters) {
+    parameters_.emplace(parameter.name, static_cast<int>(parameters_.size()));
   }
-  std::sort(transfers_.begin(), transfers_.end(),
-            [](const Transfer& a, const Transfer& b) { return place_of(a) < place_of(b); });
+  visit(StateAccess::shape, [&](int parameter, int kind, int64_t begin, TensorView destination) {
+    add(parameter, kind, begin, destination);
+    ++tensors_;
+  });
 }
 
 void Load::add(int parameter, int kind, int64_t begin, TensorView destination) {
@@ -100,38 +114,43 @@ void Load::add(int parameter, int kind, int64_t begin, TensorView destination) {
     const int64_t from = std::max(begin, record.begin);
     const int64_t to = std::min(end, record.end());
     const uint64_t offset = static_cast<uint64_t>(from - record.begin) * size_of(record.dtype);
-    transfers_.push_back({&record, offset, destination.slice(from - begin, to - from)});
+    transfers_.push_back({&record, offset, tensors_, from - begin, to - from});
   }
 }
 
-template <typename Action>
-void Load::for_each_transfer(const Action& action) {
-  std::optional<File> file;
-  int shard = -1;
-  for (const Transfer& transfer : transfers_) {
-    if (transfer.record->shard != shard) {
-      shard = transfer.record->shard;
-      file = checkpoint_.open(shard);
-    }
-    action(*file, transfer);
+const File& Load::file_of(const Transfer& transfer) {
+  if (transfer.record->shard != shard_) {
+    shard_ = transfer.record->shard;
+    file_ = checkpoint_.open(shard_);
   }
+  return *file_;
 }
 
 void Load::verify() {
+  std::vector<Transfer> by_place = transfers_;
+  std::sort(by_place.begin(), by_place.end(),
+            [](const Transfer& a, const Transfer& b) { return place_of(a) < place_of(b); });
   const Record* verified = nullptr;
-  for_each_transfer([&](const File& file, const Transfer& transfer) {
-    if (transfer.record == verified) return;
+  for (const Transfer& transfer : by_place) {
+    if (transfer.record == verified) continue;
     verified = transfer.record;
-    checkpoint_.verify(file, *verified);
-  });
+    checkpoint_.verify(file_of(transfer), *verified);
+  }
 }
 
 void Load::apply() {
   HostBuffer buffer(engine_.device());
-  for_each_transfer([&](const File& file, const Transfer& transfer) {
-    buffer.upload(transfer.destination, [&](uint64_t offset, std::span<std::byte> out) {
-      checkpoint_.read(file, *transfer.record, transfer.offset + offset, out);
-    });
+  auto transfer = transfers_.begin();
+  size_t tensor = 0;
+  visit(StateAccess::write, [&](int, int, int64_t, TensorView destination) {
+    for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
+      const File& file = file_of(*transfer);
+      const TensorView part = destination.slice(transfer->begin, transfer->numel);
+      buffer.upload(part, [&](uint64_t offset, std::span<std::byte> out) {
+        checkpoint_.read(file, *transfer->record, transfer->offset + offset, out);
+      });
+    }
+    ++tensor;
   });
   const Manifest& saved = checkpoint_.manifest();
   engine_.set_progress(saved.progress);

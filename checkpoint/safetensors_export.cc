@@ -112,9 +112,9 @@ void Export::write() {
   }
   File file = File::open_to_write(temporary_);
   HostBuffer buffer(engine_.device());
-  for (const StateInterval& interval : engine_.state_intervals()) {
+  engine_.visit_states(StateAccess::read, [&](const StateInterval& interval) {
     const auto places = places_.find(interval.parameter);
-    if (places == places_.end()) continue;
+    if (places == places_.end()) return;
     const uint64_t skipped = static_cast<uint64_t>(interval.begin) * size_of(engine_.param_dtype());
     buffer.download(interval.param, [&](uint64_t offset, std::span<const std::byte> bytes) {
       for (const uint64_t begin : places->second) {
@@ -122,7 +122,7 @@ void Export::write() {
         written_ += bytes.size();
       }
     });
-  }
+  });
   file.sync();
 }
 

@@ -69,19 +69,16 @@ ShardPlan Save::plan() {
   check_tag(tag_);
   manifest_ = describe_engine(engine_);
   manifest_.client_state = options_.client_state;
-  std::vector<StateInterval> intervals = engine_.state_intervals();
   if (options_.exclude_frozen) {
     for (Manifest::Parameter& parameter : manifest_.parameters) {
       parameter.saved = parameter.trainable || !parameter.alias_of.empty();
     }
-    const auto specs = engine_.parameters();
-    std::erase_if(intervals, [&](const StateInterval& interval) {
-      return !specs[static_cast<size_t>(interval.parameter)].trainable;
-    });
   }
   encode_manifest(manifest_);  // throws what it would throw after all data is written
   id_ = random_id();
-  return ShardPlan(engine_, intervals);
+  return ShardPlan(engine_, [frozen_too = !options_.exclude_frozen](const ParameterSpec& spec) {
+    return frozen_too || spec.trainable;
+  });
 }
 
 void Save::agree_on(const ShardPlan& plan) {
@@ -114,7 +111,7 @@ void Save::write(ShardPlan& plan) {
       fail<IoError>("{} is not where rank 0 made it: all ranks must save to one file system",
                     temporary_.string());
     }
-    written_ = plan.write(engine_.device(), temporary_, shard_name(ranks_.rank(), id_));
+    written_ = plan.write(temporary_, shard_name(ranks_.rank(), id_));
   } catch (const IoError& error) {
     fail<IoError>("{}; {}", error.what(), disk_use());
   }
@@ -194,7 +191,7 @@ void save_checkpoint(Engine& engine, Communicator& comm, const SaveOptions& opti
   Ranks ranks(comm, engine.device().inline_stream());
   Save save(engine, ranks, options);
   std::optional<ShardPlan> plan;
-  ranks.run("save: plan", [&] { plan = save.plan(); });
+  ranks.run("save: plan", [&] { plan.emplace(save.plan()); });
   save.agree_on(*plan);
   try {
     ranks.run("save: make folder", [&] { save.make_folder_on_rank_0(); });

@@ -120,64 +120,70 @@ std::vector<ShardRecord> decode_shard_header(std::string_view bytes, uint64_t fi
   return records;
 }
 
-ShardPlan::ShardPlan(Engine& engine, std::span<const StateInterval> intervals,
-                     int64_t max_record_numel) {
-  const auto specs = engine.parameters();
-  for (const StateInterval& interval : intervals) {
+template <typename Use>
+void ShardPlan::visit(StateAccess access, const Use& use) {
+  const auto specs = engine_.parameters();
+  engine_.visit_states(access, [&](const StateInterval& interval) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
-    if (!spec.trainable) {
-      add(spec.name, kParamKind, interval.begin, interval.param, max_record_numel);
-      continue;
-    }
-    const auto states = engine.state_specs(interval.parameter);
+    if (!wanted_(spec)) return;
+    const auto cut = [&](const std::string& kind, int64_t begin, TensorView data) {
+      for (int64_t done = 0; done < data.numel; done += max_record_numel_) {
+        const int64_t numel = std::min(max_record_numel_, data.numel - done);
+        use(spec.name, kind, begin + done, data.slice(done, numel));
+      }
+    };
+    if (!spec.trainable) return cut(kParamKind, interval.begin, interval.param);
+    const auto states = engine_.state_specs(interval.parameter);
     ZR_CHECK(interval.states.size() == states.size(), "{} has {} states", spec.name,
              interval.states.size());
-    add(spec.name, kMasterKind, interval.begin, interval.master, max_record_numel);
+    cut(kMasterKind, interval.begin, interval.master);
     for (size_t i = 0; i < states.size(); ++i) {
-      add(spec.name, states[i].name, interval.begin / states[i].block, interval.states[i],
-          max_record_numel);
+      cut(states[i].name, interval.begin / states[i].block, interval.states[i]);
     }
-  }
+  });
+}
+
+ShardPlan::ShardPlan(Engine& engine, Wanted wanted, int64_t max_record_numel)
+    : engine_(engine), wanted_(std::move(wanted)), max_record_numel_(max_record_numel) {
+  visit(StateAccess::shape,
+        [&](const std::string& parameter, const std::string& kind, int64_t begin, TensorView data) {
+          records_.push_back({.parameter = parameter,
+                              .kind = kind,
+                              .dtype = data.dtype,
+                              .begin = begin,
+                              .numel = data.numel,
+                              .offset = align_up(nbytes_)});
+          nbytes_ = records_.back().offset + records_.back().nbytes();
+        });
   // The hashes, unknown yet, do not change the length of the table.
   header_nbytes_ = encode_shard_header(records_).size();
   nbytes_ += header_nbytes_;
 }
 
-void ShardPlan::add(const std::string& parameter, const std::string& kind, int64_t begin,
-                    TensorView data, int64_t max_record_numel) {
-  for (int64_t done = 0; done < data.numel; done += max_record_numel) {
-    const int64_t numel = std::min(max_record_numel, data.numel - done);
-    records_.push_back({.parameter = parameter,
-                        .kind = kind,
-                        .dtype = data.dtype,
-                        .begin = begin + done,
-                        .numel = numel,
-                        .offset = align_up(nbytes_)});
-    data_.push_back(data.slice(done, numel));
-    nbytes_ = records_.back().offset + records_.back().nbytes();
-  }
-}
-
-Manifest::ShardFile ShardPlan::write(Device& device, const std::filesystem::path& folder,
-                                     const std::string& name) {
-  HostBuffer buffer(device);
+Manifest::ShardFile ShardPlan::write(const std::filesystem::path& folder, const std::string& name) {
+  HostBuffer buffer(engine_.device());
   File file = File::create(folder / name);
   uint64_t syncing = 0;  // up to here
-  for (size_t i = 0; i < records_.size(); ++i) {
-    ShardRecord& record = records_[i];
-    const uint64_t begin = header_nbytes_ + record.offset;
-    Hash hash;
-    buffer.download(data_[i], [&](uint64_t offset, std::span<const std::byte> bytes) {
-      hash.update(bytes);
-      file.write(begin + offset, bytes);
-    });
-    record.hash = hash.value();
-    const uint64_t end = begin + record.nbytes();
-    if (end - syncing >= kSyncNbytes) {
-      file.start_sync(syncing, end - syncing);
-      syncing = end;
-    }
-  }
+  size_t next = 0;
+  visit(StateAccess::read,
+        [&](const std::string& parameter, const std::string& kind, int64_t from, TensorView data) {
+          ShardRecord& record = records_.at(next++);
+          ZR_CHECK(record.parameter == parameter && record.kind == kind && record.begin == from,
+                   "{} {} of {} is visited where {} {} of {} was", kind, from, parameter,
+                   record.kind, record.begin, record.parameter);
+          const uint64_t begin = header_nbytes_ + record.offset;
+          Hash hash;
+          buffer.download(data, [&](uint64_t offset, std::span<const std::byte> bytes) {
+            hash.update(bytes);
+            file.write(begin + offset, bytes);
+          });
+          record.hash = hash.value();
+          const uint64_t end = begin + record.nbytes();
+          if (end - syncing >= kSyncNbytes) {
+            file.start_sync(syncing, end - syncing);
+            syncing = end;
+          }
+        });
   const std::string header = encode_shard_header(records_);
   file.write(0, std::as_bytes(std::span(header)));
   file.sync();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,23 +49,28 @@ std::string encode_shard_header(std::span<const ShardRecord> records);
 std::vector<ShardRecord> decode_shard_header(std::string_view bytes, uint64_t file_nbytes,
                                              const std::string& file);
 
-// What one rank saves: a table and, for each record in it, the bytes.
+// What one rank saves: a table, and where the bytes come from.
 class ShardPlan {
  public:
-  ShardPlan(Engine& engine, std::span<const StateInterval> intervals,
-            int64_t max_record_numel = kMaxRecordNumel);
+  // `wanted`: which parameters.
+  using Wanted = std::function<bool(const ParameterSpec&)>;
+  explicit ShardPlan(
+      Engine& engine, Wanted wanted = [](const ParameterSpec&) { return true; },
+      int64_t max_record_numel = kMaxRecordNumel);
 
   uint64_t nbytes() const { return nbytes_; }
-  // Writes and syncs the file, filling in the hashes. The views must still be valid.
-  Manifest::ShardFile write(Device& device, const std::filesystem::path& folder,
-                            const std::string& name);
+  // Writes and syncs the file, filling in the hashes, a piece of the engine's states at a time.
+  Manifest::ShardFile write(const std::filesystem::path& folder, const std::string& name);
 
  private:
-  void add(const std::string& parameter, const std::string& kind, int64_t begin, TensorView data,
-           int64_t max_record_numel);
+  // Calls use(parameter, kind, begin, data) for each part of a record's length or less.
+  template <typename Use>
+  void visit(StateAccess access, const Use& use);
 
+  Engine& engine_;
+  const Wanted wanted_;
+  const int64_t max_record_numel_;
   std::vector<ShardRecord> records_;
-  std::vector<TensorView> data_;
   uint64_t header_nbytes_ = 0;
   uint64_t nbytes_ = 0;
 };
