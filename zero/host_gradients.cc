@@ -52,6 +52,9 @@ HostGradients::HostGradients(const EngineContext& context, std::vector<Bucket>& 
 
 TensorView HostGradients::output(const Bucket& bucket, Output output, Stream& stream) {
   if (slots_.empty()) return bucket.reduced;  // reduced in place
+  // CPU ranks reduce to where it rests, unless there is something to add to or a part stays.
+  const bool whole = output == Output::overwrite && bucket.host_from == 0;
+  if (whole && context_.device.is_host()) return bucket.host_reduced;
   current_ = (current_ + 1) % slots_.size();
   Slot& slot = slots_[current_];
   TensorView view{nullptr, bucket.held_numel, dtype_of(context_, output)};
@@ -75,6 +78,7 @@ Event HostGradients::take(Bucket& bucket, TensorView reduced, Output output, Str
     }
   }
   const Event done = stream.record();
+  if (reduced.data == bucket.host_reduced.data) return bucket.host_ready = done;
   Event copied = done;
   if (output == Output::overwrite) {
     const int64_t numel = bucket.held_numel - bucket.host_from;

@@ -49,7 +49,9 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   const bool has_direction = direction_numel(sharding, rules, buckets).numel > 0;
   const DType up = has_direction ? DType::fp32 : sharding.param_dtype;
   sizes.down = {kStagingSlots, HostSlab::nbytes_of(largest, DType::fp32)};
-  sizes.up = {kStagingSlots, HostSlab::nbytes_of(largest, up)};
+  // CPU ranks write parameters where they belong.
+  const bool sends = has_direction || !sharding.computes_on_host;
+  sizes.up = {sends ? kStagingSlots : 0, HostSlab::nbytes_of(largest, up)};
   sizes.gradients = HostGradients::host_nbytes(sharding, buckets);
   sizes.parameters = OffloadedParameters::sizes(sharding, buckets);
   return sizes;

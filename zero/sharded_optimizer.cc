@@ -157,19 +157,24 @@ ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const State
 void ShardedOptimizer::open_param(Work& work) {
   if (!work.bucket.param_pieces.empty()) {
     work.param = parameters_->outgoing(work.bucket, work.piece_number(), work.device, work.stream);
-  } else if (work.piece.on_host) {
+  } else if (work.piece.on_host && !context_.device.is_host()) {
     work.param = lane_->outgoing(work.piece.numel(), context_.param_dtype);
   } else {
     work.param = param_of(work.bucket, work.piece);
   }
 }
 
-Event ShardedOptimizer::close_param(Work& work) {
+void ShardedOptimizer::close_param(Work& work) {
   if (!work.bucket.param_pieces.empty()) {
     parameters_->store(work.bucket, work.piece_number(), work.device, work.stream);
-    return work.stream.record();
+  } else if (work.piece.on_host && !context_.device.is_host()) {
+    lane_->send(work.param, param_of(work.bucket, work.piece));
   }
-  return work.piece.on_host ? lane_->send(work.param, param_of(work.bucket, work.piece)) : Event{};
+}
+
+Event ShardedOptimizer::stepped(const Bucket& bucket) {
+  const bool sends = bucket.param_pieces.empty() && !context_.device.is_host();
+  return sends ? lane_->sent() : lane_->stream().record();
 }
 
 void ShardedOptimizer::end(Work& work) {
@@ -197,18 +202,17 @@ void ShardedOptimizer::update(const Bucket& bucket, bool on_host, const Scalars&
 void ShardedOptimizer::update_all(const std::function<bool(const Bucket&)>& wanted,
                                   const std::function<Scalars(const Bucket&)>& scalars_of,
                                   Stream& comm_stream, const Publish& publish) {
-  std::vector<Event> uploaded(buckets_.size());
+  std::vector<Event> on_host(buckets_.size());
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable || !wanted(bucket) || !bucket.offloaded) continue;
     lane_->stream().wait(bucket.host_ready);
     update(bucket, true, scalars_of(bucket));
-    uploaded[static_cast<size_t>(bucket.index)] =
-        bucket.param_pieces.empty() ? lane_->sent() : lane_->stream().record();
+    on_host[static_cast<size_t>(bucket.index)] = stepped(bucket);
   }
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable || !wanted(bucket)) continue;
     update(bucket, false, scalars_of(bucket));
-    comm_stream.wait(uploaded[static_cast<size_t>(bucket.index)]);
+    comm_stream.wait(on_host[static_cast<size_t>(bucket.index)]);
     publish(bucket);
   }
 }

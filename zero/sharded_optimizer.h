@@ -130,9 +130,12 @@ class ShardedOptimizer {
             std::span<const TensorView> views, const Fill& fill);
 
   Work begin(const Bucket& bucket, const StatePiece& piece, Content content = Content::needed);
-  // Sets where the piece's new parameters are written, and takes them to where they belong.
+  // Sets where the piece's new parameters are written (on CPU ranks, where they belong), and takes
+  // them there.
   void open_param(Work& work);
-  Event close_param(Work& work);
+  void close_param(Work& work);
+  // The bucket's offloaded pieces that were closed so far have their new parameters.
+  Event stepped(const Bucket& bucket);
   // The updated parameters, where there are any, and the states go to rest.
   void end(Work& work);
   UpdateTensors tensors_of(const Work& work, const Run& run) const;

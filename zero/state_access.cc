@@ -174,7 +174,8 @@ void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
       if (work.views[0].data != work.param.data) {
         work.device.cast(work.stream, work.views[0], work.param);
       }
-      comm_stream.wait(close_param(work));
+      close_param(work);
+      if (piece.on_host) comm_stream.wait(stepped(bucket));
       store_of(piece).release(piece.index, work.stream, 0);
     }
     publish(bucket);

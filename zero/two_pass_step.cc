@@ -119,7 +119,7 @@ void ShardedOptimizer::muon_step(const Bucket& bucket, const Step& step, Stream&
                          view_of(work_, DType::fp32, orthogonalize_work(shape[0], shape[1])));
   }
   apply_direction(bucket, step, held);
-  if (bucket.offloaded) comm_stream.wait(lane_->sent());
+  if (bucket.offloaded) comm_stream.wait(stepped(bucket));
 }
 
 void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,

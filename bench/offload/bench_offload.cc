@@ -40,45 +40,56 @@ double peak_rss() {
 struct Measured {
   double step = std::numeric_limits<double>::infinity();      // s, the best
   double backward = std::numeric_limits<double>::infinity();  // s, of giving the gradients
-  double elements = 0;
-  double model_bytes = 0;  // parameters and gradients
-  double file_bytes = 0;
 };
 
-Measured run(const Config& config, double millions, int steps) {
-  const auto comm = make_communicator({});
-  const auto device = make_cpu_device();
-  std::vector<ParameterSpec> specs;
-  const auto layers =
-      std::max<int64_t>(8, static_cast<int64_t>(millions * 1e6) / (kWidth * kWidth));
-  for (int64_t i = 0; i < layers; ++i) {
-    const std::string name = fmt::format("h.{}", i);
-    specs.push_back({name, {kWidth, kWidth}, name, 0, true, ""});
-  }
-  const auto engine = Engine::create(config, *device, *comm, specs, {ParameterGroup{}});
-  engine->initialize_parameters(
-      [](ParameterId, int64_t, std::span<float> out) { std::fill(out.begin(), out.end(), 0.02F); });
-  Measured measured;
-  measured.elements = static_cast<double>(layers * kWidth * kWidth);
-  measured.model_bytes = measured.elements * 4;
-  for (int step = 0; step < steps; ++step) {
-    double start = now();
-    for (auto id = static_cast<ParameterId>(layers); id-- > 0;) {
-      const ModuleId module = engine->module_id(specs[static_cast<size_t>(id)].module);
-      engine->gather(module);
-      device->fill(device->inline_stream(), engine->gradient(id).view, 0.01F);
-      engine->grad_ready(id);
-      engine->release(module);
+// One rank with `millions` of parameters, in matrices.
+class Trainer {
+ public:
+  Trainer(const Config& config, double millions) {
+    const auto layers =
+        std::max<int64_t>(8, static_cast<int64_t>(millions * 1e6) / (kWidth * kWidth));
+    for (int64_t i = 0; i < layers; ++i) {
+      const std::string name = fmt::format("h.{}", i);
+      specs_.push_back({name, {kWidth, kWidth}, name, 0, true, ""});
     }
-    engine->end_micro_step();
-    measured.backward = std::min(measured.backward, now() - start);
-    start = now();
-    engine->step();
-    if (step > 0) measured.step = std::min(measured.step, now() - start);
+    engine_ = Engine::create(config, *device_, *comm_, specs_, {ParameterGroup{}});
+    engine_->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.02F);
+    });
+    train();
+    measured_ = {};  // the first step finds memory that was never touched
   }
-  measured.file_bytes = static_cast<double>(device->memory_use(MemoryCategory::nvme).live_bytes);
-  return measured;
-}
+
+  void train() {
+    double start = now();
+    for (auto id = static_cast<ParameterId>(specs_.size()); id-- > 0;) {
+      const ModuleId module = engine_->module_id(specs_[static_cast<size_t>(id)].module);
+      engine_->gather(module);
+      device_->fill(device_->inline_stream(), engine_->gradient(id).view, 0.01F);
+      engine_->grad_ready(id);
+      engine_->release(module);
+    }
+    engine_->end_micro_step();
+    measured_.backward = std::min(measured_.backward, now() - start);
+    start = now();
+    engine_->step();
+    measured_.step = std::min(measured_.step, now() - start);
+  }
+
+  const Measured& measured() const { return measured_; }
+  double elements() const { return static_cast<double>(specs_.size()) * kWidth * kWidth; }
+  double model_bytes() const { return elements() * 4; }  // parameters and gradients
+  double file_bytes() const {
+    return static_cast<double>(device_->memory_use(MemoryCategory::nvme).live_bytes);
+  }
+
+ private:
+  const std::shared_ptr<Communicator> comm_ = make_communicator({});
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  std::vector<ParameterSpec> specs_;
+  std::unique_ptr<Engine> engine_;
+  Measured measured_;
+};
 
 Config config_of(OffloadDevice device) {
   Config config;
@@ -92,44 +103,67 @@ Config config_of(OffloadDevice device) {
   return config;
 }
 
-// Seconds for moving what an update of `numel` elements moves, with its streams, computing nothing:
-// the best of several.
-double copy_seconds(double numel) {
-  const auto device = make_cpu_device();
-  constexpr int64_t kNumel = 32 << 20;
-  std::vector<Buffer> buffers;
-  const auto make = [&](DType dtype) {
-    const TensorView view{nullptr, kNumel, dtype};
-    buffers.push_back(device->allocate(view.nbytes(), MemoryCategory::other));
-    const TensorView filled = view_of(buffers.back(), dtype, kNumel);
-    device->fill(device->inline_stream(), filled, 1.0F);
-    return filled;
-  };
-  UpdateTensors tensors;
-  tensors.master = make(DType::fp32);
-  tensors.states = {make(DType::fp32), make(DType::fp32)};
-  tensors.grad = make(DType::bf16);
-  tensors.param = make(DType::bf16);
-  double best = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 10; ++i) {
-    const double start = now();
-    copy_like_adam(tensors, i % 2 == 0);
-    if (i > 1) best = std::min(best, now() - start);
+// Moves what an AdamW update moves, with its streams, computing nothing.
+class Copy {
+ public:
+  Copy() {
+    const auto make = [&](DType dtype) {
+      const TensorView view{nullptr, kNumel, dtype};
+      buffers_.push_back(device_->allocate(view.nbytes(), MemoryCategory::other));
+      const TensorView filled = view_of(buffers_.back(), dtype, kNumel);
+      device_->fill(device_->inline_stream(), filled, 1.0F);
+      return filled;
+    };
+    tensors_.master = make(DType::fp32);
+    tensors_.states = {make(DType::fp32), make(DType::fp32)};
+    tensors_.grad = make(DType::bf16);
+    tensors_.param = make(DType::bf16);
   }
-  return best * numel / static_cast<double>(kNumel);
-}
+  void run() {
+    for (const bool past_caches : {false, true}) {
+      const double start = now();
+      copy_like_adam(tensors_, past_caches);
+      best_ = std::min(best_, now() - start);
+    }
+  }
+  double bytes_per_second() const { return kBytesOfUpdate * static_cast<double>(kNumel) / best_; }
 
+  // Gradient and parameter of 16 bits; master and two states, read and written.
+  static constexpr double kBytesOfUpdate = 2 + 2 + 3 * 8;
+
+ private:
+  static constexpr int64_t kNumel = 32 << 20;
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  std::vector<Buffer> buffers_;
+  UpdateTensors tensors_;
+  double best_ = std::numeric_limits<double>::infinity();  // s
+};
+
+// A CPU rank's step reads gradients and writes parameters where they lie: it moves the update's
+// bytes and no others.
 void bench_host(double millions) {
-  constexpr int kSteps = 6;
-  const Measured without = run(config_of(OffloadDevice::none), millions, kSteps);
-  const Measured with = run(config_of(OffloadDevice::cpu), millions, kSteps);
-  const double copy = copy_seconds(with.elements);
-  fmt::print("{:.0f} M parameters\n", with.elements / 1e6);
-  fmt::print("step: without offload {:.3f} s, on the host {:.3f} s\n", without.step, with.step);
+  constexpr int kRounds = 8;
+  Trainer without(config_of(OffloadDevice::none), millions);
+  Trainer with(config_of(OffloadDevice::cpu), millions);
+  Copy copy;
+  for (int round = 0; round < kRounds; ++round) {  // in turn: the machine has other work
+    copy.run();
+    without.train();
+    with.train();
+  }
+  const double step = with.measured().step;
+  const double moved = Copy::kBytesOfUpdate * with.elements();
+  fmt::print("{:.0f} M parameters, {:.0f} bytes each a step\n", with.elements() / 1e6,
+             Copy::kBytesOfUpdate);
   fmt::print(
-      "a copy of the update's bytes {:.3f} s: {:.0f} % of the copy limit, copies up and down "
-      "included\n",
-      copy, 100 * copy / with.step);
+      "step with states on the host {:.3f} s, {:.1f} GB/s: {:.0f} % of the copy limit, "
+      "{:.1f} GB/s\n",
+      step, moved / step / kGB, 100 * moved / step / copy.bytes_per_second(),
+      copy.bytes_per_second() / kGB);
+  fmt::print("step without offload {:.3f} s: {:.2f} x\n", without.measured().step,
+             step / without.measured().step);
+  fmt::print("gradients: without offload {:.3f} s, to the host {:.3f} s\n",
+             without.measured().backward, with.measured().backward);
 }
 
 // Seconds that the disk takes to read and to write `nbytes`, at its best.
@@ -166,13 +200,15 @@ void bench_nvme(const std::string& folder, double millions) {
   constexpr int kSteps = 4;
   Config config = config_of(OffloadDevice::nvme);
   config.offload.optimizer.nvme_path = folder;
-  const Measured measured = run(config, millions, kSteps);
-  const double beyond = peak_rss() - measured.model_bytes;
-  const double disk = disk_seconds(folder, measured.file_bytes);
-  fmt::print("{:.0f} M parameters, {:.2f} GB of states in {}\n", measured.elements / 1e6,
-             measured.file_bytes / kGB, folder);
-  fmt::print("step {:.2f} s; the disk alone, read and then write, {:.2f} s: {:.2f} x\n",
-             measured.step, disk, measured.step / disk);
+  Trainer trainer(config, millions);
+  for (int step = 0; step < kSteps; ++step) trainer.train();
+  const double beyond = peak_rss() - trainer.model_bytes();
+  const double step = trainer.measured().step;
+  const double disk = disk_seconds(folder, trainer.file_bytes());
+  fmt::print("{:.0f} M parameters, {:.2f} GB of states in {}\n", trainer.elements() / 1e6,
+             trainer.file_bytes() / kGB, folder);
+  fmt::print("step {:.2f} s; the disk alone, read and then write, {:.2f} s: {:.2f} x\n", step, disk,
+             step / disk);
   fmt::print("peak memory beyond parameters and gradients: {:.2f} GB\n", beyond / kGB);
 }
 

@@ -14,6 +14,7 @@ namespace {
 using testing::run_ranks;
 using testing::VirtualClock;
 using testing::VirtualCosts;
+using testing::VirtualKind;
 using testing::VirtualTimeDevice;
 
 constexpr int kModules = 32;
@@ -26,6 +27,7 @@ struct Costs {
   double down = 1.0;
   double step = 1.0;
   double up = 1.0;
+  VirtualKind kind = VirtualKind::accelerator;
 };
 
 struct Exposed {
@@ -38,9 +40,11 @@ Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
   run_ranks(1, [&](Communicator& comm) {
     VirtualClock clock;
     constexpr double kBytes = 2.0 * kNumel;
-    VirtualTimeDevice device(clock, {.download_per_byte = costs.down / kBytes,
-                                     .upload_per_byte = costs.up / kBytes,
-                                     .update_per_element = costs.step / kNumel});
+    VirtualTimeDevice device(clock,
+                             {.download_per_byte = costs.down / kBytes,
+                              .upload_per_byte = costs.up / kBytes,
+                              .update_per_element = costs.step / kNumel},
+                             costs.kind);
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < kModules; ++i) {
       specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});
@@ -101,6 +105,15 @@ TEST(OffloadOverlap, TheStepTakesTheLongestOfItsPartsAndNotTheirSum) {
 TEST(OffloadOverlap, SlowCopiesDownAreExposedOnce) {
   const Exposed exposed = run({.backward = 0.1, .down = 2.0, .step = 1.0, .up = 1.0}, 2);
   EXPECT_LE(exposed.backward + exposed.step, kModules * 2.0 + pipelined(1.0, 1.0) + 2.0);
+}
+
+// From where it is reduced to where it is used, everything is in the host's memory.
+TEST(OffloadOverlap, CpuRanksCopyNeitherGradientsNorParameters) {
+  for (int stage = 2; stage <= 3; ++stage) {
+    const Exposed exposed = run({.down = 9.0, .up = 9.0, .kind = VirtualKind::host}, stage);
+    EXPECT_NEAR(exposed.backward, kModules, 1e-3);
+    EXPECT_LE(exposed.step, kModules + 9 * kNorm) << "stage " << stage;
+  }
 }
 
 TEST(OffloadOverlap, TheDevicesPartIsSteppedBesideTheHosts) {

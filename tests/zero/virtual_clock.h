@@ -65,18 +65,24 @@ class VirtualStream final : public CpuStream {
   double now_ = 0.0;
 };
 
-// A CPU device on which copies and updates take the time of `costs`, and nothing else takes any.
+// Whether a device computes on host memory, or beside a host that does.
+enum class VirtualKind { host, accelerator };
+
+// A device on which copies and updates take the time of `costs`, and nothing else takes any.
 class VirtualTimeDevice final : public Device {
  public:
-  VirtualTimeDevice(VirtualClock& clock, VirtualCosts costs)
-      : clock_(clock), costs_(costs), inline_(clock, true) {}
+  VirtualTimeDevice(VirtualClock& clock, VirtualCosts costs, VirtualKind kind)
+      : clock_(clock), costs_(costs), inline_(clock, true) {
+    if (kind == VirtualKind::host) return;
+    host_ = std::make_unique<VirtualTimeDevice>(clock, costs, VirtualKind::host);
+  }
 
   std::string name() const override { return "virtual"; }
   Buffer allocate(size_t nbytes, MemoryCategory category) override {
     return device_->allocate(nbytes, category);
   }
   Buffer allocate_pinned(size_t nbytes) override { return device_->allocate_pinned(nbytes); }
-  Device& host() override { return *this; }
+  Device& host() override { return host_ ? *host_ : *this; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override {
     return device_->account(nbytes, category);
   }
@@ -136,6 +142,7 @@ class VirtualTimeDevice final : public Device {
   const VirtualCosts costs_;
   VirtualStream inline_;
   const std::shared_ptr<Device> device_ = make_cpu_device();
+  std::unique_ptr<VirtualTimeDevice> host_;
 };
 
 }  // namespace zerorun::testing
