@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include "core/cgroup.h"
@@ -23,6 +24,36 @@ std::optional<int64_t> read_available(const std::filesystem::path& path) {
   return std::nullopt;
 }
 
+// "CapEff:   000001fffeffffff": with this one, locking has no limit.
+bool may_lock_all(const std::filesystem::path& status) {
+  constexpr uint64_t kIpcLock = uint64_t{1} << 14;
+  std::ifstream file(status);
+  std::string name;
+  while (file >> name) {
+    uint64_t capabilities = 0;
+    if (name == "CapEff:") {
+      file >> std::hex >> capabilities;
+      return (capabilities & kIpcLock) != 0;
+    }
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return false;
+}
+
+// "Max locked memory         8388608              8388608              bytes", the first of which
+// holds.
+std::optional<int64_t> read_lockable(const std::filesystem::path& limits) {
+  constexpr std::string_view kName = "Max locked memory";
+  std::ifstream file(limits);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(kName)) continue;
+    int64_t nbytes = 0;
+    std::istringstream words(line.substr(kName.size()));
+    if (words >> nbytes) return nbytes;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 HostLimits host_limits(const std::filesystem::path& root) {
@@ -32,6 +63,9 @@ HostLimits host_limits(const std::filesystem::path& root) {
   const auto limit = group.memory_limit();
   const auto use = group.memory_use();
   if (limit && use) limits.group_available = *limit - *use;
+  if (!may_lock_all(root / "proc/self/status")) {
+    limits.lockable = read_lockable(root / "proc/self/limits");
+  }
   return limits;
 }
 
@@ -50,6 +84,17 @@ void check_host_memory(const HostLimits& limits, size_t nbytes, int ranks,
   };
   check(limits.group_available, "the control group");
   check(limits.available, "the machine");
+}
+
+std::string locking_advice(const HostLimits& limits, size_t nbytes, int ranks) {
+  constexpr double kMiB = 1 << 20;
+  const double needed = static_cast<double>(nbytes) * ranks;
+  if (!limits.lockable || needed <= static_cast<double>(*limits.lockable)) return {};
+  return fmt::format(
+      "io_uring would lock {:.1f} MiB of buffers for {} ranks of this user, and `ulimit -l` allows "
+      "{:.1f} MiB: each transfer pins its pages anew, which costs time. Raise it (`ulimit -l "
+      "unlimited`, docker run --ulimit memlock=-1)",
+      needed / kMiB, ranks, static_cast<double>(*limits.lockable) / kMiB);
 }
 
 }  // namespace zerorun

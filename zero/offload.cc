@@ -5,6 +5,7 @@
 #include "config/env.h"
 #include "core/check.h"
 #include "core/host_limits.h"
+#include "core/log.h"
 #include "offload/nvme_state_store.h"
 #include "zero/sharded_optimizer.h"
 
@@ -75,8 +76,11 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   if (!context.offloads_states() && !context.moves_parameters()) return nullptr;
   const std::vector<StateLayout> pieces = state_layouts(context, rules, buckets, true);
   const OffloadSizes sizes = offload_sizes(context, rules, buckets, pieces);
-  check_host_memory(host_limits(), sizes.pinned(), ranks_of_this_host(context.world_size),
-                    "offloading");
+  const HostLimits limits = host_limits();
+  const int ranks = ranks_of_this_host(context.world_size);
+  check_host_memory(limits, sizes.pinned(), ranks, "offloading");
+  const std::string advice = locking_advice(limits, sizes.registered(), ranks);
+  if (!advice.empty()) Logger(context.rank, context.world_size).warning("offloading: {}", advice);
   // What one rank allocates is missing when another one looks.
   context.comm.barrier(context.device.inline_stream(), "host memory checked").synchronize();
   return std::make_unique<Offload>(context, buckets, sizes, pieces);

@@ -26,6 +26,8 @@ struct OffloadSizes {
   size_t pinned() const {
     return down.nbytes() + up.nbytes() + gradients + states + parameters.pinned();
   }
+  // Of that, what io_uring keeps mapped: once to read, once to write.
+  size_t registered() const { return 2 * ((states_file > 0 ? states : 0) + parameters.staging); }
 };
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
                            std::span<const Bucket> buckets,

@@ -35,6 +35,32 @@ TEST(HostLimits, WithoutALimitThereIsNone) {
   check_host_memory(limits, size_t{1} << 50, 8, "a test");
 }
 
+TEST(HostLimits, WhatMayBeLockedIsTheLimitUnlessTheProcessMayLockAll) {
+  const Scratch root;
+  const auto lockable = [&](const std::string& limit, const std::string& capabilities) {
+    root.write("proc/self/limits",
+               "Limit    Soft Limit   Hard Limit  Units\n"
+               "Max locked memory         " +
+                   limit + "   unlimited   bytes\n");
+    root.write("proc/self/status", "Name: x\nCapPrm: ffffffff\nCapEff:\t" + capabilities + "\n");
+    return host_limits(root.path()).lockable;
+  };
+  EXPECT_EQ(lockable("8388608", "0000000000000000"), 8'388'608);
+  EXPECT_EQ(lockable("8388608", "0000000000003fff"), 8'388'608);
+  EXPECT_FALSE(lockable("8388608", "0000000000004000"));
+  EXPECT_FALSE(lockable("unlimited", "0000000000000000"));
+}
+
+TEST(HostLimits, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
+  const HostLimits limits{.lockable = int64_t{8} << 20};
+  EXPECT_EQ(locking_advice(limits, size_t{4} << 20, 2), "");
+  EXPECT_EQ(locking_advice({}, size_t{4} << 40, 2), "");
+  const std::string advice = locking_advice(limits, size_t{6} << 20, 2);
+  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers for 2 ranks"));
+  EXPECT_THAT(advice, HasSubstr("`ulimit -l` allows 8.0 MiB"));
+  EXPECT_THAT(advice, HasSubstr("ulimit memlock=-1"));
+}
+
 TEST(HostLimits, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
   HostLimits limits{.available = int64_t{16} << 30};
   check_host_memory(limits, size_t{8} << 30, 2, "offloading");
