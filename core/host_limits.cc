@@ -91,10 +91,10 @@ std::string locking_advice(const HostLimits& limits, size_t nbytes, int ranks) {
   const double needed = static_cast<double>(nbytes) * ranks;
   if (!limits.lockable || needed <= static_cast<double>(*limits.lockable)) return {};
   return fmt::format(
-      "io_uring would lock {:.1f} MiB of buffers for {} ranks of this user, and `ulimit -l` allows "
-      "{:.1f} MiB: each transfer pins its pages anew, which costs time. Raise it (`ulimit -l "
-      "unlimited`, docker run --ulimit memlock=-1)",
-      needed / kMiB, ranks, static_cast<double>(*limits.lockable) / kMiB);
+      "io_uring would lock {:.1f} MiB of buffers on this host, and `ulimit -l` allows {:.1f} MiB: "
+      "each transfer pins its pages anew, which costs time. Raise it (`ulimit -l unlimited`, docker "
+      "run --ulimit memlock=-1)",
+      needed / kMiB, static_cast<double>(*limits.lockable) / kMiB);
 }
 
 }  // namespace zerorun

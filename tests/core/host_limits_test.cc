@@ -56,7 +56,7 @@ TEST(HostLimits, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
   EXPECT_EQ(locking_advice(limits, size_t{4} << 20, 2), "");
   EXPECT_EQ(locking_advice({}, size_t{4} << 40, 2), "");
   const std::string advice = locking_advice(limits, size_t{6} << 20, 2);
-  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers for 2 ranks"));
+  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers on this host"));
   EXPECT_THAT(advice, HasSubstr("`ulimit -l` allows 8.0 MiB"));
   EXPECT_THAT(advice, HasSubstr("ulimit memlock=-1"));
 }

@@ -116,6 +116,46 @@ TEST(OffloadOverlap, CpuRanksCopyNeitherGradientsNorParameters) {
   }
 }
 
+// What `kModules` gathers of parameters in host memory take, with as much work between them.
+double gather_seconds(double up, int64_t prefetch) {
+  double seconds = 0;
+  run_ranks(1, [&](Communicator& comm) {
+    VirtualClock clock;
+    VirtualTimeDevice device(clock, {.upload_per_byte = up / (2.0 * kNumel)},
+                             VirtualKind::accelerator);
+    std::vector<ParameterSpec> specs;
+    for (int i = 0; i < kModules; ++i) {
+      specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});
+    }
+    Config config;
+    config.precision.param_dtype = DType::bf16;
+    config.zero.stage = 3;
+    config.zero.param_persistence_threshold = 0;
+    config.zero.prefetch_bucket_size = prefetch;
+    config.zero.max_reuse_distance = 0;
+    config.zero.overlap_comm = true;
+    config.offload.param.device = OffloadDevice::cpu;
+    const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
+    for (int pass = 0; pass < 3; ++pass) {  // the order is learned
+      const double start = clock.caller;
+      for (int i = 0; i < kModules; ++i) {
+        const ModuleId module = engine->module_id("m" + std::to_string(i));
+        engine->gather(module);
+        clock.caller += 1.0;
+        engine->release(module);
+      }
+      seconds = clock.caller - start;
+    }
+  });
+  return seconds;
+}
+
+TEST(OffloadOverlap, ParametersComeUpBesideWorkInTheLearnedOrder) {
+  EXPECT_NEAR(gather_seconds(1.0, 2 * kNumel), kModules, 1e-3);
+  EXPECT_NEAR(gather_seconds(3.0, 2 * kNumel), 3 * kModules, 3.0 + 1e-3);
+  EXPECT_NEAR(gather_seconds(1.0, 0), 2 * kModules, 1e-3);
+}
+
 TEST(OffloadOverlap, TheDevicesPartIsSteppedBesideTheHosts) {
   const Exposed all = run({.down = 0.1, .step = 1.0, .up = 0.1}, 2, 1.0);
   const Exposed half = run({.down = 0.1, .step = 1.0, .up = 0.1}, 2, 0.5);

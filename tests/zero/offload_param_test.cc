@@ -1,7 +1,10 @@
 // Parameters of stage 3 that rest away from the device: the same bits as without.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,7 @@
 namespace zerorun {
 namespace {
 
+namespace fs = std::filesystem;
 using testing::base_config;
 using ::testing::HasSubstr;
 using testing::offloaded;
@@ -214,6 +218,45 @@ TEST(OffloadParam, MaxInCpuIsWhatStaysInMemory) {
       EXPECT_NEAR(device->memory_use(MemoryCategory::nvme).live_bytes, file * 2, 8192);
     });
   }
+}
+
+// Behind the engine's back: one bit in each block of files without a name in the folder of the
+// build.
+int damage_files() {
+  int damaged = 0;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    const std::string target = fs::read_symlink(entry.path(), ignored).string();
+    if (!target.starts_with(ZERORUN_BUILD_DIR) || !target.ends_with(" (deleted)")) continue;
+    const int fd = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);  // without O_DIRECT
+    std::byte byte{};
+    for (off_t at = 0; ::pread(fd, &byte, 1, at) == 1; at += 4096) {
+      byte ^= std::byte{4};
+      EXPECT_EQ(::pwrite(fd, &byte, 1, at), 1);
+      ++damaged;
+    }
+    EXPECT_EQ(::fdatasync(fd), 0);
+    ::close(fd);
+  }
+  return damaged;
+}
+
+TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
+  run_ranks(1, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(param_on_nvme(base_config(3)), *device, comm, toy_specs(),
+                                       ToyModel::groups());
+    toy_initialize(*engine);
+    engine->parameter_hash();
+    EXPECT_GT(damage_files(), 0);
+    try {
+      engine->gather(engine->module_id("h.1"));
+      ADD_FAILURE() << "damaged parameters were gathered";
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("parameters of rank 0: the 4096 bytes at offset "));
+      EXPECT_THAT(error.what(), HasSubstr("are not what was written there"));
+    }
+  });
 }
 
 TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
