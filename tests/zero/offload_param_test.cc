@@ -259,6 +259,24 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
   });
 }
 
+// Peers cannot look into a rank's file, so gathers are collectives: a difference is an error that
+// names both sides, not a wait.
+TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(param_on_nvme(base_config(3)), *device, comm, toy_specs(),
+                                       ToyModel::groups());
+    toy_initialize(*engine);
+    try {
+      engine->gather(engine->module_id(comm.rank() == 0 ? "h.0" : "h.1"));
+      ADD_FAILURE() << "different modules were gathered";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("h.0.weight"));
+      EXPECT_THAT(error.what(), HasSubstr("h.1"));
+    }
+  });
+}
+
 TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
   const auto expect_error = [](const std::string& folder, const std::string& part) {
     run_ranks(1, [&](Communicator& comm) {
