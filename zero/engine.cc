@@ -299,6 +299,7 @@ std::vector<StateInterval> EngineImpl::state_intervals() {
 
 void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {
   reducer_.wait();
+  if (access == StateAccess::write) gatherer_.invalidate();  // gathers ahead read what is written
   optimizer_.visit(access, visit);
 }
 
