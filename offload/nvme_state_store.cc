@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "core/check.h"
@@ -37,6 +38,7 @@ class NvmeStateStore final : public StateStore {
   using StateStore::release;
   std::vector<TensorView> acquire(int piece, Stream& stream, Content content) override;
   void release(int piece, Stream& stream, size_t changed) override;
+  void expect(std::span<const int> pieces) override;
   std::vector<TensorView> rest(int piece) override;
   void accept_changes() override;
 
@@ -53,6 +55,7 @@ class NvmeStateStore final : public StateStore {
     size_t nbytes = 0;
     std::vector<Chunk> chunks;
     size_t slot = 0;
+    Event read;  // to the slot
     Event written;
   };
   struct Slot {
@@ -60,6 +63,11 @@ class NvmeStateStore final : public StateStore {
     Event free;
   };
 
+  // Takes the next buffer, and reads the piece into it as soon as it is free.
+  size_t take_slot();
+  void start_reading(Piece& piece);
+  // What was read ahead is not the next piece, or not its content any more.
+  void forget_expected();
   std::vector<TensorView> views_at(const Piece& piece, std::byte* data) const;
   // The piece's first `nbytes` bytes, block by block.
   std::vector<Block> blocks_of(const Piece& piece, std::byte* data, size_t nbytes) const;
@@ -74,7 +82,8 @@ class NvmeStateStore final : public StateStore {
   std::vector<Piece> pieces_;
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
-  bool verified_ = false;  // all hashed blocks, since the last write
+  std::deque<int> expected_;  // read, or being read, to their slots
+  bool verified_ = false;     // all hashed blocks, since the last write
   std::unique_ptr<BlockIo> reader_;
   std::unique_ptr<BlockIo> writer_;
   // Last, so that their work is done before what it uses goes.
@@ -132,20 +141,51 @@ std::vector<Block> NvmeStateStore::blocks_of(const Piece& piece, std::byte* data
 
 std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream, Content content) {
   Piece& piece = pieces_.at(static_cast<size_t>(index));
-  piece.slot = next_slot_;
-  next_slot_ = (next_slot_ + 1) % slots_.size();
-  const Slot& slot = slots_[piece.slot];
-  std::byte* const data = slot.memory.data;
   if (content == Content::overwritten) {
-    stream.wait(slot.free);
+    forget_expected();
+    piece.slot = take_slot();
+    stream.wait(slots_[piece.slot].free);
     stream.wait(piece.written);
-    return views_at(piece, data);
+  } else if (!expected_.empty() && expected_.front() == index) {
+    expected_.pop_front();
+    stream.wait(piece.read);
+  } else {
+    forget_expected();
+    start_reading(piece);
+    stream.wait(piece.read);
   }
+  return views_at(piece, slots_[piece.slot].memory.data);
+}
+
+size_t NvmeStateStore::take_slot() {
+  return std::exchange(next_slot_, (next_slot_ + 1) % slots_.size());
+}
+
+void NvmeStateStore::start_reading(Piece& piece) {
+  piece.slot = take_slot();
+  const Slot& slot = slots_[piece.slot];
   read_stream_->wait(slot.free);
   read_stream_->wait(piece.written);
+  std::byte* const data = slot.memory.data;
   cpu_stream(*read_stream_).submit([this, &piece, data] { read(piece, data); });
-  stream.wait(read_stream_->record());
-  return views_at(piece, data);
+  piece.read = read_stream_->record();
+}
+
+// One buffer is left for whoever comes in between.
+void NvmeStateStore::expect(std::span<const int> pieces) {
+  forget_expected();
+  for (const int index : pieces.first(std::min(pieces.size(), slots_.size() - 1))) {
+    start_reading(pieces_.at(static_cast<size_t>(index)));
+    expected_.push_back(index);
+  }
+}
+
+void NvmeStateStore::forget_expected() {
+  for (const int index : expected_) {
+    const Piece& piece = pieces_[static_cast<size_t>(index)];
+    slots_[piece.slot].free = piece.read;
+  }
+  expected_.clear();
 }
 
 void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
@@ -211,12 +251,14 @@ void NvmeStateStore::verify_all() {
 }
 
 std::vector<TensorView> NvmeStateStore::rest(int index) {
+  forget_expected();
   verify_all();
   const Piece& piece = pieces_.at(static_cast<size_t>(index));
   return views_at(piece, file_.map() + piece.offset);
 }
 
 void NvmeStateStore::accept_changes() {
+  forget_expected();
   if (!file_.mapped()) return;
   file_.flush_map();
   for (Piece& piece : pieces_) {

@@ -44,6 +44,9 @@ class StateStore {
   void release(int piece, Stream& stream) {
     release(piece, stream, std::numeric_limits<size_t>::max());
   }
+  // These are likely to be acquired next, in this order: what takes time may begin. Costs nothing
+  // but time when it turns out otherwise.
+  virtual void expect(std::span<const int> /*pieces*/) {}
   // Views of a piece at rest, to read and to write, for as long as the store lives; nothing may be
   // acquired. After writing: accept_changes.
   virtual std::vector<TensorView> rest(int piece) = 0;

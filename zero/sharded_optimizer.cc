@@ -222,6 +222,7 @@ void ShardedOptimizer::step(int64_t count, float grad_scale, std::span<const Par
   const Step step{count, grad_scale, groups};
   if (rules_.front().passes() == Optimizer::Passes::lamb) {
     lamb_step(step, comm_stream, publish);
+    expect_next_step();
     return;
   }
   const auto is_muon = [&](const Bucket& bucket) {
@@ -240,6 +241,20 @@ void ShardedOptimizer::step(int64_t count, float grad_scale, std::span<const Par
   }
   update_all([&](const Bucket& bucket) { return !is_muon(bucket); }, scalars_of, comm_stream,
              publish);
+  expect_next_step();
+}
+
+void ShardedOptimizer::expect_next_step() {
+  if (!stores_.host) return;
+  std::vector<int> pieces;
+  for (const bool muon : {true, false}) {
+    for (const Bucket& bucket : buckets_) {
+      for (const StatePiece& piece : bucket.pieces) {
+        if (bucket.plan.use_muon == muon && piece.on_host) pieces.push_back(piece.index);
+      }
+    }
+  }
+  stores_.host->expect(pieces);
 }
 
 }  // namespace zerorun

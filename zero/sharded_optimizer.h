@@ -147,6 +147,9 @@ class ShardedOptimizer {
                   const std::function<Scalars(const Bucket&)>& scalars_of, Stream& comm_stream,
                   const Publish& publish);
 
+  // The next step's first pieces are read beside forward and backward.
+  void expect_next_step();
+
   // zero/two_pass_step.cc
   void allocate_direction();
   // First pass over a piece; its direction goes to `out`, in fp32.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <mutex>
 #include <numeric>
@@ -252,6 +253,50 @@ TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
     EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
     EXPECT_THAT(error.what(), HasSubstr("iB are free"));
   }
+}
+
+// Counts the blocks that are read.
+class CountingIo final : public BlockIo {
+ public:
+  CountingIo(std::unique_ptr<BlockIo> inner, std::atomic<int>& reads)
+      : inner_(std::move(inner)), reads_(reads) {}
+  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+    if (direction == Transfer::read) reads_ += static_cast<int>(blocks.size());
+    inner_->transfer(direction, blocks, visit);
+  }
+  std::string_view name() const override { return "counting"; }
+
+ private:
+  std::unique_ptr<BlockIo> inner_;
+  std::atomic<int>& reads_;
+};
+
+TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverStale) {
+  std::atomic<int> reads = 0;
+  const std::vector<StateLayout> pieces(4, {1000, {{"master", DType::fp32}}});
+  const auto store = make(pieces, [&](const OpenFile& file, auto) {
+    return std::make_unique<CountingIo>(make_thread_io(file, 2), reads);
+  });
+  for (int piece = 0; piece < 4; ++piece) write(*store, piece, 100.0F * static_cast<float>(piece));
+  const std::vector<int> order = {0, 1, 2, 3};
+  store->expect(order);  // with three buffers, the first two
+  expect_content(*store, 0, 0.0F);
+  expect_content(*store, 1, 100.0F);
+  EXPECT_EQ(reads, 2);
+  expect_content(*store, 2, 200.0F);
+  EXPECT_EQ(reads, 3);
+  store->expect(order);
+  write(*store, 1, 500.0F);  // not what was expected first
+  expect_content(*store, 0, 0.0F);
+  expect_content(*store, 1, 500.0F);
+  store->expect(order);
+  EXPECT_EQ(store->rest(3)[0].as<float>()[1], 301.0F);
+  store->rest(0)[0].as<float>()[0] = 7.0F;
+  store->accept_changes();
+  const TensorView changed = store->acquire(0, *stream_)[0];
+  stream_->synchronize();
+  EXPECT_EQ(changed.as<float>()[0], 7.0F);
+  store->release(0, *stream_, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, NvmeStateStoreTest, ::testing::Values(Io::best, Io::threads),
