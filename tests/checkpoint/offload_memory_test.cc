@@ -23,6 +23,13 @@ constexpr int64_t kWidth = 1024;
 constexpr int kLayers = 8;
 constexpr int64_t kParameterNbytes = kLayers * kWidth * kWidth * 2;
 
+// Sanitizers keep what was freed, and notes about every byte.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 int64_t peak_rss() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -73,7 +80,9 @@ TEST(OffloadMemory, SavingAndLoadingStaysWithinTheStagingBuffers) {
   load_checkpoint(*loading, *comm, folder.string());
   EXPECT_EQ(loading->parameter_hash(), hash);
   EXPECT_EQ(device->memory_use(MemoryCategory::pinned).peak_bytes, pinned);
-  EXPECT_LT(peak_rss() - before, kParameterNbytes / 2);
+  if (!kSanitized) {
+    EXPECT_LT(peak_rss() - before, kParameterNbytes / 2);
+  }
   EXPECT_FALSE(maps_states());
   saving->state_intervals();
   EXPECT_TRUE(maps_states());
