@@ -92,7 +92,8 @@ std::string locking_advice(const HostLimits& limits, size_t nbytes, int ranks) {
   if (!limits.lockable || needed <= static_cast<double>(*limits.lockable)) return {};
   return fmt::format(
       "io_uring would lock {:.1f} MiB of buffers on this host, and `ulimit -l` allows {:.1f} MiB: "
-      "each transfer pins its pages anew, which costs time. Raise it (`ulimit -l unlimited`, docker "
+      "each transfer pins its pages anew, which costs time. Raise it (`ulimit -l unlimited`, "
+      "docker "
       "run --ulimit memlock=-1)",
       needed / kMiB, static_cast<double>(*limits.lockable) / kMiB);
 }
