@@ -161,6 +161,8 @@ void ShardedOptimizer::visit(StateAccess access, const Engine::StateVisit& visit
 void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
   if (stores_.host) stores_.host->accept_changes();
   if (parameters_ != nullptr) parameters_->accept_changes();
+  // Whoever wrote to masters may have done so on the inline stream.
+  comm_stream.wait(context_.device.inline_stream().record());
   for (const Bucket& bucket : buckets_) {
     for (const StatePiece& piece : bucket.pieces) {
       Work work = begin(bucket, piece);

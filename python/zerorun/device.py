@@ -106,3 +106,9 @@ def move_model(model: nn.Module) -> torch.device:
     if device != _CPU and any(tensor.device == _CPU for tensor in tensors):
         model.to(device)
     return device
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """What PyTorch keeps of the model as it was goes to where the engine can have it."""
+    if device != _CPU:
+        torch.cuda.empty_cache()

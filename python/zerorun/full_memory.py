@@ -33,9 +33,9 @@ class BucketMemory:
             self._flat[bucket] = torch.empty(numel, dtype=self._dtype, device=self._device)
         return self._flat[bucket][begin : begin + shape.numel()].view(shape)
 
-    def empty(self) -> None:
-        for bucket in self._flat:
-            self._release(bucket)
+    def empty(self, bucket: int) -> None:
+        """Once its views are made: a GPU that made all buckets first would hold the whole model."""
+        self._release(bucket)
 
     def _acquire(self, bucket: int) -> int:
         flat = self._flat[bucket]
@@ -70,11 +70,15 @@ def full_parameters(
     come and go in PyTorch's.
     """
     full = {}
+    buckets: dict[int, list[tuple[nn.Parameter, tuple[int, int, int]]]] = {}
     for parameter, index in layout.ids.items():
-        place, shape = core.full_place(index), layout.shapes[parameter]
+        place = core.full_place(index)
         if place is None:
             full[parameter] = full_view(core, layout, parameter)
         else:
-            full[parameter] = memory.view(*place, shape)
-    memory.empty()
+            buckets.setdefault(place[0], []).append((parameter, place))
+    for bucket, members in buckets.items():
+        for parameter, place in members:
+            full[parameter] = memory.view(*place, layout.shapes[parameter])
+        memory.empty(bucket)
     return full

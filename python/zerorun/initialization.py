@@ -12,7 +12,7 @@ from torch import nn
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.dataloader import make_dataloader
-from zerorun.device import gpu_of, move_model
+from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
@@ -77,6 +77,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         engine.training_dataloader = make_dataloader(
             training_data, batch.micro_batch_size, world, collate_fn
         )
+    release_cached_memory(device)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 

@@ -81,14 +81,19 @@ class GraphBuilder {
     }
   }
 
-  // Null when cuDNN has no kernel for it.
+  // Null, and a warning, when cuDNN has no kernel for it.
   Graph build(cudnnHandle_t handle) {
     int64_t workspace = 0;
-    if (!graph_->build(handle, {fe::HeurMode_t::A}).is_good() ||
-        !graph_->get_workspace_size(workspace).is_good()) {
-      return {};
-    }
-    return {std::move(graph_), static_cast<size_t>(workspace)};
+    auto result = graph_->build(handle, {fe::HeurMode_t::A});
+    if (result.is_good()) result = graph_->get_workspace_size(workspace);
+    if (result.is_good()) return {std::move(graph_), static_cast<size_t>(workspace)};
+    fmt::print(
+        stderr,
+        "[zerorun] warning: cuDNN {} has no attention for {} x {} positions, {} heads of {}: "
+        "the plain kernel is used, which is much slower ({})\n",
+        fe::detail::get_backend_version(), shape_.batch, shape_.seq_len, shape_.heads, head_width(),
+        result.get_message());
+    return {};
   }
 
  private:

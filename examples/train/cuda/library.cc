@@ -1,4 +1,6 @@
 // What libzerorun_train_cuda.so shows: see examples/train/make_kernels.h.
+#include <cuda_runtime.h>
+
 #include <string>
 #include <utility>
 
@@ -8,7 +10,8 @@
 extern "C" __attribute__((visibility("default"))) zerorun::train::Kernels*
 zerorun_train_make_cuda_kernels(zerorun::Device& device,
                                 const zerorun::train::KernelOptions& options) {
-  using namespace zerorun::train::cuda;  // NOLINT: one function
+  using namespace zerorun::train::cuda;            // NOLINT: one function
+  if (device.gpu()) cudaSetDevice(*device.gpu());  // which cuDNN's handle is made for
   std::string why_no_cudnn;
   auto attention = open_cudnn_attention(why_no_cudnn);
   return new CudaKernels(device, options.dtype, open_cublas_lt(), options.tf32,
