@@ -56,22 +56,28 @@ Failure describe(const std::exception_ptr& error) {
   }
 }
 
+template <typename E>
+class Common final : public E, public OnEveryRank {
+ public:
+  using E::E;
+};
+
 [[noreturn]] void raise(Kind kind, const std::string& text) {
   switch (kind) {
     case Kind::config:
-      throw ConfigError(text);
+      throw Common<ConfigError>(text);
     case Kind::communication:
-      throw CommError(text);
+      throw Common<CommError>(text);
     case Kind::device:
-      throw DeviceError(text);
+      throw Common<DeviceError>(text);
     case Kind::io:
-      throw IoError(text);
+      throw Common<IoError>(text);
     case Kind::checkpoint:
-      throw CheckpointError(text);
+      throw Common<CheckpointError>(text);
     case Kind::internal:
       break;
   }
-  throw InternalError(text);
+  throw Common<InternalError>(text);
 }
 
 }  // namespace

@@ -11,6 +11,11 @@
 
 namespace zerorun {
 
+// Marks the errors that Ranks::run throws: every rank has the same.
+struct OnEveryRank {
+  virtual ~OnEveryRank() = default;
+};
+
 // What the ranks of one collective save, load or export tell each other: small numbers, and whether
 // a step failed somewhere. All methods are collective.
 class Ranks {
@@ -22,7 +27,7 @@ class Ranks {
   int world_size() const { return comm_.world_size(); }
 
   // Runs `step` on this rank and returns when every rank has run its own. If it threw anywhere, the
-  // error of the lowest such rank is thrown on all of them, with its type and text.
+  // error of the lowest such rank is thrown on all of them, with its type and text, as OnEveryRank.
   void run(std::string_view label, const std::function<void()>& step);
 
   int64_t reduce(int64_t value, ReduceOp op);

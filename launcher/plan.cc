@@ -370,9 +370,10 @@ std::string Planner::write_fit() const {
   if (!limits_.any()) {
     fail<ConfigError>("--fit needs a limit: --gpu_memory, --host_memory or --disk");
   }
-  const std::string path = options_.nvme_path.empty()
-                               ? config_.offload.optimizer.nvme_path.value_or("")
-                               : options_.nvme_path;
+  const OffloadConfig& places = config_.offload;
+  const std::string path = !options_.nvme_path.empty()  ? options_.nvme_path
+                           : places.optimizer.nvme_path ? *places.optimizer.nvme_path
+                                                        : places.param.nvme_path.value_or("");
   const Setting setting = fastest(path);
   const std::string text = configuration(setting, path).dump(2) + "\n";
   // What is written has to fit by itself, without the options.

@@ -49,15 +49,15 @@ int open_nameless(const fs::path& folder) {
 
 std::string describe_reservation(const fs::path& folder, uint64_t nbytes,
                                  const FilePurpose& purpose) {
-  return fmt::format("{} {}: cannot reserve {} for {}", purpose.folder, folder.string(),
+  return fmt::format("{} {}: cannot reserve {} for this rank's {}", purpose.folder, folder.string(),
                      format_bytes(nbytes), purpose.content);
 }
 
+template <typename E>
 [[noreturn]] void fail_for_space(const fs::path& folder, uint64_t nbytes, uint64_t available,
                                  const FilePurpose& purpose) {
-  fail<ConfigError>("{}: {} are free. Free some, name another disk, or {}",
-                    describe_reservation(folder, nbytes, purpose), format_bytes(available),
-                    purpose.instead);
+  fail<E>("{}: {} are free. Free some, name another disk, or {}",
+          describe_reservation(folder, nbytes, purpose), format_bytes(available), purpose.instead);
 }
 
 // Where the file system knows; looked at first, since reserving fills the disk before it fails.
@@ -70,15 +70,19 @@ std::optional<uint64_t> available_bytes(int fd) {
 void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose& purpose) {
   if (nbytes == 0) return;
   const auto available = available_bytes(fd);
-  if (available && nbytes > *available) fail_for_space(folder, nbytes, *available, purpose);
+  if (available && nbytes > *available) {
+    fail_for_space<ConfigError>(folder, nbytes, *available, purpose);
+  }
   int status = -1;
   do {
     status = ::fallocate(fd, 0, 0, static_cast<off_t>(nbytes));
   } while (status != 0 && errno == EINTR);
   if (status == 0) return;
   const int error = errno;
-  // Other ranks reserve at the same time.
-  if (error == ENOSPC) fail_for_space(folder, nbytes, available_bytes(fd).value_or(0), purpose);
+  // Others reserve at the same time: what this rank met, its peers may not have.
+  if (error == ENOSPC) {
+    fail_for_space<IoError>(folder, nbytes, available_bytes(fd).value_or(0), purpose);
+  }
   fail<ConfigError>("{}: {}", describe_reservation(folder, nbytes, purpose),
                     error == EOPNOTSUPP
                         ? "its file system cannot reserve space (fallocate); name a folder on a "
@@ -87,6 +91,20 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
 }
 
 }  // namespace
+
+void check_room(const fs::path& folder, uint64_t nbytes, int ranks, const FilePurpose& purpose) {
+  if (nbytes == 0) return;
+  check_folder(folder, purpose);
+  struct statvfs space {};
+  if (::statvfs(folder.c_str(), &space) != 0) return;
+  const uint64_t available = uint64_t{space.f_bavail} * space.f_frsize;
+  const uint64_t needed = nbytes * static_cast<uint64_t>(ranks);
+  if (needed <= available) return;
+  fail<ConfigError>(
+      "{} {}: {} of {} ranks need {}: {} are free. Free some, name another disk, or {}",
+      purpose.folder, folder.string(), purpose.content, ranks, format_bytes(needed),
+      format_bytes(available), purpose.instead);
+}
 
 DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_t nbytes,
                        const FilePurpose& purpose)

@@ -13,16 +13,22 @@ namespace zerorun {
 // Who a file is for, in messages about its folder and its space.
 struct FilePurpose {
   std::string_view folder = "/zero_optimization/offload_optimizer/nvme_path";
-  std::string_view content = "this rank's offloaded states";
+  std::string_view content = "offloaded states";
   std::string_view instead = "offload a smaller part (offload_optimizer.ratio)";
 };
+
+// Whether each of `ranks` ranks of this host can have a file of `nbytes` in the folder. Throws
+// ConfigError, on all of them alike, before any of them has made its own.
+void check_room(const std::filesystem::path& folder, uint64_t nbytes, int ranks,
+                const FilePurpose& purpose);
 
 // A file without a name, for direct I/O: its space is reserved at the start and free again when
 // the process ends, however it ends. The price: `ls` does not show it (`df` and `lsof` do).
 class DirectFile {
  public:
   // `label` stands for the file in messages. Throws ConfigError when the folder does not exist or
-  // is not on a disk with direct I/O and room for `nbytes`, saying which; nothing is reserved then.
+  // is not on a disk with direct I/O and room for `nbytes`, saying which, and IoError when others
+  // took the room meanwhile; nothing is reserved then.
   DirectFile(const std::filesystem::path& folder, const std::string& label, uint64_t nbytes,
              const FilePurpose& purpose = {});
   DirectFile(const DirectFile&) = delete;

@@ -260,6 +260,8 @@ std::vector<TensorView> NvmeStateStore::rest(int index) {
 void NvmeStateStore::accept_changes() {
   forget_expected();
   if (!file_.mapped()) return;
+  read_stream_->synchronize();
+  write_stream_->synchronize();
   file_.flush_map();
   for (Piece& piece : pieces_) {
     for (Chunk& chunk : piece.chunks) chunk.content = Known::unknown;

@@ -156,6 +156,7 @@ class EngineImpl final : public Engine {
   std::vector<StateInterval> state_intervals() override;
   void visit_states(StateAccess access, const StateVisit& visit) override;
   void publish_masters() override;
+  void accept_changes() override;
   uint64_t parameter_hash() override {
     return hash_parameters(context_, buckets_, moved_parameters());
   }
@@ -301,6 +302,12 @@ void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {
   reducer_.wait();
   if (access == StateAccess::write) gatherer_.invalidate();  // gathers ahead read what is written
   optimizer_.visit(access, visit);
+}
+
+void EngineImpl::accept_changes() {
+  gatherer_.invalidate();
+  optimizer_.accept_changes();
+  finish_publishing();
 }
 
 void EngineImpl::publish_masters() {

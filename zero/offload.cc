@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/host_limits.h"
 #include "core/log.h"
+#include "offload/direct_file.h"
 #include "offload/nvme_state_store.h"
 #include "zero/sharded_optimizer.h"
 
@@ -81,8 +82,13 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   check_host_memory(limits, sizes.pinned(), ranks, "offloading");
   const std::string advice = locking_advice(limits, sizes.registered(), ranks);
   if (!advice.empty()) Logger(context.rank, context.world_size).warning("offloading: {}", advice);
+  const OffloadConfig& places = context.offload;
+  check_room(places.optimizer.nvme_path.value_or(""), sizes.states_file, ranks, {});
+  check_room(places.param.nvme_path.value_or(""), sizes.parameters.file, ranks,
+             OffloadedParameters::kFilePurpose);
   // What one rank allocates is missing when another one looks.
-  context.comm.barrier(context.device.inline_stream(), "host memory checked").synchronize();
+  context.comm.barrier(context.device.inline_stream(), "host memory and disk checked")
+      .synchronize();
   return std::make_unique<Offload>(context, buckets, sizes, pieces);
 }
 

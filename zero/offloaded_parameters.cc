@@ -9,11 +9,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr FilePurpose kPurpose = {
-    .folder = "/zero_optimization/offload_param/nvme_path",
-    .content = "this rank's offloaded parameters",
-    .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
-
 std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucket> buckets,
                                  bool in_memory) {
   std::vector<StateLayout> layouts;
@@ -70,7 +65,7 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
   if (config.device == OffloadDevice::nvme) {
     const NvmeOptions options{.folder = config.nvme_path.value_or(""),
                               .label = fmt::format("parameters of rank {}", context.rank),
-                              .purpose = kPurpose,
+                              .purpose = kFilePurpose,
                               .buffer_count = buffer_count(context),
                               .aio = context.offload.aio};
     file_ = make_nvme_state_store(context.device, slab, layouts(context, buckets, false), options);

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "offload/direct_file.h"
 #include "offload/host_slab.h"
 #include "offload/state_store.h"
 #include "zero/bucket.h"
@@ -23,6 +24,10 @@ class OffloadedParameters {
     size_t device = 0;  // of the device, for pieces that it updates
     size_t pinned() const { return staging + memory; }
   };
+  static constexpr FilePurpose kFilePurpose = {
+      .folder = "/zero_optimization/offload_param/nvme_path",
+      .content = "offloaded parameters",
+      .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
   static Sizes sizes(const Sharding& sharding, std::span<const Bucket> buckets);
 
   // `slab` must be page-aligned where it goes on, and is where this ends. Throws ConfigError as

@@ -63,6 +63,8 @@ class ShardedOptimizer {
   std::vector<StateInterval> intervals(Parts parts);
   // As Engine::visit_states.
   void visit(StateAccess access, const Engine::StateVisit& visit);
+  // What rests in files may have been changed there.
+  void accept_changes();
   // As Engine::publish_masters.
   void recast(Stream& comm_stream, const Publish& publish);
 

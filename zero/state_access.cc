@@ -77,6 +77,7 @@ StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StatePie
   StateInterval interval{.parameter = part.parameter, .begin = part.begin, .numel = part.numel};
   const int64_t in_piece = part.offset - bucket.held_from - piece.begin;
   if (views.param.data != nullptr) interval.param = views.param.slice(in_piece, part.numel);
+  interval.param_on_host = !bucket.param_pieces.empty();
   if (!bucket.plan.trainable) return interval;
   interval.on_host = piece.on_host;
   interval.grad = bucket.reduced_part(in_piece + piece.begin, part.numel);
@@ -158,9 +159,13 @@ void ShardedOptimizer::visit(StateAccess access, const Engine::StateVisit& visit
   }
 }
 
-void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
+void ShardedOptimizer::accept_changes() {
   if (stores_.host) stores_.host->accept_changes();
   if (parameters_ != nullptr) parameters_->accept_changes();
+}
+
+void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
+  accept_changes();
   // Whoever wrote to masters may have done so on the inline stream.
   comm_stream.wait(context_.device.inline_stream().record());
   for (const Bucket& bucket : buckets_) {

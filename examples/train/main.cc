@@ -52,8 +52,14 @@ Parsed parse(const std::vector<std::string>& arguments) {
   return parsed;
 }
 
-// Bad input is the same for all ranks (see Ranks::run): rank 0 speaks and is the first to end,
-// since the end of one rank ends the job.
+// A disk may fail one rank alone; other bad input, and what Ranks::run throws, meets all of them.
+bool is_this_ranks_own(const std::exception& error) {
+  return dynamic_cast<const IoError*>(&error) != nullptr &&
+         dynamic_cast<const OnEveryRank*>(&error) == nullptr;
+}
+
+// Bad input of all ranks: rank 0 speaks and is the first to end, since the end of one rank ends the
+// job.
 int report_bad_input(const std::exception& error, Communicator& comm, Device& device) {
   if (comm.rank() == 0) return report(error, kBadInput);
   try {
@@ -74,9 +80,10 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
     comm.abort(error.what());
     return report(error, kBadInput);
   } catch (const std::exception& error) {
-    if (is_bad_input(error)) return report_bad_input(error, comm, device);
+    const bool bad_input = is_bad_input(error);
+    if (bad_input && !is_this_ranks_own(error)) return report_bad_input(error, comm, device);
     comm.abort(error.what());
-    return report(error, kFailure);
+    return report(error, bad_input ? kBadInput : kFailure);
   }
 }
 

@@ -87,8 +87,8 @@ struct StateInterval {
   ParameterId parameter = 0;
   int64_t begin = 0;  // first element within the flattened parameter
   int64_t numel = 0;
-  // In the parameter's dtype; in host memory, or a file's, where stage 3 offloads parameters.
-  TensorView param;
+  TensorView param;            // in the parameter's dtype
+  bool param_on_host = false;  // `param` is offloaded, to host memory or a file's
   // fp32; the same memory as `param` when the model is fp32 or PrecisionConfig::master_is_param
   TensorView master;
   // The reduced gradient: a sum over ranks and micro-steps, still multiplied by the loss scale.
@@ -203,6 +203,10 @@ class ZR_API Engine {
   // After masters or states were written (a resumed checkpoint): recasts the parameters from the
   // masters and publishes them. Collective.
   virtual void publish_masters() = 0;
+
+  // Before and after parameters with their masters are written through state_intervals without
+  // publish_masters: drops gathers ahead, and takes what rests in files as it is then. Collective.
+  virtual void accept_changes() = 0;
 
   // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;
   // throws CommError when replicas differ.

@@ -26,8 +26,9 @@ struct OwnedInterval {
   StateInterval interval;
   std::shared_ptr<EngineOwner> owner;
 
-  // What is offloaded is on the host; the parameter itself never is.
+  // Master, gradient and states; and the parameter.
   dlpack::Device where() const { return interval.on_host ? kHost : owner->where(); }
+  dlpack::Device where_param() const { return interval.param_on_host ? kHost : owner->where(); }
   std::optional<py::capsule> export_if(TensorView view) const {
     if (view.data == nullptr) return std::nullopt;
     return export_view(view, owner, where());
@@ -111,7 +112,7 @@ void register_results(py::module_& m) {
       .def_property_readonly("param",
                              [](const OwnedInterval& self) {
                                return export_view(self.interval.param, self.owner,
-                                                  self.owner->where());
+                                                  self.where_param());
                              })
       .def_property_readonly(
           "master", [](const OwnedInterval& self) { return self.export_if(self.interval.master); })
@@ -251,6 +252,13 @@ void define_steps(Engines& engine) {
             unlocked(self, [](Engine& core) { core.publish_masters(); });
           },
           "Recasts the parameters from the masters and shares them. Collective.")
+      .def(
+          "accept_changes",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.accept_changes(); });
+          },
+          "Before and after parameters with their masters are written without publish_masters. "
+          "Collective.")
       .def(
           "parameter_hash",
           [](const EngineHandle& self) {

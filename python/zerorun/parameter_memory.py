@@ -69,7 +69,11 @@ def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Com
 
 
 def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
-    """New full values of one parameter, into what this rank holds of it and of its master."""
+    """New full values of one parameter, into what this rank holds of it and of its master.
+
+    Collective.
+    """
+    engine.accept_changes()
     with torch.no_grad():
         if not engine.is_sharded(index):
             tensor_of(engine.parameter(index)).copy_(flat)
@@ -78,6 +82,7 @@ def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
             tensor_of(interval.param).copy_(part)
             if interval.master is not None:
                 tensor_of(interval.master).copy_(part)
+    engine.accept_changes()
 
 
 def masters_from_parameters(engine: _C.Engine) -> None:

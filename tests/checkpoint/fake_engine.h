@@ -136,6 +136,7 @@ class FakeEngine : public Engine {
   void visit_states(StateAccess, const StateVisit& visit) override {
     for (const StateInterval& interval : state_intervals()) visit(interval);
   }
+  void accept_changes() override {}
   void publish_masters() override {
     ++published_;
     for (const Held& held : held_) cast_master(held.interval);
