@@ -43,7 +43,7 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
                 const std::function<void(const std::string&)>& print) {
   const DirectFile file(folder, "benchmark", nbytes,
                         {.folder = "bench nvme:",
-                         .content = "benchmark",
+                         .content = "the file to measure with",
                          .instead = "measure with less (--gib, at least 1)"});
   const auto device = make_cpu_device();
   const Buffer buffer = device->allocate_pinned(kMemory);

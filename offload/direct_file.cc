@@ -49,7 +49,7 @@ int open_nameless(const fs::path& folder) {
 
 std::string describe_reservation(const fs::path& folder, uint64_t nbytes,
                                  const FilePurpose& purpose) {
-  return fmt::format("{} {}: cannot reserve {} for this rank's {}", purpose.folder, folder.string(),
+  return fmt::format("{} {}: cannot reserve {} for {}", purpose.folder, folder.string(),
                      format_bytes(nbytes), purpose.content);
 }
 
@@ -93,17 +93,18 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
 }  // namespace
 
 void check_room(const fs::path& folder, uint64_t nbytes, int ranks, const FilePurpose& purpose) {
-  if (nbytes == 0) return;
+  if (nbytes == 0 || ranks == 1) return;  // one rank's file says it itself
   check_folder(folder, purpose);
   struct statvfs space {};
-  if (::statvfs(folder.c_str(), &space) != 0) return;
+  if (::statvfs(folder.c_str(), &space) != 0 || space.f_blocks == 0) return;
   const uint64_t available = uint64_t{space.f_bavail} * space.f_frsize;
   const uint64_t needed = nbytes * static_cast<uint64_t>(ranks);
   if (needed <= available) return;
   fail<ConfigError>(
-      "{} {}: {} of {} ranks need {}: {} are free. Free some, name another disk, or {}",
-      purpose.folder, folder.string(), purpose.content, ranks, format_bytes(needed),
-      format_bytes(available), purpose.instead);
+      "{} {}: the {} ranks of this host need {} there: {} are free. Free some, name another disk, "
+      "or {}",
+      purpose.folder, folder.string(), ranks, format_bytes(needed), format_bytes(available),
+      purpose.instead);
 }
 
 DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_t nbytes,

@@ -13,7 +13,7 @@ namespace zerorun {
 // Who a file is for, in messages about its folder and its space.
 struct FilePurpose {
   std::string_view folder = "/zero_optimization/offload_optimizer/nvme_path";
-  std::string_view content = "offloaded states";
+  std::string_view content = "this rank's offloaded states";
   std::string_view instead = "offload a smaller part (offload_optimizer.ratio)";
 };
 

@@ -26,7 +26,7 @@ class OffloadedParameters {
   };
   static constexpr FilePurpose kFilePurpose = {
       .folder = "/zero_optimization/offload_param/nvme_path",
-      .content = "offloaded parameters",
+      .content = "this rank's offloaded parameters",
       .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
   static Sizes sizes(const Sharding& sharding, std::span<const Bucket> buckets);
 

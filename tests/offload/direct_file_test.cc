@@ -40,6 +40,17 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
                                  "smaller part (offload_optimizer.ratio)"));
 }
 
+TEST(DirectFile, RoomForOneRankIsNotRoomForTwo) {
+  const uint64_t half = available(ZERORUN_BUILD_DIR) / 2 + (uint64_t{1} << 30);
+  try {
+    check_room(ZERORUN_BUILD_DIR, half, 2, {});
+    ADD_FAILURE() << "two ranks had room";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the 2 ranks of this host need " + format_bytes(2 * half)));
+  }
+  check_room(ZERORUN_BUILD_DIR, uint64_t{1} << 20, 2, {});
+}
+
 TEST(DirectFile, NamesTheSettingThatNamedTheFolder) {
   EXPECT_THAT(error_of("/no/such", 1),
               StartsWith("/zero_optimization/offload_optimizer/nvme_path /no/such: No such file"));
