@@ -44,7 +44,7 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
   const DirectFile file(folder, "benchmark", nbytes,
                         {.folder = "bench nvme:",
                          .content = "the file to measure with",
-                         .instead = "measure with less (--gib, at least 1)"});
+                         .instead = "measure with less (--gib)"});
   const auto device = make_cpu_device();
   const Buffer buffer = device->allocate_pinned(kMemory);
   device->fill(device->inline_stream(), view_of(buffer, DType::fp32, kMemory / sizeof(float)),
