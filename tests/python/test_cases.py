@@ -10,6 +10,7 @@ FILES = (
     "optimizers",
     "sharded_optimizer",
     "zero",
+    "placement",
     "checkpoints",
     "bad_input",
     "compat",

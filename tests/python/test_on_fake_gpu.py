@@ -25,8 +25,8 @@ CASES = {
         "case_states_are_torchs",
         "case_destroy_returns_all_bytes",
         "case_several_engines_one_without_optimizer",
-        "case_offloading_changes_no_number",
     ],
+    "placement": ["case_offloading_changes_no_number"],
     "checkpoints": [
         "case_any_stage_continues_what_any_other_saved",
         "case_a_load_that_is_not_strict_takes_what_both_have",

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
-from zerorun.full_memory import BucketMemory
 from zerorun.zero import GatheredParameters, Init, ZeroParamStatus, partition, states
 
 from cases.models import (
@@ -314,97 +313,6 @@ def case_several_engines_one_without_optimizer(_folder: Path) -> None:
     raises(zerorun.ConfigError, "no optimizer", judge.step)
     for engine in (judge, *engines):
         engine.destroy()
-
-
-def case_offloading_changes_no_number(folder: Path) -> None:
-    """Neither losses nor states, whatever rests on the host or in a file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for stage in (1, 2, 3):
-        places = [{"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.3}]
-        results = []
-        for place in [*places, {"device": "nvme", "nvme_path": str(folder)}]:
-            settings = config(stage)
-            settings["zero_optimization"]["offload_optimizer"] = place
-            # The fake GPU takes PyTorch's memory, where full parameters come, for the host's.
-            if stage == 3 and DEVICE.type == "cpu":
-                if place["device"] == "nvme":
-                    settings["zero_optimization"]["offload_param"] = {**place, "max_in_cpu": 100}
-                if place["device"] == "cpu":
-                    settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
-            model = make()
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-            losses = train(engine, 5)
-            weight = model.embedding.weight
-            moments = zerorun.zero.safe_get_full_optimizer_state(weight, "exp_avg")
-            zerorun.zero.safe_set_full_optimizer_state(weight, moments * 2, "exp_avg")
-            master = zerorun.zero.safe_get_full_fp32_param(weight)
-            zerorun.zero.safe_set_full_fp32_param(weight, master + 0.5)
-            losses += train(engine, 5, first=5)
-            results.append((losses, engine.core.parameter_hash()))
-            engine.destroy()
-        assert all(result == results[0] for result in results), results
-        assert not list(folder.iterdir())
-
-
-def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    file = {"device": "nvme", "nvme_path": str(folder)}
-    places = [{}, {"offload_param": {**file, "max_in_cpu": 0}}, {"offload_optimizer": file}]
-    results = []
-    for place in places:
-        settings = config(3)
-        settings["zero_optimization"] |= {"stage3_param_persistence_threshold": 0, **place}
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-        losses = train(engine, 3)
-        weight = model.blocks[1].up.weight
-        with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
-            before = weight.clone()
-            if RANK == 0:
-                weight.mul_(0.5)
-        with GatheredParameters(weight):
-            assert torch.equal(weight, before * 0.5), place
-        losses += train(engine, 3, first=3)
-        results.append((losses, engine.core.parameter_hash()))
-        engine.destroy()
-    assert all(result == results[0] for result in results), results
-
-
-def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> None:
-    """Their storage is empty after use, and what autograd saved of them has its values again."""
-    results, most = [], 0
-    make_view = BucketMemory.view
-
-    def view(self: BucketMemory, *place: object) -> torch.Tensor:
-        nonlocal most
-        result = make_view(self, *place)
-        most = max(most, sum(flat.untyped_storage().size() > 0 for flat in self._flat.values()))
-        return result
-
-    BucketMemory.view = view
-    for share in (True, False):
-        settings = config(3, zerorun={"comm_timeout": 30, "share_parameters": share})
-        settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-        settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-        weight = model.blocks[1].up.weight
-        stored = []
-        handle = model.blocks[2].register_forward_hook(lambda *_, s=stored: s.append(s[0].size()))
-        with GatheredParameters(weight):
-            stored.append(weight.untyped_storage())
-        results.append((train(engine, 5), engine.core.parameter_hash()))
-        assert all((size > 0) == share for size in stored[1:])
-        handle.remove()
-        with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
-            weight.fill_(0.5)
-        with GatheredParameters(weight):
-            assert weight.unique().tolist() == [0.5]
-        engine.destroy()
-        assert weight.ds_shape == (128, 32)
-    BucketMemory.view = make_view
-    assert most == 1  # bucket at a time is full while they are set up
-    assert results[0] == results[1]
 
 
 def case_a_model_can_be_pickled(folder: Path) -> None:
