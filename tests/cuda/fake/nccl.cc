@@ -147,6 +147,10 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
 }
 
 ncclResult_t forget(ncclComm_t comm) {
+  if (const Shared ended = find(comm)) {
+    const std::lock_guard lock(ended->group->mutex);
+    ended->unfinished.clear();  // which hold it
+  }
   const std::lock_guard lock(comms_mutex);
   comms.erase(comm);
   return seen().release("NCCL communicators", comm) ? ncclSuccess : ncclInvalidArgument;
