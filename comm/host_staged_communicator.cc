@@ -9,6 +9,7 @@
 #include "comm/call_communicator.h"
 #include "core/check.h"
 #include "device/cpu/cpu_stream.h"
+#include "device/settle.h"
 
 namespace zerorun {
 
@@ -81,10 +82,7 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
 // The stream reads and writes the host's memory up to the last upload.
 HostStagedCommunicator::~HostStagedCommunicator() {
   for (const Staged& staged : staged_) {
-    try {
-      if (staged.uploaded) staged.uploaded->synchronize();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for the outputs gets the error
-    }
+    if (staged.uploaded) settle(*staged.uploaded);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "device/settle.h"
 
 namespace zerorun {
 
@@ -64,12 +65,7 @@ Event HostLane::send(TensorView staged, TensorView dst) {
 }
 
 void HostLane::settle() noexcept {
-  for (Stream* stream : {down_.get(), compute_.get(), up_.get()}) {
-    try {
-      stream->synchronize();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for results gets the error
-    }
-  }
+  for (Stream* stream : {down_.get(), compute_.get(), up_.get()}) zerorun::settle(*stream);
 }
 
 void HostLane::synchronize() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "device/settle.h"
 #include "offload/nvme_state_store.h"
 
 namespace zerorun {
@@ -139,12 +140,7 @@ void OffloadedParameters::accept_changes() {
 }
 
 void OffloadedParameters::settle() noexcept {
-  for (Stream* stream : {up_.get(), down_.get()}) {
-    try {
-      stream->synchronize();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for results gets the error
-    }
-  }
+  for (Stream* stream : {up_.get(), down_.get()}) zerorun::settle(*stream);
 }
 
 }  // namespace zerorun

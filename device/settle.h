@@ -1,0 +1,14 @@
+#pragma once
+
+namespace zerorun {
+
+// Waits for a stream or event before memory goes that its work uses, whatever has become of it.
+template <typename Work>
+void settle(Work& work) noexcept {
+  try {
+    work.synchronize();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for results gets the error
+  }
+}
+
+}  // namespace zerorun
