@@ -10,7 +10,7 @@
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/device_report.h"
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
@@ -18,19 +18,9 @@
 namespace zerorun {
 namespace {
 
-using fake::FakeCuda;
 using ::testing::HasSubstr;
 
-class CudaFailureTest : public ::testing::Test {
- protected:
-  void SetUp() override { fake_.reset(); }
-  void TearDown() override {
-    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty());
-    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty());
-  }
-
-  FakeCuda& fake_ = FakeCuda::instance();
-};
+class CudaFailureTest : public testing::FakeCudaTest {};
 
 // Ends what uses memory before the memory ends, on errors too.
 struct Drain {

@@ -15,7 +15,7 @@
 #include "comm/host_staged_communicator.h"
 #include "comm/nccl_communicator.h"
 #include "device/cuda/cuda_device.h"
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "tests/zero/toy_run.h"
@@ -172,16 +172,10 @@ uint64_t train(const Setting& setting, Where where) {
   return hash;
 }
 
-class CudaEngineTest : public ::testing::TestWithParam<int> {
+class CudaEngineTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<int> {
  protected:
-  void SetUp() override {
-    FakeCuda::instance().reset();
-    FakeCuda::instance().set_delay(std::chrono::microseconds(300));
-  }
-  void TearDown() override {
-    EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
-    EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
-  }
+  explicit CudaEngineTest(std::chrono::microseconds delay = std::chrono::microseconds(300))
+      : FakeCudaTest(delay) {}
 };
 
 TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
@@ -218,10 +212,12 @@ class CudaSteadyStateTest : public CudaEngineTest {
   static constexpr int kFirst = 3;
   static constexpr int kSteps = 10;
 
+  CudaSteadyStateTest() : CudaEngineTest({}) {}
+
   void SetUp() override {
-    FakeCuda::instance().reset();
-    FakeCuda::instance().set_inline_streams(true);
-    FakeCuda::instance().set_devices(kRanks);
+    CudaEngineTest::SetUp();
+    fake_.set_inline_streams(true);
+    fake_.set_devices(kRanks);
   }
 
   // Calls of all ranks during the last `kSteps` of training.

@@ -4,26 +4,24 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake_cuda_test.h"
 
 namespace zerorun {
 namespace {
 
-using fake::FakeCuda;
-
-class LentStreamTest : public ::testing::Test {
+class LentStreamTest : public testing::FakeCudaTest {
  protected:
+  LentStreamTest() : FakeCudaTest(std::chrono::microseconds(500)) {}
+
   void SetUp() override {
-    FakeCuda::instance().reset();
-    FakeCuda::instance().set_delay(std::chrono::microseconds(500));
+    FakeCudaTest::SetUp();
     for (cudaStream_t& stream : lent_) {
       ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     }
   }
   void TearDown() override {
     for (const cudaStream_t stream : lent_) cudaStreamDestroy(stream);
-    EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
-    EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
+    FakeCudaTest::TearDown();
   }
 
   std::vector<cudaStream_t> lent_ = std::vector<cudaStream_t>(2);
@@ -49,9 +47,9 @@ TEST_F(LentStreamTest, WorkOnOneComesAfterThatOnTheOneBefore) {
 TEST_F(LentStreamTest, TheSameStreamAgainCostsNoCall) {
   CudaDevice device(0, 0);
   device.use_inline_stream(lent_[0]);
-  const auto before = FakeCuda::instance().calls().size();
+  const auto before = fake_.calls().size();
   device.use_inline_stream(lent_[0]);
-  EXPECT_EQ(FakeCuda::instance().calls().size(), before);
+  EXPECT_EQ(fake_.calls().size(), before);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include "comm/nccl_communicator.h"
 #include "device/cuda/cuda_device.h"
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
@@ -18,19 +18,11 @@
 namespace zerorun {
 namespace {
 
-using fake::FakeCuda;
 using testing::ToyModel;
 
-class ReusedMemoryTest : public ::testing::Test {
+class ReusedMemoryTest : public testing::FakeCudaTest {
  protected:
-  void SetUp() override {
-    FakeCuda::instance().reset();
-    FakeCuda::instance().set_delay(std::chrono::microseconds(1000));
-  }
-  void TearDown() override {
-    EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
-    EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
-  }
+  ReusedMemoryTest() : FakeCudaTest(std::chrono::microseconds(1000)) {}
 };
 
 TEST_F(ReusedMemoryTest, AGatherWaitsForWhoReadsThere) {
@@ -99,7 +91,7 @@ TEST_F(ReusedMemoryTest, TheDevicesOwnToo) {
 }
 
 TEST_F(ReusedMemoryTest, MastersWrittenOnTheInlineStreamReachEveryRank) {
-  FakeCuda::instance().set_devices(2);
+  fake_.set_devices(2);
   const auto store = make_memory_store();
   testing::run_threads(2, [&](int rank) {
     CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};

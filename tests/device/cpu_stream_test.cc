@@ -12,31 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "tests/gate.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-// Opens once; tasks that wait for it make orders of execution certain without sleeping.
-class Gate {
- public:
-  void open() {
-    {
-      const std::lock_guard lock(mutex_);
-      open_ = true;
-    }
-    changed_.notify_all();
-  }
-  void pass() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-};
+using testing::Gate;
 
 std::string error_of(const std::function<void()>& call) {
   try {
