@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "device/settle.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
 #include "zero/gradient_reducer.h"
@@ -76,6 +77,7 @@ class EngineImpl final : public Engine {
     if (std::uncaught_exceptions() > 0) context_.comm.abort("it stopped after an error");
     // Work on the streams uses the other members' memory.
     comm_stream_.reset();
+    settle(context_.device.inline_stream());
     if (offload_ && offload_->lane) offload_->lane->settle();
     if (moved_parameters() != nullptr) moved_parameters()->settle();
   }

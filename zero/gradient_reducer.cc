@@ -30,29 +30,26 @@ GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t sl
 }
 
 int GradientPool::acquire(int64_t numel) {
-  int reducing = -1;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].in_use || slots_[i].view.numel < numel) continue;
-    if (slots_[i].free_after.ready()) {
-      slots_[i].in_use = true;
-      return static_cast<int>(i);
-    }
-    if (reducing < 0) reducing = static_cast<int>(i);
+  Slot* found = nullptr;
+  const auto before = [](const Slot& a, const Slot& b) {
+    return std::pair(!a.shared, a.released) < std::pair(!b.shared, b.released);
+  };
+  for (Slot& slot : slots_) {
+    if (slot.in_use || slot.view.numel < numel) continue;
+    if (found == nullptr || before(slot, *found)) found = &slot;
   }
-  if (reducing >= 0) {
-    Slot& slot = slots_[static_cast<size_t>(reducing)];
-    slot.free_after.synchronize();
-    slot.in_use = true;
-    return reducing;
+  if (found == nullptr) {
+    Slot slot;
+    slot.shared = false;
+    slot.private_memory = context_.device.allocate(static_cast<size_t>(numel) * size_of(dtype_),
+                                                   MemoryCategory::buckets);
+    slot.view = view_of(slot.private_memory, dtype_, numel);
+    slots_.push_back(std::move(slot));
+    found = &slots_.back();
   }
-  Slot slot;
-  slot.shared = false;
-  slot.in_use = true;
-  slot.private_memory = context_.device.allocate(static_cast<size_t>(numel) * size_of(dtype_),
-                                                 MemoryCategory::buckets);
-  slot.view = view_of(slot.private_memory, dtype_, numel);
-  slots_.push_back(std::move(slot));
-  return static_cast<int>(slots_.size()) - 1;
+  context_.device.inline_stream().wait(found->free_after);
+  found->in_use = true;
+  return static_cast<int>(found - slots_.data());
 }
 
 TensorView GradientPool::view(int slot, int64_t numel) const {
@@ -60,8 +57,10 @@ TensorView GradientPool::view(int slot, int64_t numel) const {
 }
 
 void GradientPool::release(int slot, Event after) {
-  slots_.at(static_cast<size_t>(slot)).in_use = false;
-  slots_.at(static_cast<size_t>(slot)).free_after = std::move(after);
+  Slot& released = slots_.at(static_cast<size_t>(slot));
+  released.in_use = false;
+  released.free_after = std::move(after);
+  released.released = releases_++;
 }
 
 void GradientPool::trim() {
@@ -205,7 +204,7 @@ void GradientReducer::open(int bucket) {
     progress.buffer = pool_->view(progress.slot, layout.padded_numel());
   } else {
     // The home buffer may still be read by the previous micro-step's reduction.
-    progress.done.synchronize();
+    context_.device.inline_stream().wait(progress.done);
     progress.buffer = buckets_[static_cast<size_t>(bucket)].grad;
   }
   progress.incomplete = static_cast<int>(layout.placements.size());

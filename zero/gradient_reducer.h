@@ -23,12 +23,14 @@ class GradientPool {
 
   struct Slot {
     TensorView view;
-    Event free_after;  // the reduction that read it last
+    Event free_after;      // the reduction that read it last
+    int64_t released = 0;  // how many releases of the pool were before its last one
     bool in_use = false;
     bool shared = true;
     Buffer private_memory;
   };
-  // Waits for a reduction only when every slot is busy.
+  // For writing on the inline stream, which waits for the reduction that read the slot last: the
+  // one that began first, so that ranks which do the same use the same slots.
   int acquire(int64_t numel);
   TensorView view(int slot, int64_t numel) const;
   void release(int slot, Event after);
@@ -41,6 +43,7 @@ class GradientPool {
   Buffer slab_;
   std::shared_ptr<void> ledger_entry_;
   std::vector<Slot> slots_;
+  int64_t releases_ = 0;
 };
 
 // What GradientReducer keeps in flight.

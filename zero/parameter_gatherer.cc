@@ -61,6 +61,7 @@ void ParameterGatherer::release(ModuleId id) {
 }
 
 void ParameterGatherer::invalidate() {
+  gathered_.synchronize();
   for (Module& module : modules_) {
     if (module.holders > 0) continue;
     for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
@@ -76,6 +77,7 @@ void ParameterGatherer::start(const Module& module) {
     Residence& residence = residences_[static_cast<size_t>(bucket)];
     if (residence.state == State::gathering) residence.ready = ready;
   }
+  gathered_ = ready;
 }
 
 void ParameterGatherer::start(Bucket& bucket) {
@@ -95,8 +97,7 @@ void ParameterGatherer::start(Bucket& bucket) {
   } else {
     const int64_t shard_numel = bucket.layout.shard_numel;
     const TensorView own = bucket.param_full.slice(context_.rank * shard_numel, shard_numel);
-    residence.fetched = parameters_->fetch(bucket, own);
-    stream_.wait(residence.fetched);
+    stream_.wait(parameters_->fetch(bucket, own));
     // Peers cannot look into a file, or into another host memory than theirs.
     residence.ready =
         context_.comm.all_gather(own, bucket.param_full, Sync::collective, stream_, bucket.label);
@@ -108,15 +109,14 @@ void ParameterGatherer::start(Bucket& bucket) {
 void ParameterGatherer::finish(Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::gathering) return;
-  residence.fetched.synchronize();
-  residence.ready.synchronize();
+  context_.device.inline_stream().wait(residence.ready);
   residence.state = State::full;
 }
 
 void ParameterGatherer::drop(Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state == State::sharded) return;
-  finish(bucket);
+  finish(bucket);  // whoever has the memory next must not meet the gather there
   residence.state = State::sharded;
   live_ -= bucket.layout.padded_numel();
   if (!bucket.resident) {

@@ -12,6 +12,9 @@ namespace zerorun {
 
 // Makes the sharded parameters of a module full for as long as they are used (stage 3).
 //
+// The device's inline stream waits for a gather, and so does the caller where host code may read
+// the device's memory. What is dropped is free once that stream has done what it was given so far.
+//
 // Gathers ahead in the learned order within prefetch_bucket_size, and keeps released parameters
 // full when they are used again within max_reuse_distance; max_live_parameters bounds both.
 class ParameterGatherer {
@@ -26,7 +29,8 @@ class ParameterGatherer {
 
   void gather(ModuleId module);
   void release(ModuleId module);
-  // Parameters are about to change: full copies that nobody holds are dropped.
+  // Parameters are about to change: full copies that nobody holds are dropped, and no gather reads
+  // shards any more.
   void invalidate();
 
   int64_t live_elements() const { return live_; }
@@ -36,7 +40,6 @@ class ParameterGatherer {
   enum class State : uint8_t { sharded, gathering, full };
   struct Residence {
     State state = State::sharded;
-    Event fetched;  // this rank's shard, where it has to come from elsewhere
     Event ready;
     Buffer full;
   };
@@ -49,6 +52,7 @@ class ParameterGatherer {
   // The module's gathers, as one operation.
   void start(const Module& module);
   void start(Bucket& bucket);
+  // The inline stream's later work finds the bucket full.
   void finish(Bucket& bucket);
   void drop(Bucket& bucket);
   void prefetch();
@@ -64,6 +68,7 @@ class ParameterGatherer {
   std::vector<Module> modules_;
   std::vector<int64_t> module_numels_;
   std::vector<Residence> residences_;  // by bucket
+  Event gathered_;                     // all that was started so far
   int64_t live_ = 0;
 };
 

@@ -7,6 +7,27 @@
 
 namespace zerorun {
 
+// The first error that was met on a stream itself. It refers to no other, so that streams may wait
+// for each other in turn.
+class StreamErrors::Kept final : public CudaStream::Watched {
+ public:
+  void keep(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  void check() const override {
+    const std::lock_guard lock(mutex_);
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards the next
+  std::exception_ptr error_;
+};
+
+StreamErrors::StreamErrors() : own_(std::make_shared<Kept>()) {}
+StreamErrors::~StreamErrors() = default;
+
 void StreamErrors::watch(const std::shared_ptr<const CudaStream::Watched>& watched) {
   const std::lock_guard lock(mutex_);
   std::erase_if(watched_, [](const auto& one) { return one.expired(); });
@@ -16,20 +37,28 @@ void StreamErrors::watch(const std::shared_ptr<const CudaStream::Watched>& watch
   watched_.push_back(watched);
 }
 
-void StreamErrors::keep(std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
-  if (!error_) error_ = std::move(error);
+void StreamErrors::follow(const StreamErrors& other) {
+  if (&other == this) return;
+  watch(other.own_);
+  std::vector<std::weak_ptr<const CudaStream::Watched>> watched;
+  {
+    const std::lock_guard lock(other.mutex_);
+    watched = other.watched_;
+  }
+  for (const auto& one : watched) {
+    if (const auto alive = one.lock(); alive && alive != own_) watch(alive);
+  }
 }
 
+void StreamErrors::keep(std::exception_ptr error) { own_->keep(std::move(error)); }
+
 void StreamErrors::check() const {
-  std::exception_ptr error;
+  own_->check();
   std::vector<std::weak_ptr<const CudaStream::Watched>> watched;
   {
     const std::lock_guard lock(mutex_);
-    error = error_;
     watched = watched_;
   }
-  if (error) std::rethrow_exception(error);
   for (const auto& one : watched) {
     if (const auto alive = one.lock()) alive->check();
   }
@@ -69,6 +98,7 @@ class CudaEventState final : public Event::State {
     check_cuda(result, "work on the GPU (seen by cudaEventSynchronize)");
   }
   cudaEvent_t handle() const { return handle_; }
+  const StreamErrors& errors() const { return *errors_; }
 
  private:
   const std::shared_ptr<const StreamErrors> errors_;
@@ -121,6 +151,8 @@ void CudaStreamImpl::wait(const Event& event) {
   if (!event.state()) return;
   const CurrentDevice current(device_);
   if (const auto* cuda = dynamic_cast<const CudaEventState*>(event.state().get())) {
+    cuda->errors().check();  // nobody need go on with what is known to have failed
+    errors_->follow(cuda->errors());
     return check_cuda(cudaStreamWaitEvent(handle_, cuda->handle(), 0), "cudaStreamWaitEvent");
   }
   const auto keep = [errors = errors_](std::exception_ptr error) {

@@ -27,7 +27,7 @@ class CudaStream : public Stream {
   // The device's number, as cudaSetDevice takes it.
   virtual int device() const = 0;
   // From now on synchronize() and events recorded here also throw what `watched` throws, while it
-  // lives.
+  // lives; likewise of streams that wait for these events.
   virtual void watch(std::shared_ptr<const Watched> watched) = 0;
 };
 

@@ -12,17 +12,27 @@
 
 namespace zerorun {
 
-// What went wrong on a stream outside of the CUDA runtime's sight. Events share it.
+// What went wrong on a stream outside of the CUDA runtime's sight, or before what it waits for.
+// Events share it.
 class StreamErrors {
  public:
+  StreamErrors();
+  StreamErrors(const StreamErrors&) = delete;
+  StreamErrors& operator=(const StreamErrors&) = delete;
+  ~StreamErrors();
+
   void watch(const std::shared_ptr<const CudaStream::Watched>& watched);
+  // From now on also what `other` has and watches.
+  void follow(const StreamErrors& other);
   // Keeps the first.
   void keep(std::exception_ptr error);
   void check() const;
 
  private:
-  mutable std::mutex mutex_;  // guards the members below
-  std::exception_ptr error_;
+  class Kept;
+
+  const std::shared_ptr<Kept> own_;
+  mutable std::mutex mutex_;  // guards the next
   std::vector<std::weak_ptr<const CudaStream::Watched>> watched_;
 };
 

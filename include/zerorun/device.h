@@ -61,7 +61,8 @@ class ZR_API Stream {
   virtual ~Stream() = default;
   virtual Event record() = 0;
   // Later work on this stream waits for `event`, which may be of another device's stream; the
-  // caller does not.
+  // caller does not, unless the stream is inline on a CPU. An error of what it waits for is this
+  // stream's too; it may be thrown at once.
   virtual void wait(const Event& event) = 0;
   // Blocks until all submitted work is done; rethrows its first error.
   virtual void synchronize() = 0;

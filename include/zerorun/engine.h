@@ -142,7 +142,8 @@ class ZR_API Engine {
   using FillFunction = std::function<void(ParameterId id, int64_t begin, std::span<float> out)>;
   virtual void initialize_parameters(const FillFunction& fill) = 0;
 
-  // Makes a module's parameters full on this rank; no-op below stage 3. Nested gathers count.
+  // Makes a module's parameters full on this rank, for what the device's inline stream is given
+  // from now on; no-op below stage 3. Nested gathers count.
   virtual void gather(ModuleId module) = 0;
   virtual void release(ModuleId module) = 0;
   // The full parameter, flat; valid between gather and release of its module (always below stage
@@ -156,7 +157,8 @@ class ZR_API Engine {
   // Where a parameter lies in that memory; not set when it is full all the time.
   virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
 
-  // Where backward writes this parameter's gradient. Throws InternalError for frozen parameters.
+  // Where backward writes this parameter's gradient, on the device's inline stream. Throws
+  // InternalError for frozen parameters.
   virtual GradientView gradient(ParameterId id) = 0;
   // This rank's contribution of this micro-step is complete; its bucket is reduced as soon as all
   // of its parameters are.

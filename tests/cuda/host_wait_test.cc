@@ -4,51 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
-#include "tests/cuda/fake/fake_cuda.h"
+#include "tests/cuda/fake_cuda_test.h"
+#include "tests/gate.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using fake::FakeCuda;
+using testing::Gate;
 
-// Opens once; what waits for it makes orders certain without sleeping.
-class Gate {
- public:
-  void open() {
-    {
-      const std::lock_guard lock(mutex_);
-      open_ = true;
-    }
-    changed_.notify_all();
-  }
-  void pass() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-};
-
-class HostWaitTest : public ::testing::Test {
- protected:
-  void SetUp() override { fake_.reset(); }
-  void TearDown() override {
-    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty());
-    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty());
-  }
-
-  FakeCuda& fake_ = FakeCuda::instance();
-};
+class HostWaitTest : public testing::FakeCudaTest {};
 
 // `first` is busy, so `last` is the first to wait for the host; what it waits for needs `first`.
 struct Chain {
@@ -206,6 +175,27 @@ TEST_F(HostWaitTest, AFailedEventIsTheErrorOfTheStreamHoweverItWaited) {
     EXPECT_THROW(device.inline_stream().synchronize(), CommError);
     EXPECT_THROW(device.inline_stream().record().synchronize(), CommError);
   }
+}
+
+// As on the CPU: whoever waits for the result learns of it.
+TEST_F(HostWaitTest, AStreamThatWaitsForAFailedOneHasItsErrorToo) {
+  CudaDevice device(0, 0);
+  const auto side = device.make_stream("side");
+  const auto worker = make_worker_stream("worker");
+  Gate gate;
+  worker->submit([&] {
+    gate.pass();
+    throw CommError("a peer died");
+  });
+  side->wait(worker->record());
+  Stream& stream = device.inline_stream();
+  stream.wait(side->record());
+  side->wait(stream.record());  // each may wait for the other
+  gate.open();
+  EXPECT_THROW(stream.synchronize(), CommError);
+  EXPECT_THROW(stream.wait(side->record()), CommError);
+  const auto third = device.make_stream("third");
+  EXPECT_THROW(third->wait(stream.record()), CommError);
 }
 
 // A context on device 0 for each rank of a host would cost that device's memory.

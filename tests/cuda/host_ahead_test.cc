@@ -1,0 +1,213 @@
+// Within a micro-step the host does not wait for a GPU: it submits, and streams wait for each
+// other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/host_staged_communicator.h"
+#include "comm/nccl_communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using fake::FakeCuda;
+using ::testing::HasSubstr;
+using testing::ToyModel;
+
+enum class Where { cpu, nccl, shared_gpu };
+
+struct Setting {
+  int stage = 0;
+  OffloadDevice param = OffloadDevice::none;
+};
+
+Config config_of(const Setting& setting) {
+  Config config;
+  config.batch.accumulation_steps = 2;
+  config.precision.param_dtype = DType::fp32;
+  config.zero.stage = setting.stage;
+  config.zero.reduce_bucket_size = 300;
+  config.zero.overlap_comm = true;
+  config.zero.param_persistence_threshold = 10;
+  config.zero.max_reuse_distance = 0;  // every module is gathered again in backward
+  config.offload.param.device = setting.param;
+  return config;
+}
+
+std::vector<ParameterId> parameters_of(const Engine& engine, const std::string& module) {
+  std::vector<ParameterId> ids;
+  for (size_t id = 0; id < engine.parameters().size(); ++id) {
+    if (engine.parameters()[id].module == module) ids.push_back(static_cast<ParameterId>(id));
+  }
+  return ids;
+}
+
+// Training code that gives everything to the inline stream: forward adds the parameters up, the
+// gradient is the parameter plus that sum.
+class Program {
+ public:
+  Program(Engine& engine, Device& device)
+      : engine_(engine),
+        device_(device),
+        memory_(device.allocate(kMost * sizeof(float), MemoryCategory::activations)),
+        sum_(view_of(memory_, DType::fp32, kMost)) {}
+
+  void micro_step() {
+    Stream& stream = device_.inline_stream();
+    device_.fill(stream, sum_, 0.0F);
+    for (const std::string& module : ToyModel::modules()) {
+      engine_.gather(engine_.module_id(module));
+      for (const ParameterId id : parameters_of(engine_, module)) {
+        device_.add(stream, engine_.parameter(id), sum_.slice(0, engine_.numel(id)));
+      }
+      engine_.release(engine_.module_id(module));
+    }
+    std::vector<std::string> modules = ToyModel::modules();
+    std::reverse(modules.begin(), modules.end());
+    for (const std::string& module : modules) backward(module);
+    engine_.end_micro_step();
+  }
+
+ private:
+  static constexpr int64_t kMost = 37 * 41;  // elements of a parameter
+
+  void backward(const std::string& module) {
+    Stream& stream = device_.inline_stream();
+    engine_.gather(engine_.module_id(module));
+    for (const ParameterId id : parameters_of(engine_, module)) {
+      const ParameterSpec& spec = engine_.parameters()[static_cast<size_t>(id)];
+      if (!spec.trainable) continue;
+      const GradientView gradient = engine_.gradient(id);
+      if (!gradient.accumulate) device_.fill(stream, gradient.view, 0.0F);
+      device_.add(stream, engine_.parameter(id), gradient.view);
+      device_.add(stream, sum_.slice(0, engine_.numel(id)), gradient.view);
+      if (spec.alias_of.empty()) engine_.grad_ready(id);
+    }
+    engine_.release(engine_.module_id(module));
+  }
+
+  Engine& engine_;
+  Device& device_;
+  const Buffer memory_;
+  const TensorView sum_;
+};
+
+std::shared_ptr<Communicator> connect(CommunicatorOptions& options, Where where) {
+  if (where == Where::cpu) {
+    options.device = make_cpu_device();
+    return make_communicator(options);
+  }
+  const bool shared = where == Where::shared_gpu;
+  options.device = std::make_shared<CudaDevice>(shared ? 0 : options.rank, 0);
+  return shared ? make_host_staged_communicator(options) : make_nccl_communicator(options);
+}
+
+struct Outcome {
+  uint64_t hash = 0;
+  int waits = 0;  // of the host for a GPU, within micro-steps of the last steps
+};
+
+// The first steps allocate.
+Outcome train(const Setting& setting, Where where) {
+  constexpr int kRanks = 2;
+  constexpr int kFirst = 2;
+  constexpr int kSteps = 5;
+  FakeCuda::instance().set_devices(kRanks);
+  std::vector<int> waits;
+  std::barrier all(kRanks, [&waits]() noexcept {
+    std::map<std::string, int> counts = FakeCuda::instance().counts();
+    waits.push_back(counts["cudaEventSynchronize"] + counts["cudaStreamSynchronize"]);
+  });
+  const auto store = make_memory_store();
+  std::mutex mutex;
+  Outcome outcome;
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::seconds(30);
+    const auto comm = connect(options, where);
+    Device& device = *options.device;
+    const auto engine =
+        Engine::create(config_of(setting), device, *comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    Program program(*engine, device);
+    for (int step = 0; step < kFirst + kSteps; ++step) {
+      if (step >= kFirst) all.arrive_and_wait();
+      for (int micro = 0; micro < 2; ++micro) program.micro_step();
+      if (step >= kFirst) all.arrive_and_wait();
+      EXPECT_TRUE(engine->step().applied);
+    }
+    const uint64_t hash = engine->parameter_hash();
+    const std::lock_guard lock(mutex);
+    outcome.hash = hash;
+  });
+  for (size_t i = 0; i < waits.size(); i += 2) outcome.waits += waits[i + 1] - waits[i];
+  return outcome;
+}
+
+class HostAheadTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<Setting> {
+ protected:
+  HostAheadTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
+};
+
+TEST_P(HostAheadTest, WaitsForNothingWithinMicroStepsAndTrainsToTheBitsOfTheCpu) {
+  const uint64_t expected = train({GetParam().stage}, Where::cpu).hash;
+  const Outcome nccl = train(GetParam(), Where::nccl);
+  EXPECT_EQ(nccl.hash, expected);
+  EXPECT_EQ(nccl.waits, 0);
+  EXPECT_EQ(train(GetParam(), Where::shared_gpu).hash, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, HostAheadTest,
+                         ::testing::Values(Setting{0}, Setting{1}, Setting{2}, Setting{3},
+                                           Setting{3, OffloadDevice::cpu}));
+
+class FailedGatherTest : public testing::FakeCudaTest,
+                         public ::testing::WithParamInterface<Where> {};
+
+// A gather's error comes to whoever waits for what was computed with it, and to the next gather.
+TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
+  constexpr int kRanks = 2;
+  fake_.set_devices(kRanks);
+  std::barrier both(kRanks);
+  const auto store = make_memory_store();
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::milliseconds(300);
+    const auto comm = connect(options, GetParam());
+    Config config = config_of({3});
+    config.zero.prefetch_bucket_size = 0;
+    const auto engine =
+        Engine::create(config, *options.device, *comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    both.arrive_and_wait();
+    if (rank == 0) {  // the other one never comes
+      EXPECT_NO_THROW(engine->gather(engine->module_id("h.0")));
+      try {
+        options.device->inline_stream().synchronize();
+        ADD_FAILURE() << "expected an error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("h.0.weight"));
+      }
+      EXPECT_THROW(engine->gather(engine->module_id("h.1")), CommError);
+    }
+    both.arrive_and_wait();
+    comm->abort("the test is over");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, FailedGatherTest,
+                         ::testing::Values(Where::nccl, Where::shared_gpu));
+
+}  // namespace
+}  // namespace zerorun
