@@ -135,27 +135,42 @@ int count_cpus(std::span<const Core> cores) {
   return static_cast<int>(count);
 }
 
-std::vector<CpuShare> divide_cpus(std::span<const Core> cores, int ranks) {
-  std::vector<CpuShare> shares(static_cast<size_t>(ranks));
-  const bool whole_cores = cores.size() >= shares.size();
-  if (!whole_cores && count_cpus(cores) < ranks) return shares;
-  std::vector<std::vector<int>> units;
+std::vector<CpuShare> divide_cpus(std::span<const Core> cores,
+                                  std::span<const std::optional<int>> nodes) {
+  struct Unit {
+    std::vector<int> cpus;
+    int node = 0;
+    bool taken = false;
+  };
+  const size_t ranks = nodes.size();
+  std::vector<CpuShare> shares(ranks);
+  const bool whole_cores = cores.size() >= ranks;
+  if (!whole_cores && count_cpus(cores) < static_cast<int>(ranks)) return shares;
+  std::vector<Unit> units;
   for (const Core& core : cores) {
     if (whole_cores) {
-      units.push_back(core.cpus);
+      units.push_back({core.cpus, core.node});
     } else {
-      for (const int cpu : core.cpus) units.push_back({cpu});
+      for (const int cpu : core.cpus) units.push_back({{cpu}, core.node});
     }
   }
-  for (int rank = 0; rank < ranks; ++rank) {
-    CpuShare& share = shares[static_cast<size_t>(rank)];
-    const auto [begin, end] = slice(units.size(), rank, ranks);
-    for (size_t unit = begin; unit < end; ++unit) {
-      share.cpus.insert(share.cpus.end(), units[unit].begin(), units[unit].end());
+  for (CpuShare& share : shares) share.threads = 0;
+  const auto take = [&](size_t rank, std::optional<int> node) {
+    CpuShare& share = shares[rank];
+    const auto [begin, end] = slice(units.size(), static_cast<int>(rank), static_cast<int>(ranks));
+    for (Unit& unit : units) {
+      if (share.threads == static_cast<int>(end - begin)) break;
+      if (unit.taken || unit.node != node.value_or(unit.node)) continue;
+      unit.taken = true;
+      share.cpus.insert(share.cpus.end(), unit.cpus.begin(), unit.cpus.end());
+      ++share.threads;
     }
-    std::sort(share.cpus.begin(), share.cpus.end());
-    share.threads = static_cast<int>(end - begin);
+  };
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (nodes[rank]) take(rank, nodes[rank]);
   }
+  for (size_t rank = 0; rank < ranks; ++rank) take(rank, std::nullopt);
+  for (CpuShare& share : shares) std::sort(share.cpus.begin(), share.cpus.end());
   return shares;
 }
 

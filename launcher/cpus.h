@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,8 +35,10 @@ struct CpuShare {
   int threads = 1;        // one per physical core
 };
 
-// Neighbouring cores go to the same rank. Whole cores while there are enough, then hardware
-// threads; without one CPU per rank nothing is bound.
-std::vector<CpuShare> divide_cpus(std::span<const Core> cores, int ranks);
+// Neighbouring cores go to the same rank, those of the node that it has its device on before
+// others; all ranks get as many. Whole cores while there are enough, then hardware threads; without
+// one CPU per rank nothing is bound. `nodes`: by rank, where it is known.
+std::vector<CpuShare> divide_cpus(std::span<const Core> cores,
+                                  std::span<const std::optional<int>> nodes);
 
 }  // namespace zerorun

@@ -12,6 +12,7 @@
 #include "launcher/address.h"
 #include "launcher/cpus.h"
 #include "launcher/deepspeed_compat.h"
+#include "launcher/gpu_nodes.h"
 #include "launcher/resources.h"
 
 namespace zerorun {
@@ -33,6 +34,15 @@ HostResources probe_host(const std::vector<Core>& cores, const Environment& envi
 int limit_threads(int threads, int ranks, const std::optional<double>& quota) {
   if (!quota) return threads;
   return std::clamp(static_cast<int>(std::ceil(*quota / ranks)), 1, threads);
+}
+
+// By rank: the node of the GPU that it runs on.
+std::vector<std::optional<int>> nodes_of(const Selection& selection) {
+  std::vector<std::optional<int>> nodes(static_cast<size_t>(selection.ranks));
+  if (selection.gpus.empty()) return nodes;
+  const std::vector<std::optional<int>> of_gpus = gpu_nodes(selection.gpus);
+  for (size_t rank = 0; rank < nodes.size(); ++rank) nodes[rank] = of_gpus[rank % of_gpus.size()];
+  return nodes;
 }
 
 // As a shell would need it.
@@ -61,7 +71,7 @@ Job plan_job(const LaunchOptions& options) {
   const std::vector<Core> cores = group_by_core(allowed_cpus());
   const HostResources host = probe_host(cores, job.inherited);
   const Selection selection = select_ranks(options.request, host);
-  const std::vector<CpuShare> shares = divide_cpus(cores, selection.ranks);
+  const std::vector<CpuShare> shares = divide_cpus(cores, nodes_of(selection));
   const std::optional<double> quota = ControlGroup().cpu_quota();
 
   JobSettings settings;

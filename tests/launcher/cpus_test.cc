@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "tests/scratch.h"
 
@@ -78,15 +80,19 @@ std::vector<Core> make_cores(int count, int threads) {
   return cores;
 }
 
+std::vector<CpuShare> divide(const std::vector<Core>& cores, int ranks) {
+  return divide_cpus(cores, std::vector<std::optional<int>>(static_cast<size_t>(ranks)));
+}
+
 TEST(CpuDivision, GivesWholeCoresInOrder) {
-  const auto shares = divide_cpus(make_cores(4, 2), 2);
+  const auto shares = divide(make_cores(4, 2), 2);
   EXPECT_THAT(shares[0].cpus, ElementsAre(0, 1, 4, 5));
   EXPECT_THAT(shares[1].cpus, ElementsAre(2, 3, 6, 7));
   EXPECT_EQ(shares[0].threads, 2);
 }
 
 TEST(CpuDivision, GivesThreadsWhenCoresAreTooFew) {
-  const auto shares = divide_cpus(make_cores(2, 2), 3);
+  const auto shares = divide(make_cores(2, 2), 3);
   EXPECT_THAT(shares[0].cpus, ElementsAre(0));
   EXPECT_THAT(shares[1].cpus, ElementsAre(2));
   EXPECT_THAT(shares[2].cpus, ElementsAre(1, 3));
@@ -94,7 +100,7 @@ TEST(CpuDivision, GivesThreadsWhenCoresAreTooFew) {
 }
 
 TEST(CpuDivision, BindsNothingWhenCpusAreTooFew) {
-  const auto shares = divide_cpus(make_cores(2, 2), 5);
+  const auto shares = divide(make_cores(2, 2), 5);
   ASSERT_EQ(shares.size(), 5);
   for (const CpuShare& share : shares) {
     EXPECT_THAT(share.cpus, IsEmpty());
@@ -102,12 +108,30 @@ TEST(CpuDivision, BindsNothingWhenCpusAreTooFew) {
   }
 }
 
+TEST(CpuDivision, GivesCoresOfTheDevicesNodeWhileThereAreAny) {
+  std::vector<Core> cores = make_cores(8, 1);
+  for (size_t core = 4; core < 8; ++core) cores[core].node = 1;
+  const auto cpus_of = [&](const std::vector<std::optional<int>>& nodes) {
+    std::vector<std::vector<int>> cpus;
+    for (const CpuShare& share : divide_cpus(cores, nodes)) {
+      EXPECT_EQ(share.threads, 8 / static_cast<int>(nodes.size()));
+      cpus.push_back(share.cpus);
+    }
+    return cpus;
+  };
+  using Shares = std::vector<std::vector<int>>;
+  EXPECT_EQ(cpus_of({1, 1, 0, 0}), (Shares{{4, 5}, {6, 7}, {0, 1}, {2, 3}}));
+  EXPECT_EQ(cpus_of({1, 1}), (Shares{{4, 5, 6, 7}, {0, 1, 2, 3}}));
+  EXPECT_EQ(cpus_of({std::nullopt, 0}), (Shares{{4, 5, 6, 7}, {0, 1, 2, 3}}));
+  EXPECT_EQ(cpus_of({7, 1, 1, 1}), (Shares{{0, 1}, {4, 5}, {6, 7}, {2, 3}}));
+}
+
 TEST(CpuDivision, UsesEveryCpuOnceForAnyCounts) {
   for (int cores = 1; cores <= 13; ++cores) {
     for (int ranks = 1; ranks <= cores; ++ranks) {
       std::multiset<int> used;
       int threads = 0;
-      for (const CpuShare& share : divide_cpus(make_cores(cores, 2), ranks)) {
+      for (const CpuShare& share : divide(make_cores(cores, 2), ranks)) {
         EXPECT_FALSE(share.cpus.empty());
         used.insert(share.cpus.begin(), share.cpus.end());
         threads += share.threads;

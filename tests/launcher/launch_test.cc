@@ -67,7 +67,9 @@ TEST(Launch, RanksAreBoundToTheirShareOfTheCpus) {
   const auto cores = group_by_core(allowed_cpus());
   if (count_cpus(cores) < 2) GTEST_SKIP() << "one CPU cannot be divided";
   std::multiset<std::string> expected;
-  for (const CpuShare& share : divide_cpus(cores, 2)) expected.insert(format_cpu_list(share.cpus));
+  for (const CpuShare& share : divide_cpus(cores, std::vector<std::optional<int>>(2))) {
+    expected.insert(format_cpu_list(share.cpus));
+  }
 
   LauncherProcess bound(shell_ranks(2, script));
   EXPECT_EQ(bound.wait(), 0);

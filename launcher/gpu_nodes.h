@@ -1,0 +1,16 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+// The NUMA node that each GPU is attached to, as the driver and the kernel describe them; nothing
+// where they do not. GPUs are named as in CUDA_VISIBLE_DEVICES: by number or by UUID.
+std::vector<std::optional<int>> gpu_nodes(std::span<const std::string> gpus,
+                                          const std::filesystem::path& root = "/");
+
+}  // namespace zerorun
