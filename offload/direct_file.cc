@@ -47,31 +47,33 @@ int open_nameless(const fs::path& folder) {
   return named;
 }
 
+// Null where the file system does not know.
+std::optional<uint64_t> available_bytes(const fs::path& folder) {
+  struct statvfs space {};
+  if (::statvfs(folder.c_str(), &space) != 0 || space.f_blocks == 0) return std::nullopt;
+  return uint64_t{space.f_bavail} * space.f_frsize;
+}
+
 std::string describe_reservation(const fs::path& folder, uint64_t nbytes,
                                  const FilePurpose& purpose) {
   return fmt::format("{} {}: cannot reserve {} for {}", purpose.folder, folder.string(),
                      format_bytes(nbytes), purpose.content);
 }
 
+// `wanted` says who wants how much of which folder.
 template <typename E>
-[[noreturn]] void fail_for_space(const fs::path& folder, uint64_t nbytes, uint64_t available,
+[[noreturn]] void fail_for_space(const std::string& wanted, uint64_t available,
                                  const FilePurpose& purpose) {
-  fail<E>("{}: {} are free. Free some, name another disk, or {}",
-          describe_reservation(folder, nbytes, purpose), format_bytes(available), purpose.instead);
-}
-
-// Where the file system knows; looked at first, since reserving fills the disk before it fails.
-std::optional<uint64_t> available_bytes(int fd) {
-  struct statvfs space {};
-  if (::fstatvfs(fd, &space) != 0) return std::nullopt;
-  return uint64_t{space.f_bavail} * space.f_frsize;
+  fail<E>("{}: {} are free. Free some, name another disk, or {}", wanted, format_bytes(available),
+          purpose.instead);
 }
 
 void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose& purpose) {
   if (nbytes == 0) return;
-  const auto available = available_bytes(fd);
+  // Looked at first, since reserving fills the disk before it fails.
+  const auto available = available_bytes(folder);
   if (available && nbytes > *available) {
-    fail_for_space<ConfigError>(folder, nbytes, *available, purpose);
+    fail_for_space<ConfigError>(describe_reservation(folder, nbytes, purpose), *available, purpose);
   }
   int status = -1;
   do {
@@ -81,7 +83,8 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
   const int error = errno;
   // Others reserve at the same time: what this rank met, its peers may not have.
   if (error == ENOSPC) {
-    fail_for_space<IoError>(folder, nbytes, available_bytes(fd).value_or(0), purpose);
+    fail_for_space<IoError>(describe_reservation(folder, nbytes, purpose),
+                            available_bytes(folder).value_or(0), purpose);
   }
   fail<ConfigError>("{}: {}", describe_reservation(folder, nbytes, purpose),
                     error == EOPNOTSUPP
@@ -95,16 +98,13 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
 void check_room(const fs::path& folder, uint64_t nbytes, int ranks, const FilePurpose& purpose) {
   if (nbytes == 0 || ranks == 1) return;  // one rank's file says it itself
   check_folder(folder, purpose);
-  struct statvfs space {};
-  if (::statvfs(folder.c_str(), &space) != 0 || space.f_blocks == 0) return;
-  const uint64_t available = uint64_t{space.f_bavail} * space.f_frsize;
+  const auto available = available_bytes(folder);
   const uint64_t needed = nbytes * static_cast<uint64_t>(ranks);
-  if (needed <= available) return;
-  fail<ConfigError>(
-      "{} {}: the {} ranks of this host need {} there: {} are free. Free some, name another disk, "
-      "or {}",
-      purpose.folder, folder.string(), ranks, format_bytes(needed), format_bytes(available),
-      purpose.instead);
+  if (!available || needed <= *available) return;
+  fail_for_space<ConfigError>(
+      fmt::format("{} {}: the {} ranks of this host need {} there", purpose.folder, folder.string(),
+                  ranks, format_bytes(needed)),
+      *available, purpose);
 }
 
 DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_t nbytes,
@@ -144,12 +144,13 @@ std::byte* DirectFile::map() {
   return map_;
 }
 
-void DirectFile::flush_map() {
-  if (map_ == nullptr) return;
-  if (::msync(map_, nbytes_, MS_SYNC) != 0) {
-    fail<IoError>("{}: cannot write: {}", file_.path, message_of(errno));
+void DirectFile::flush_map(uint64_t offset, size_t nbytes) {
+  std::byte* const pages = map() + offset;
+  if (::msync(pages, nbytes, MS_SYNC) != 0) {
+    fail<IoError>("{}: cannot write {} bytes at offset {}: {}", file_.path, nbytes, offset,
+                  message_of(errno));
   }
-  ::madvise(map_, nbytes_, MADV_DONTNEED);
+  ::madvise(pages, nbytes, MADV_DONTNEED);
 }
 
 }  // namespace zerorun

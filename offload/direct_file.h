@@ -39,9 +39,8 @@ class DirectFile {
   uint64_t nbytes() const { return nbytes_; }
   // All of it as memory, mapped on first use, for the lifetime of the file.
   std::byte* map();
-  bool mapped() const { return map_ != nullptr; }
-  // What was written to the memory is in the file; the memory's pages may go.
-  void flush_map();
+  // What was written to this part of the memory, whole pages, is in the file; its pages may go.
+  void flush_map(uint64_t offset, size_t nbytes);
 
  private:
   OpenFile file_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -29,6 +30,8 @@ size_t slot_nbytes(std::span<const StateLayout> pieces) {
   return nbytes;
 }
 
+uint64_t hash_of(const Block& block) { return XXH3_64bits(block.data, block.nbytes); }
+
 class NvmeStateStore final : public StateStore {
  public:
   NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
@@ -43,17 +46,13 @@ class NvmeStateStore final : public StateStore {
   void accept_changes() override;
 
  private:
-  // What is known of a block's bytes in the file.
-  enum class Known : uint8_t { zeros, hashed, unknown };
-  struct Chunk {
-    Known content = Known::zeros;
-    uint64_t hash = 0;
-  };
   struct Piece {
     StateLayout layout;
     uint64_t offset = 0;  // in the file
     size_t nbytes = 0;
-    std::vector<Chunk> chunks;
+    std::vector<std::optional<uint64_t>> hashes;  // by block; none: never written, zeros
+    bool verified = false;                        // since the last write
+    bool lent = false;                            // by rest(), to be written to
     size_t slot = 0;
     Event read;  // to the slot
     Event written;
@@ -73,17 +72,17 @@ class NvmeStateStore final : public StateStore {
   std::vector<Block> blocks_of(const Piece& piece, std::byte* data, size_t nbytes) const;
   void read(Piece& piece, std::byte* data);
   void write(Piece& piece, std::byte* data, size_t nbytes);
-  void check(Piece& piece, size_t chunk, const Block& block) const;
-  void verify_all();
+  void check(const Piece& piece, size_t index, const Block& block) const;
+  // Waits for what is under way, whose errors it throws.
+  void finish();
 
-  const size_t chunk_nbytes_;
+  const size_t block_nbytes_;
   DirectFile file_;
   std::shared_ptr<void> ledger_;
   std::vector<Piece> pieces_;
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
   std::deque<int> expected_;  // read, or being read, to their slots
-  bool verified_ = false;     // all hashed blocks, since the last write
   std::unique_ptr<BlockIo> reader_;
   std::unique_ptr<BlockIo> writer_;
   // Last, so that their work is done before what it uses goes.
@@ -93,7 +92,7 @@ class NvmeStateStore final : public StateStore {
 
 NvmeStateStore::NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
                                const NvmeOptions& options, const BlockIoFactory& make_io)
-    : chunk_nbytes_(static_cast<size_t>(options.aio.block_size)),
+    : block_nbytes_(static_cast<size_t>(options.aio.block_size)),
       file_(options.folder, options.label, nvme_file_nbytes(pieces), options.purpose),
       ledger_(device.account(nvme_file_nbytes(pieces), MemoryCategory::nvme)),
       read_stream_(device.host().make_stream("zerorun-read")),
@@ -104,7 +103,7 @@ NvmeStateStore::NvmeStateStore(Device& device, HostSlab& slab, std::span<const S
     piece.layout = layout;
     piece.offset = offset;
     piece.nbytes = record_nbytes(layout);
-    piece.chunks.resize((piece.nbytes + chunk_nbytes_ - 1) / chunk_nbytes_);
+    piece.hashes.resize((piece.nbytes + block_nbytes_ - 1) / block_nbytes_);
     offset += piece.nbytes;
   }
   const auto nbytes = static_cast<int64_t>(slot_nbytes(pieces));
@@ -133,8 +132,8 @@ std::vector<TensorView> NvmeStateStore::views_at(const Piece& piece, std::byte* 
 std::vector<Block> NvmeStateStore::blocks_of(const Piece& piece, std::byte* data,
                                              size_t nbytes) const {
   std::vector<Block> blocks;
-  for (size_t at = 0; at < nbytes; at += chunk_nbytes_) {
-    blocks.push_back({data + at, std::min(chunk_nbytes_, piece.nbytes - at), piece.offset + at});
+  for (size_t at = 0; at < nbytes; at += block_nbytes_) {
+    blocks.push_back({data + at, std::min(block_nbytes_, piece.nbytes - at), piece.offset + at});
   }
   return blocks;
 }
@@ -200,7 +199,7 @@ void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
     slot.free = stream.record();
     return;
   }
-  verified_ = false;
+  piece.verified = false;
   write_stream_->wait(stream.record());
   std::byte* const data = slot.memory.data;
   cpu_stream(*write_stream_).submit([this, &piece, data, nbytes] { write(piece, data, nbytes); });
@@ -209,62 +208,59 @@ void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
 
 void NvmeStateStore::read(Piece& piece, std::byte* data) {
   std::vector<Block> blocks;
-  std::vector<size_t> chunks;
+  std::vector<size_t> indices;
   const std::vector<Block> all = blocks_of(piece, data, piece.nbytes);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (piece.chunks[i].content == Known::zeros) {
-      std::memset(all[i].data, 0, all[i].nbytes);
-    } else {
+    if (piece.hashes[i]) {
       blocks.push_back(all[i]);
-      chunks.push_back(i);
+      indices.push_back(i);
+    } else {
+      std::memset(all[i].data, 0, all[i].nbytes);
     }
   }
-  reader_->transfer(Transfer::read, blocks, [&](size_t i) { check(piece, chunks[i], blocks[i]); });
+  reader_->transfer(Transfer::read, blocks, [&](size_t i) { check(piece, indices[i], blocks[i]); });
 }
 
 void NvmeStateStore::write(Piece& piece, std::byte* data, size_t nbytes) {
   const std::vector<Block> blocks = blocks_of(piece, data, nbytes);
-  writer_->transfer(Transfer::write, blocks, [&](size_t i) {
-    piece.chunks[i] = {Known::hashed, XXH3_64bits(blocks[i].data, blocks[i].nbytes)};
-  });
+  writer_->transfer(Transfer::write, blocks,
+                    [&](size_t i) { piece.hashes[i] = hash_of(blocks[i]); });
 }
 
-void NvmeStateStore::check(Piece& piece, size_t index, const Block& block) const {
-  Chunk& chunk = piece.chunks[index];
-  const uint64_t hash = XXH3_64bits(block.data, block.nbytes);
-  if (chunk.content == Known::hashed && chunk.hash != hash) {
-    fail<IoError>(
-        "{}: the {} bytes at offset {} are not what was written there (hash {:016x}, expected "
-        "{:016x}): the disk or its path is damaged; resume from the last checkpoint",
-        file_.open().path, block.nbytes, block.offset, hash, chunk.hash);
-  }
-  chunk = {Known::hashed, hash};
+void NvmeStateStore::check(const Piece& piece, size_t index, const Block& block) const {
+  const uint64_t hash = hash_of(block);
+  if (piece.hashes[index] == hash) return;
+  fail<IoError>(
+      "{}: the {} bytes at offset {} are not what was written there (hash {:016x}, expected "
+      "{:016x}): the disk or its path is damaged; resume from the last checkpoint",
+      file_.open().path, block.nbytes, block.offset, hash, piece.hashes[index].value_or(0));
 }
 
-void NvmeStateStore::verify_all() {
+void NvmeStateStore::finish() {
+  forget_expected();
   read_stream_->synchronize();
   write_stream_->synchronize();
-  if (verified_) return;
-  slots_.front().free.synchronize();  // read by a stream of the caller's
-  for (Piece& piece : pieces_) read(piece, slots_.front().memory.data);
-  verified_ = true;
 }
 
 std::vector<TensorView> NvmeStateStore::rest(int index) {
-  forget_expected();
-  verify_all();
-  const Piece& piece = pieces_.at(static_cast<size_t>(index));
+  finish();
+  Piece& piece = pieces_.at(static_cast<size_t>(index));
+  if (!piece.verified) {
+    slots_.front().free.synchronize();  // read by a stream of the caller's
+    read(piece, slots_.front().memory.data);
+    piece.verified = true;
+  }
+  piece.lent = true;
   return views_at(piece, file_.map() + piece.offset);
 }
 
 void NvmeStateStore::accept_changes() {
-  forget_expected();
-  if (!file_.mapped()) return;
-  read_stream_->synchronize();
-  write_stream_->synchronize();
-  file_.flush_map();
+  finish();
   for (Piece& piece : pieces_) {
-    for (Chunk& chunk : piece.chunks) chunk.content = Known::unknown;
+    if (!std::exchange(piece.lent, false)) continue;
+    const std::vector<Block> blocks = blocks_of(piece, file_.map() + piece.offset, piece.nbytes);
+    std::transform(blocks.begin(), blocks.end(), piece.hashes.begin(), hash_of);
+    file_.flush_map(piece.offset, piece.nbytes);
   }
 }
 

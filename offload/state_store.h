@@ -47,8 +47,8 @@ class StateStore {
   // These are likely to be acquired next, in this order: what takes time may begin. Costs nothing
   // but time when it turns out otherwise.
   virtual void expect(std::span<const int> /*pieces*/) {}
-  // Views of a piece at rest, to read and to write, for as long as the store lives; nothing may be
-  // acquired. After writing: accept_changes.
+  // Views of a piece at rest, to read and to write; nothing may be acquired. After writing:
+  // accept_changes. From then on the views, which last as long as the store, are for reading.
   virtual std::vector<TensorView> rest(int piece) = 0;
   virtual void accept_changes() {}
 };

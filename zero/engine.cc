@@ -155,7 +155,8 @@ class EngineImpl final : public Engine {
     const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
     return optimizer_.state_specs(buckets_[static_cast<size_t>(home.bucket)]);
   }
-  std::vector<StateInterval> state_intervals() override;
+  using Engine::state_intervals;
+  std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
   void visit_states(StateAccess access, const StateVisit& visit) override;
   void publish_masters() override;
   void accept_changes() override;
@@ -295,9 +296,10 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
   return decision.result;
 }
 
-std::vector<StateInterval> EngineImpl::state_intervals() {
+std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId> parameter) {
   reducer_.wait();
-  return optimizer_.intervals(ShardedOptimizer::Parts::all);
+  if (parameter) parameter = model_.owner(*parameter);
+  return optimizer_.intervals(ShardedOptimizer::Parts::all, parameter);
 }
 
 void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -58,9 +59,10 @@ class ShardedOptimizer {
   // zero/state_access.cc
   // As Engine::initialize_parameters; `publish` as in step.
   void initialize(const Engine::FillFunction& fill, const Publish& publish);
-  // As Engine::state_intervals; `states`: without parameters that rest elsewhere.
+  // As Engine::state_intervals, of an owning parameter; `states`: without parameters that rest
+  // elsewhere.
   enum class Parts : uint8_t { states, all };
-  std::vector<StateInterval> intervals(Parts parts);
+  std::vector<StateInterval> intervals(Parts parts, std::optional<ParameterId> only = std::nullopt);
   // As Engine::visit_states.
   void visit(StateAccess access, const Engine::StateVisit& visit);
   // What rests in files may have been changed there.

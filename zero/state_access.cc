@@ -16,6 +16,16 @@ std::vector<StatePiece> frozen_pieces(const Bucket& bucket) {
   return {{.begin = 0, .end = bucket.held_numel}};
 }
 
+bool has_part_of(const Bucket& bucket, const StatePiece& piece, ParameterId parameter) {
+  const int64_t begin = bucket.held_from + piece.begin;
+  const int64_t end = bucket.held_from + piece.end;
+  const auto& placements = bucket.layout.placements;
+  return std::any_of(placements.begin(), placements.end(), [&](const Placement& placement) {
+    return placement.parameter == parameter && placement.offset < end &&
+           placement.offset + placement.numel > begin;
+  });
+}
+
 }  // namespace
 
 void ShardedOptimizer::fill(const Bucket& bucket, const StatePiece& piece, size_t number,
@@ -102,11 +112,17 @@ void ShardedOptimizer::visit_piece(const Bucket& bucket, const StatePiece& piece
   }
 }
 
-std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts) {
+std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts,
+                                                       std::optional<ParameterId> only) {
   if (lane_ != nullptr) lane_->synchronize();
   std::vector<StateInterval> result;
-  const auto keep = [&](const StateInterval& interval) { result.push_back(interval); };
+  const auto keep = [&](const StateInterval& interval) {
+    if (interval.parameter == only.value_or(interval.parameter)) result.push_back(interval);
+  };
   for (const Bucket& bucket : buckets_) {
+    const auto is_wanted = [&](const StatePiece& piece) {
+      return !only || has_part_of(bucket, piece, *only);
+    };
     const bool moves = !bucket.param_pieces.empty();
     const auto param_at_rest = [&](const StatePiece& piece, size_t number) {
       if (!moves) return param_of(bucket, piece);
@@ -115,11 +131,13 @@ std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts) {
     if (bucket.pieces.empty()) {
       const std::vector<StatePiece> pieces = frozen_pieces(bucket);
       for (size_t i = 0; i < pieces.size(); ++i) {
+        if (!is_wanted(pieces[i])) continue;
         visit_piece(bucket, pieces[i], {param_at_rest(pieces[i], i), {}}, keep);
       }
     }
     for (size_t i = 0; i < bucket.pieces.size(); ++i) {
       const StatePiece& piece = bucket.pieces[i];
+      if (!is_wanted(piece)) continue;
       std::vector<TensorView> states =
           with_master(bucket, piece, store_of(piece).rest(piece.index));
       visit_piece(bucket, piece, {param_at_rest(piece, i), std::move(states)}, keep);

@@ -196,8 +196,10 @@ class ZR_API Engine {
   // What the optimizer keeps for this parameter besides its master; nothing when frozen.
   virtual std::span<const StateSpec> state_specs(ParameterId id) const = 0;
   // What this rank holds, in parameter order: with the other ranks', every element once. Frozen
-  // parameters too. Parameters replicated on every rank appear on one only.
-  virtual std::vector<StateInterval> state_intervals() = 0;
+  // parameters too. Parameters replicated on every rank appear on one only. Of one parameter, or of
+  // all; what rests in a file is checked first, the part of it that is asked for.
+  virtual std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) = 0;
+  std::vector<StateInterval> state_intervals() { return state_intervals(std::nullopt); }
   // The same one by one, always in one order, in no more memory than offloading stages anyway: the
   // views are valid during the call. After `write`: publish_masters.
   using StateVisit = std::function<void(const StateInterval&)>;
@@ -207,7 +209,8 @@ class ZR_API Engine {
   virtual void publish_masters() = 0;
 
   // Before and after parameters with their masters are written through state_intervals without
-  // publish_masters: drops gathers ahead, and takes what rests in files as it is then. Collective.
+  // publish_masters: drops gathers ahead, and takes what rests in files as it is then; more is
+  // written through intervals that are asked for anew. Collective.
   virtual void accept_changes() = 0;
 
   // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;

@@ -36,13 +36,9 @@ struct OwnedInterval {
 };
 
 std::vector<OwnedInterval> own(std::span<const StateInterval> intervals,
-                               const std::shared_ptr<EngineOwner>& owner,
-                               std::optional<ParameterId> only = std::nullopt) {
+                               const std::shared_ptr<EngineOwner>& owner) {
   std::vector<OwnedInterval> result;
-  for (const StateInterval& interval : intervals) {
-    if (only && interval.parameter != *only) continue;
-    result.push_back({interval, owner});
-  }
+  for (const StateInterval& interval : intervals) result.push_back({interval, owner});
   return result;
 }
 
@@ -156,13 +152,13 @@ Config adapt(const Config& config, const std::string& param_dtype, int64_t accum
 
 // Optimizer states and step count as before the first step.
 void reset_optimizer(Engine& engine) {
-  for (const StateInterval& interval : engine.state_intervals()) {
+  engine.visit_states(StateAccess::write, [&](const StateInterval& interval) {
     Device& device = interval.on_host ? engine.device().host() : engine.device();
     for (const TensorView& state : interval.states) {
       device.fill(device.inline_stream(), state, 0.0F);
     }
-  }
-  engine.device().inline_stream().synchronize();
+    device.inline_stream().synchronize();
+  });
   engine.set_progress({});
 }
 
@@ -227,8 +223,9 @@ void define_state(Engines& engine) {
       .def(
           "state_intervals",
           [](const EngineHandle& self, std::optional<ParameterId> parameter) {
-            const auto held = unlocked(self, [](Engine& core) { return core.state_intervals(); });
-            return own(held, self.owner(), parameter);
+            const auto held =
+                unlocked(self, [&](Engine& core) { return core.state_intervals(parameter); });
+            return own(held, self.owner());
           },
           "parameter"_a = py::none(),
           "What this rank holds (of one parameter): with the other ranks', every element once.")

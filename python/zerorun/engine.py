@@ -286,7 +286,7 @@ class ZeroEngine(nn.Module):
                 "within zerorun.zero.GatheredParameters(params, modifier_rank=0)"
             )
         result = self.module.load_state_dict(*args, **kwargs)
-        masters_from_parameters(self.core)
+        masters_from_parameters(self.core, self.layout)
         return result
 
     def write_parameter(self, parameter: nn.Parameter, flat: torch.Tensor) -> None:

@@ -21,6 +21,10 @@ __all__ = [
 ]
 
 
+# Elements that are changed at most before those that rest in files go there.
+_MOST_CHANGED = 1 << 22
+
+
 def tensor_of(capsule: object) -> torch.Tensor:
     """The memory behind a DLPack capsule, without a copy."""
     return torch.from_dlpack(capsule)
@@ -40,27 +44,37 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
     return intervals
 
 
-def _sources(
-    layout: ModelLayout, communicator: _C.Communicator
-) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Every parameter's full values, rank 0's on all ranks; one at a time in memory."""
-    for parameter, name in layout.names.items():
-        partition = getattr(parameter, "_zerorun_partition", None)
-        if partition is not None:
-            yield parameter, partition.gather_full().flatten()
-            continue
-        values = parameter.detach().contiguous().flatten()
-        if communicator.world_size > 1:
-            communicator.broadcast(values, 0, f"initial values of {name}")
-        yield parameter, values
+def _full_values(parameter: nn.Parameter, name: str, communicator: _C.Communicator) -> torch.Tensor:
+    """Rank 0's values on all ranks, flat. Collective."""
+    partition = getattr(parameter, "_zerorun_partition", None)
+    if partition is not None:
+        return partition.gather_full().flatten()
+    values = parameter.detach().contiguous().flatten()
+    if communicator.world_size > 1:
+        communicator.broadcast(values, 0, f"initial values of {name}")
+    return values
+
+
+def _to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
+    """Every parameter, to change what this rank holds of it.
+
+    What rests in files goes there in between, so that little of it is in memory. Collective.
+    """
+    changed = 0
+    for parameter in layout.names:
+        yield parameter
+        changed += layout.shapes[parameter].numel()
+        if changed >= _MOST_CHANGED:
+            engine.accept_changes()
+            changed = 0
 
 
 def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Communicator) -> None:
     """Fills the engine's masters and parameters with the model's values (rank 0's). Collective."""
-    intervals = by_parameter(engine)
     with torch.no_grad():
-        for parameter, values in _sources(layout, communicator):
-            for interval in intervals.get(layout.ids[parameter], ()):
+        for parameter in _to_write(engine, layout):
+            values = _full_values(parameter, layout.names[parameter], communicator)
+            for interval in engine.state_intervals(layout.ids[parameter]):
                 part = values[interval.begin : interval.begin + interval.numel]
                 tensor_of(interval.param).copy_(part)
                 if interval.master is not None:
@@ -85,12 +99,13 @@ def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
     engine.accept_changes()
 
 
-def masters_from_parameters(engine: _C.Engine) -> None:
+def masters_from_parameters(engine: _C.Engine, layout: ModelLayout) -> None:
     """Masters take the values that the parameters have got. Collective."""
     with torch.no_grad():
-        for interval in engine.state_intervals():
-            if interval.master is not None:
-                tensor_of(interval.master).copy_(tensor_of(interval.param))
+        for parameter in _to_write(engine, layout):
+            for interval in engine.state_intervals(layout.ids[parameter]):
+                if interval.master is not None:
+                    tensor_of(interval.master).copy_(tensor_of(interval.param))
     engine.publish_masters()
 
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -128,9 +129,12 @@ class FakeEngine : public Engine {
     if (!model_.specs[static_cast<size_t>(id)].trainable) return {};
     return model_.states;
   }
-  std::vector<StateInterval> state_intervals() override {
+  using Engine::state_intervals;
+  std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override {
     std::vector<StateInterval> intervals;
-    for (const Held& held : held_) intervals.push_back(held.interval);
+    for (const Held& held : held_) {
+      if (!parameter || held.interval.parameter == *parameter) intervals.push_back(held.interval);
+    }
     return intervals;
   }
   void visit_states(StateAccess, const StateVisit& visit) override {

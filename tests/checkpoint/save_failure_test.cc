@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "checkpoint/file.h"
@@ -173,7 +174,8 @@ class OversizedEngine : public FakeEngine {
  public:
   OversizedEngine(const FakeModel& model, int64_t numel)
       : FakeEngine(model, std::vector<testing::Cut>{}, 1), numel_(numel) {}
-  std::vector<StateInterval> state_intervals() override {
+  using Engine::state_intervals;
+  std::vector<StateInterval> state_intervals(std::optional<ParameterId> /*parameter*/) override {
     return {{.numel = numel_, .master = {nullptr, numel_, DType::fp32}}};
   }
 

@@ -299,6 +299,39 @@ TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverSta
   store->release(0, *stream_, 0);
 }
 
+TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
+  std::atomic<int> reads = 0;
+  const std::vector<StateLayout> pieces(4, {1000, {{"master", DType::fp32}}});
+  const auto store = make(pieces, [&](const OpenFile& file, auto) {
+    return std::make_unique<CountingIo>(make_thread_io(file, 2), reads);
+  });
+  for (int piece = 0; piece < 4; ++piece) write(*store, piece, 100.0F * static_cast<float>(piece));
+  reads = 0;
+  EXPECT_EQ(store->rest(2)[0].as<float>()[1], 201.0F);
+  store->accept_changes();
+  EXPECT_EQ(store->rest(2)[0].as<float>()[2], 202.0F);
+  EXPECT_EQ(reads, 1);
+}
+
+TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
+  int fd = -1;
+  const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
+    fd = file.fd;
+    return make_thread_io(file, 2);
+  });
+  write(*store, 0, 5.0F);
+  store->rest(0)[0].as<float>()[0] = 8.0F;
+  store->accept_changes();
+  const int buffered =
+      ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC);  // no O_DIRECT
+  const float damaged = 9.0F;
+  EXPECT_EQ(::pwrite(buffered, &damaged, sizeof damaged, 0), sizeof damaged);
+  EXPECT_EQ(::fdatasync(buffered), 0);
+  ::close(buffered);
+  store->acquire(0, *stream_);
+  EXPECT_THROW(stream_->synchronize(), IoError);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, NvmeStateStoreTest, ::testing::Values(Io::best, Io::threads),
                          [](const auto& way) {
                            return way.param == Io::best ? "Best" : "Threads";

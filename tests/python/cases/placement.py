@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import zerorun
+from torch import nn
 from zerorun.full_memory import BucketMemory
 from zerorun.zero import GatheredParameters
 
@@ -64,6 +65,44 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
         results.append((losses, engine.core.parameter_hash()))
         engine.destroy()
     assert all(result == results[0] for result in results), results
+
+
+class Stack(nn.Module):
+    """32 matrices of 4 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(32))
+
+
+def _peak_memory() -> int:
+    """Bytes, since it was set back to what is in use."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = {"device": "nvme", "nvme_path": str(folder), "buffer_count": 2}
+    settings = config(3)
+    settings["zero_optimization"] |= {
+        "offload_param": {**file, "max_in_cpu": 0},
+        "offload_optimizer": file,
+        "sub_group_size": 1 << 18,
+    }
+    model = make(Stack)
+    nbytes = sum(p.nbytes for p in model.parameters())
+    _peak_memory()
+    before = _peak_memory()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    engine.save_checkpoint(folder / "saved")
+    engine.load_checkpoint(folder / "saved")
+    engine.load_checkpoint(folder / "saved", load_optimizer_states=False)
+    # On one rank four times the parameters are in the files, with their states.
+    use = engine.core.memory_use()
+    assert _peak_memory() - before < use["pinned"] + use["buckets"] + nbytes
+    engine.destroy()
 
 
 def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> None:
