@@ -69,8 +69,9 @@ constexpr auto kKeys = std::to_array<KeySpec>({
         kPositive),
     with_range(works_with(kParam, "/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
                           "1000000000", bind_param<&OffloadParamConfig::max_in_cpu>(),
-                          "With nvme: elements of each rank's shards that stay in host memory, the "
-                          "first ones; 0: none. The file holds the rest."),
+                          "With nvme: elements of each rank's shards that stay in host memory: "
+                          "pieces of up to 4 Mi, in the model's order, each that still fits; 0: "
+                          "none. The file holds the rest."),
                kNonNegative),
     always_on("/zero_optimization/offload_param/pin_memory", "true", "Page-locked host memory."),
 

@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <vector>
 
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
+#include "offload/disk_speed.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
@@ -17,24 +16,13 @@ namespace {
 constexpr uint64_t kMemory = uint64_t{64} << 20;  // that blocks come from and go to
 constexpr double kGB = 1e9;
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // All of the file once, in blocks of `block` bytes, `depth` at a time; bytes per second.
 double measure(const DirectFile& file, std::span<std::byte> memory, Transfer direction,
                int64_t block, int depth, std::string& way) {
   const std::vector<std::span<std::byte>> all = {memory};
   const auto io = make_block_io(file.open(), {.block_size = block, .queue_depth = depth}, all);
   way = io->name();
-  const auto size = static_cast<size_t>(block);
-  std::vector<Block> blocks;
-  for (uint64_t at = 0; at + size <= file.nbytes(); at += size) {
-    blocks.push_back({memory.data() + at % (memory.size() / size * size), size, at});
-  }
-  const auto start = std::chrono::steady_clock::now();
-  io->transfer(direction, blocks, [](size_t) {});
-  return static_cast<double>(blocks.size() * size) / seconds_since(start);
+  return transfer_rate(*io, direction, memory, static_cast<size_t>(block), file.nbytes());
 }
 
 }  // namespace

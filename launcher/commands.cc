@@ -25,7 +25,7 @@ struct ToolArguments {
   std::string path;
   RunFacts facts{.world_size = 1};
   PlanOptions plan;
-  uint64_t bench_gib = 1;
+  double bench_gib = 1;
 };
 
 constexpr int64_t kMaxRanks = 1 << 20;
@@ -111,10 +111,13 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* nvme =
       bench->add_subcommand("nvme", "A disk as NVMe offload uses it, and what a step would cost");
   nvme->add_option("DIR", arguments.path, "A folder on the disk")->required();
-  nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read, up to 1024. Default: 1")
-      ->check(from_one(1024));
+  nvme->add_option("--gib", arguments.bench_gib,
+                   "GiB to write and read, from 0.25 (32 of the largest blocks, as many as are on "
+                   "their way at once) to 1024. Default: 1")
+      ->check(CLI::Range(0.25, 1024.0));
   nvme->callback([&arguments] {
-    bench_nvme(arguments.path, arguments.bench_gib << 30, [](const std::string& line) {
+    const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
+    bench_nvme(arguments.path, mib << 20, [](const std::string& line) {
       print(line);
       std::fflush(stdout);
     });

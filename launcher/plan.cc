@@ -371,9 +371,10 @@ std::string Planner::write_fit() const {
     fail<ConfigError>("--fit needs a limit: --gpu_memory, --host_memory or --disk");
   }
   const OffloadConfig& places = config_.offload;
-  const std::string path = !options_.nvme_path.empty()  ? options_.nvme_path
-                           : places.optimizer.nvme_path ? *places.optimizer.nvme_path
-                                                        : places.param.nvme_path.value_or("");
+  const std::string path =
+      options_.nvme_path.empty()
+          ? places.optimizer.nvme_path.value_or(places.param.nvme_path.value_or(""))
+          : options_.nvme_path;
   const Setting setting = fastest(path);
   const std::string text = configuration(setting, path).dump(2) + "\n";
   // What is written has to fit by itself, without the options.

@@ -47,7 +47,7 @@ void hold_states(const Sharding& sharding, Bucket& bucket) {
   if (moves) bucket.param_pieces = bucket.pieces;
 }
 
-// The first `max_in_cpu` elements of a rank's shards rest in memory, or all.
+// Pieces of a rank's shards rest in memory while they fit into `max_in_cpu` elements, or all do.
 void place_parameters(const Sharding& sharding, std::vector<Bucket>& buckets) {
   const OffloadParamConfig& offload = sharding.offload.param;
   int64_t in_memory = 0;

@@ -1,12 +1,15 @@
 #include "zero/offload.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "config/env.h"
 #include "core/check.h"
 #include "core/host_limits.h"
 #include "core/log.h"
 #include "offload/direct_file.h"
+#include "offload/disk_speed.h"
 #include "offload/nvme_state_store.h"
 #include "zero/sharded_optimizer.h"
 
@@ -29,6 +32,39 @@ std::unique_ptr<StateStore> make_store(const EngineContext& context, HostSlab& s
                                 .label = fmt::format("optimizer states of rank {}", context.rank),
                                 .buffer_count = static_cast<int>(config.buffer_count),
                                 .aio = context.offload.aio});
+}
+
+void warn(const EngineContext& context, const std::string& advice) {
+  if (!advice.empty()) Logger(context.rank, context.world_size).warning("offloading: {}", advice);
+}
+
+// Refuses a disk without the room, and tells the user of one that makes each step wait.
+void check_disk(const EngineContext& context, const std::optional<std::string>& path,
+                uint64_t nbytes, const FilePurpose& purpose) {
+  constexpr uint64_t kWorthMeasuring = uint64_t{256} << 20;  // less is read in a second anywhere
+  const std::string folder = path.value_or("");
+  const int ranks = ranks_of_this_host(context.world_size);
+  check_room(folder, nbytes, ranks, purpose);
+  if (nbytes < kWorthMeasuring) return;
+  const DiskSpeed speed = measure_disk(folder, context.offload.aio, purpose);
+  warn(context, slow_disk_advice(folder, speed, nbytes, ranks));
+}
+
+// What to tell the user when offload_param asks for a file that would hold nothing; else empty.
+std::string unused_file_advice(const Sharding& sharding, const OffloadedParameters::Sizes& sizes) {
+  const OffloadParamConfig& config = sharding.offload.param;
+  if (config.device != OffloadDevice::nvme || sizes.file > 0) return {};
+  if (sizes.memory == 0) {
+    return fmt::format(
+        "no parameter is on NVMe: none has more than the {} elements of "
+        "/zero_optimization/stage3_param_persistence_threshold, up to which they stay on the "
+        "device",
+        sharding.zero.param_persistence_threshold);
+  }
+  return fmt::format(
+      "no parameter is on NVMe: all of each rank's fit into the {} elements of "
+      "/zero_optimization/offload_param/max_in_cpu, which stay in memory; 0 moves them to the disk",
+      config.max_in_cpu);
 }
 
 }  // namespace
@@ -80,11 +116,11 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   const HostLimits limits = host_limits();
   const int ranks = ranks_of_this_host(context.world_size);
   check_host_memory(limits, sizes.pinned(), ranks, "offloading");
-  const std::string advice = locking_advice(limits, sizes.registered(), ranks);
-  if (!advice.empty()) Logger(context.rank, context.world_size).warning("offloading: {}", advice);
+  warn(context, locking_advice(limits, sizes.registered(), ranks));
+  warn(context, unused_file_advice(context, sizes.parameters));
   const OffloadConfig& places = context.offload;
-  check_room(places.optimizer.nvme_path.value_or(""), sizes.states_file, ranks, {});
-  check_room(places.param.nvme_path.value_or(""), sizes.parameters.file, ranks,
+  check_disk(context, places.optimizer.nvme_path, sizes.states_file, {});
+  check_disk(context, places.param.nvme_path, sizes.parameters.file,
              OffloadedParameters::kFilePurpose);
   // What one rank allocates is missing when another one looks.
   context.comm.barrier(context.device.inline_stream(), "host memory and disk checked")

@@ -18,6 +18,7 @@
 #include "bench/optimizer/copy_kernels.h"
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
+#include "offload/disk_speed.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
 
@@ -177,21 +178,15 @@ double disk_seconds(const std::string& folder, double nbytes) {
   std::memset(buffer.data(), 1, kMemory);
   const std::vector<std::span<std::byte>> memory = {{buffer.data(), kMemory}};
   const auto io = make_block_io(file.open(), {.block_size = kBlock, .queue_depth = 8}, memory);
-  std::vector<Block> blocks;
-  for (uint64_t at = 0; at < kFile; at += kBlock) {
-    blocks.push_back({buffer.data() + at % kMemory, kBlock, at});
-  }
   double total = 0;
   for (const Transfer direction : {Transfer::write, Transfer::read}) {
-    double best = std::numeric_limits<double>::infinity();
+    double best = 0;
     for (int i = 0; i < 3; ++i) {
-      const double start = now();
-      io->transfer(direction, blocks, [](size_t) {});
-      best = std::min(best, now() - start);
+      best = std::max(best, transfer_rate(*io, direction, memory[0], kBlock, kFile));
     }
     fmt::print("disk: {} {:.2f} GB/s ({})\n", direction == Transfer::read ? "read" : "write",
-               static_cast<double>(kFile) / best / kGB, io->name());
-    total += best * nbytes / static_cast<double>(kFile);
+               best / kGB, io->name());
+    total += nbytes / best;
   }
   return total;
 }

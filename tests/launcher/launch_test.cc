@@ -243,6 +243,16 @@ TEST(Tools, HaveTheirOwnHelp) {
   EXPECT_THAT(help.output(), HasSubstr("verify"));
 }
 
+TEST(Tools, ADiskIsMeasuredWithAQuarterOfAGibAtLeast) {
+  LauncherProcess enough(zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.25"}));
+  EXPECT_EQ(enough.wait(), 2);
+  EXPECT_THAT(enough.errors(), HasSubstr("bench nvme: /no/such: No such file"));
+  LauncherProcess less(zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.1"}));
+  EXPECT_EQ(less.wait(), 2);
+  EXPECT_THAT(less.errors(), HasSubstr("--gib"));
+  EXPECT_THAT(less.errors(), HasSubstr("0.25"));
+}
+
 TEST(Tools, EnvPrintsTheMachineAndTheVariables) {
   LauncherProcess env(zerorun_command({"env"}),
                       {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}});

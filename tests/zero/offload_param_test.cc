@@ -211,13 +211,32 @@ TEST(OffloadParam, MaxInCpuIsWhatStaysInMemory) {
       Config config = param_on_nvme(base_config(3));
       config.offload.sub_group_size = 100'000;
       config.offload.param.max_in_cpu = in_cpu;
+      ::testing::internal::CaptureStderr();
       const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
+      const std::string said = ::testing::internal::GetCapturedStderr();
+      EXPECT_EQ(
+          said.find("no parameter is on NVMe: all of each rank's fit into the 1000000000 "
+                    "elements of /zero_optimization/offload_param/max_in_cpu") != std::string::npos,
+          file == 0)
+          << said;
       const int64_t buffers = file > 0 ? 5 * 200'704 : 0;
       EXPECT_NEAR(device->memory_use(MemoryCategory::pinned).live_bytes, buffers + memory * 2,
                   8192);
       EXPECT_NEAR(device->memory_use(MemoryCategory::nvme).live_bytes, file * 2, 8192);
     });
   }
+}
+
+TEST(OffloadParam, ThatNoneIsLargeEnoughToMoveIsSaid) {
+  run_ranks(1, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    Config config = param_on_nvme(base_config(3));
+    config.zero.param_persistence_threshold = 1 << 30;
+    ::testing::internal::CaptureStderr();
+    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr("no parameter is on NVMe: none has more than the 1073741824 elements"));
+  });
 }
 
 // Behind the engine's back: one bit in each block of files without a name in the folder of the
