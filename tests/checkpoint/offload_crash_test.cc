@@ -2,17 +2,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <random>
 #include <string>
 #include <thread>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/refused_calls.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"
 
@@ -47,9 +51,17 @@ Config nvme_config() {
   return config;
 }
 
-// What the killed process does, in its working directory: trains from the last checkpoint to the
-// end, saves after each step, and writes the parameters' hash.
+// What the process that is to fail does, in its working directory: trains from the last checkpoint
+// to the end, saves after each step, and writes the parameters' hash. Where there is a file "full",
+// the disk is full after as many microseconds as it says.
 TEST(OffloadCrashChild, DISABLED_Trains) {
+  if (const int64_t delay = std::atoll(read_file("full").c_str()); delay > 0) {
+    std::thread([delay] {
+      std::this_thread::sleep_for(std::chrono::microseconds(delay));
+      testing::refuse_calls({SYS_pwrite64, SYS_fallocate, SYS_ftruncate, SYS_io_uring_enter},
+                            ENOSPC, testing::RefusedTo::all_threads);
+    }).detach();
+  }
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const Config config = nvme_config();
@@ -65,8 +77,9 @@ TEST(OffloadCrashChild, DISABLED_Trains) {
   });
 }
 
-// Starts the child in `folder`; kills it after `delay`, or waits for its end.
-bool run_child(const fs::path& folder, std::optional<std::chrono::microseconds> delay) {
+// Starts the child in `folder`; kills it after `delay`, or waits for its end. Returns how it ended,
+// as waitpid() says: 0 when it trained to the end.
+int run_child(const fs::path& folder, std::optional<std::chrono::microseconds> delay) {
   const std::string self = fs::read_symlink("/proc/self/exe");
   const std::string where = folder.string();
   const pid_t child = ::fork();
@@ -84,7 +97,7 @@ bool run_child(const fs::path& folder, std::optional<std::chrono::microseconds> 
   }
   int status = 0;
   ::waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return status;
 }
 
 // Checkpoints are in memory, so that the test is short; offloaded states need a disk.
@@ -95,10 +108,14 @@ fs::path prepare(const TemporaryDirectory& directory) {
   return directory.path();
 }
 
-TEST(OffloadCrash, KilledAnywhereItLeavesNoFileAndResumesWithTheSameWeights) {
+// What fails it at a point, and brings it to an end.
+using Fail = std::function<void(const fs::path& folder, std::chrono::microseconds delay)>;
+
+// Whatever the moment it failed at: no file is left, and who starts again ends where it would have.
+void expect_recovery(const Fail& fail) {
   const TemporaryDirectory whole;
   const auto start = std::chrono::steady_clock::now();
-  ASSERT_TRUE(run_child(prepare(whole), std::nullopt));
+  ASSERT_EQ(run_child(prepare(whole), std::nullopt), 0);
   const auto duration = std::chrono::duration_cast<std::chrono::microseconds>(
       std::chrono::steady_clock::now() - start);
   const std::string expected = read_file(whole.path() / "hash");
@@ -108,14 +125,31 @@ TEST(OffloadCrash, KilledAnywhereItLeavesNoFileAndResumesWithTheSameWeights) {
     const TemporaryDirectory directory;
     const fs::path folder = prepare(directory);
     const std::chrono::microseconds delay(
-        random() % static_cast<uint64_t>(std::max<int64_t>(1, duration.count())));
-    run_child(folder, delay);
-    EXPECT_TRUE(fs::is_empty(folder / "nvme")) << "killed after " << delay.count() << " us";
-    ASSERT_TRUE(run_child(folder, std::nullopt)) << "killed after " << delay.count() << " us";
-    EXPECT_EQ(read_file(folder / "hash"), expected) << "killed after " << delay.count() << " us";
+        1 + random() % static_cast<uint64_t>(std::max<int64_t>(1, duration.count())));
+    fail(folder, delay);
+    EXPECT_TRUE(fs::is_empty(folder / "nvme")) << "failed after " << delay.count() << " us";
+    ASSERT_EQ(run_child(folder, std::nullopt), 0) << "failed after " << delay.count() << " us";
+    EXPECT_EQ(read_file(folder / "hash"), expected) << "failed after " << delay.count() << " us";
     EXPECT_TRUE(fs::is_empty(folder / "nvme"));
   }
   EXPECT_TRUE(fs::remove(fs::read_symlink(whole.path() / "nvme")));  // only when it is empty
+}
+
+TEST(OffloadCrash, KilledAnywhereItLeavesNoFileAndResumesWithTheSameWeights) {
+  expect_recovery(
+      [](const fs::path& folder, std::chrono::microseconds delay) { run_child(folder, delay); });
+}
+
+TEST(OffloadCrash, OnADiskThatFillsUpAnywhereItEndsAndResumesWithTheSameWeights) {
+  int failures = 0;
+  expect_recovery([&](const fs::path& folder, std::chrono::microseconds delay) {
+    testing::write_file(folder / "full", std::to_string(delay.count()));
+    const int status = run_child(folder, std::nullopt);
+    EXPECT_TRUE(WIFEXITED(status)) << "an error, and no death, after " << delay.count() << " us";
+    if (status != 0) ++failures;
+    fs::remove(folder / "full");
+  });
+  EXPECT_GT(failures, kPoints / 5);  // the others had written all before, or not begun
 }
 
 }  // namespace

@@ -9,9 +9,11 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "offload/direct_file.h"
+#include "tests/refused_calls.h"
 #include "zerorun/device.h"
 #include "zerorun/error.h"
 
@@ -150,6 +152,29 @@ TEST_P(BlockIoTest, AfterAFailedSubmissionNothingRunsAndTheNextTransferIsWhole) 
       ASSERT_EQ(buffer_.data()[i], expected) << i;
     }
   }
+}
+
+TEST(BlockIo, ThreadsMoveBlocksWhereTheKernelRefusesIoUring) {
+  std::thread([] {  // what is refused to it is refused to no other test
+    if (!testing::refuse_calls({SYS_io_uring_setup}, EPERM, testing::RefusedTo::this_thread)) {
+      GTEST_SKIP() << "this system has no seccomp";
+    }
+    const auto device = make_cpu_device();
+    const Buffer buffer = device->allocate_pinned(2 * kDirectAlignment);
+    const DirectFile file(ZERORUN_BUILD_DIR, "test", kDirectAlignment);
+    const std::vector<std::span<std::byte>> memory = {{buffer.data(), buffer.nbytes()}};
+    const auto io = make_block_io(file.open(), {}, memory);
+    EXPECT_EQ(io->name(), "threads");
+    std::fill_n(buffer.data(), kDirectAlignment, std::byte{7});
+    const auto move = [&](Transfer direction, size_t at) {
+      const std::vector<Block> blocks = {{buffer.data() + at, kDirectAlignment, 0}};
+      io->transfer(direction, blocks, [](size_t) {});
+    };
+    move(Transfer::write, 0);
+    move(Transfer::read, kDirectAlignment);
+    EXPECT_EQ(buffer.data()[2 * kDirectAlignment - 1], std::byte{7});
+  })
+      .join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, BlockIoTest, ::testing::Bool(),
