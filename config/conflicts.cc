@@ -1,5 +1,6 @@
 #include "config/conflicts.h"
 
+#include <cmath>
 #include <utility>
 
 #include "config/derive.h"
@@ -86,6 +87,31 @@ void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                optimizer.momentum, optimizer.dampening);
 }
 
+void check_loss_scale(const GivenKeys& keys, const LossScalerOptions& scaler,
+                      ConfigProblems& problems) {
+  constexpr std::string_view kLeast = "/fp16/min_loss_scale";
+  const JsonNode* least = given_value(keys, kLeast);
+  const double first = std::ldexp(1.0, scaler.initial_scale_power);
+  if (least == nullptr || scaler.static_scale > 0 || scaler.min_scale <= first) return;
+  problems.add(kLeast, least->where,
+               "got {}, expected at most 2^{} = {:g}, which /fp16/initial_scale_power starts with",
+               scaler.min_scale, scaler.initial_scale_power, first);
+}
+
+// The limits of the trust ratio; either may be the default.
+void check_lamb(const GivenKeys& keys, const OptimizerConfig& optimizer, ConfigProblems& problems) {
+  constexpr std::string_view kLeast = "/optimizer/params/min_coeff";
+  constexpr std::string_view kMost = "/optimizer/params/max_coeff";
+  if (optimizer.type != "Lamb" || optimizer.min_coeff <= optimizer.max_coeff) return;
+  if (const JsonNode* least = given_value(keys, kLeast)) {
+    problems.add(kLeast, least->where, "got {}, expected at most {}, which is {}",
+                 optimizer.min_coeff, kMost, optimizer.max_coeff);
+  } else if (const JsonNode* most = given_value(keys, kMost)) {
+    problems.add(kMost, most->where, "got {}, expected at least {}, which is {}",
+                 optimizer.max_coeff, kLeast, optimizer.min_coeff);
+  }
+}
+
 void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   const auto check = [&](std::string_view block, OffloadDevice device,
                          const std::optional<std::string>& path, int least_stage) {
@@ -151,6 +177,8 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_accumulation(keys, config.precision, problems);
   check_division(keys, problems);
   check_nesterov(keys, config.optimizer, problems);
+  check_lamb(keys, config.optimizer, problems);
+  check_loss_scale(keys, config.precision.loss_scaler, problems);
   check_offload(keys, config, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);

@@ -17,21 +17,21 @@ namespace {
 constexpr uint64_t kRoundingSeed = 0x7a65726f72756eULL;
 
 struct Type {
-  std::string_view name;  // lower case
+  std::string_view name;
   UpdateRule rule;
   std::array<std::string_view, 2> states;  // torch.optim's names
   bool in_8_bits = false;
 };
 constexpr std::array kTypes = {
-    Type{"adam", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}},
-    Type{"adamw", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}},
-    Type{"adam8bit", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}, true},
-    Type{"adamw8bit", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}, true},
-    Type{"sgd", UpdateRule::sgd, {"momentum_buffer", ""}},
-    Type{"adagrad", UpdateRule::adagrad, {"sum", ""}},
-    Type{"lion", UpdateRule::lion, {"exp_avg", ""}},
-    Type{"lamb", UpdateRule::lamb_direction, {"exp_avg", "exp_avg_sq"}},
-    Type{"muon", UpdateRule::muon_direction, {"momentum_buffer", ""}},
+    Type{"Adam", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}},
+    Type{"AdamW", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}},
+    Type{"Adam8bit", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}, true},
+    Type{"AdamW8bit", UpdateRule::adam, {"exp_avg", "exp_avg_sq"}, true},
+    Type{"SGD", UpdateRule::sgd, {"momentum_buffer", ""}},
+    Type{"Adagrad", UpdateRule::adagrad, {"sum", ""}},
+    Type{"Lion", UpdateRule::lion, {"exp_avg", ""}},
+    Type{"Lamb", UpdateRule::lamb_direction, {"exp_avg", "exp_avg_sq"}},
+    Type{"Muon", UpdateRule::muon_direction, {"momentum_buffer", ""}},
 };
 
 std::string lower_case(std::string text) {
@@ -43,7 +43,7 @@ std::string lower_case(std::string text) {
 const Type& find_type(const std::string& name) {
   const std::string wanted = lower_case(name);
   for (const Type& type : kTypes) {
-    if (type.name == wanted) return type;
+    if (lower_case(std::string(type.name)) == wanted) return type;
   }
   fail<ConfigError>(
       "optimizer.type: got '{}', expected Adam, AdamW, Adam8bit, AdamW8bit, SGD, Adagrad, Lion, "
@@ -54,7 +54,7 @@ const Type& find_type(const std::string& name) {
 // As DeepSpeed (runtime/engine.py, _configure_basic_optimizer): "AdamW" is always decoupled, "Adam"
 // unless adam_w_mode is false.
 bool is_decoupled(const Type& type, const OptimizerConfig& config) {
-  return type.rule == UpdateRule::adam && (type.name.starts_with("adamw") || config.adam_w_mode);
+  return type.rule == UpdateRule::adam && (type.name.starts_with("AdamW") || config.adam_w_mode);
 }
 
 // 1 - beta^step in double: in fp32 the difference would lose all digits at the first steps.
@@ -97,6 +97,10 @@ Optimizer::Optimizer(const OptimizerConfig& config, const PrecisionConfig& preci
                       name_of(precision.state_dtype));
   }
   if (type.in_8_bits) block_ = kStateBlock;
+  if (config.min_coeff > config.max_coeff) {
+    fail<ConfigError>("optimizer.params.min_coeff: got {}, expected at most max_coeff, which is {}",
+                      config.min_coeff, config.max_coeff);
+  }
   if (rule_ == UpdateRule::sgd && config.momentum == 0.0) return;
   for (const std::string_view state : type.states) {
     if (state.empty()) continue;
@@ -164,6 +168,14 @@ UpdateScalars Optimizer::muon_scalars(int64_t step, const ParameterGroup& group,
   s.grad_scale = static_cast<float>(
       std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(cols))));
   return s;
+}
+
+std::string rule_name(const OptimizerConfig& config) {
+  const Type& type = find_type(config.type);
+  if (type.rule != UpdateRule::adam) return std::string(type.name);
+  const std::string_view bits = type.in_8_bits ? "8bit" : "";
+  if (is_decoupled(type, config)) return fmt::format("AdamW{}", bits);
+  return fmt::format("Adam{} with adam_w_mode false", bits);
 }
 
 std::vector<Optimizer> make_optimizers(const OptimizerConfig& config,

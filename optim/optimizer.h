@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "zerorun/config.h"
@@ -50,6 +51,10 @@ class Optimizer {
   int64_t block_ = 1;
   std::vector<StateSpec> states_;
 };
+
+// Of the formula that a type and its settings ask for: states of one are of no use to another. Adam
+// and AdamW are the same but for adam_w_mode false.
+std::string rule_name(const OptimizerConfig& config);
 
 // By ParameterSpec::use_muon: what updates parameters without it and, when the type is Muon, with
 // it.

@@ -58,16 +58,16 @@ bool is_this_ranks_own(const std::exception& error) {
          dynamic_cast<const OnEveryRank*>(&error) == nullptr;
 }
 
-// Bad input of all ranks: rank 0 speaks and is the first to end, since the end of one rank ends the
-// job.
-int report_bad_input(const std::exception& error, Communicator& comm, Device& device) {
-  if (comm.rank() == 0) return report(error, kBadInput);
+// What all ranks have met: rank 0 speaks and is the first to end, since the end of one rank ends
+// the job.
+int report_once(const std::exception& error, int code, Communicator& comm, Device& device) {
+  if (comm.rank() == 0) return report(error, code);
   try {
     comm.barrier(device.inline_stream(), "rank 0 reports an error").synchronize();
   } catch (const CommError&) {
     // Rank 0 is gone: it has spoken.
   }
-  return kBadInput;
+  return code;
 }
 
 // What `body` returns, or the exit code of its error; peers learn of errors that are this rank's
@@ -76,12 +76,14 @@ int report_bad_input(const std::exception& error, Communicator& comm, Device& de
 int guarded(Communicator& comm, Device& device, const std::function<int()>& body) {
   try {
     return body();
+  } catch (const NumericError& error) {
+    return report_once(error, kFailure, comm, device);
   } catch (const DataError& error) {
     comm.abort(error.what());
     return report(error, kBadInput);
   } catch (const std::exception& error) {
     const bool bad_input = is_bad_input(error);
-    if (bad_input && !is_this_ranks_own(error)) return report_bad_input(error, comm, device);
+    if (bad_input && !is_this_ranks_own(error)) return report_once(error, kBadInput, comm, device);
     comm.abort(error.what());
     return report(error, bad_input ? kBadInput : kFailure);
   }

@@ -84,6 +84,11 @@ void Run::open_outputs() {
 
 int Run::train() {
   stop_.hold();
+  if (!options_.resume.empty() && trainer_.position().step >= options_.steps) {
+    say(fmt::format(
+        "no step to take: {} is after step {}, and --steps {} counts from the start of its run",
+        options_.resume, trainer_.position().step, options_.steps));
+  }
   while (trainer_.position().step < options_.steps) {
     const Trainer::Outcome outcome = trainer_.step(stop_.received());
     after_step(outcome.report);
@@ -100,6 +105,8 @@ int Run::train() {
 
 void Run::after_step(const StepReport& report) {
   const auto due = [&](int64_t every) { return every > 0 && report.step % every == 0; };
+  ++taken_steps_;
+  if (report.skipped) ++skipped_steps_;
   if (progress_) progress_->report(report);
   write_metrics([&] { metrics_->write(report); });
   if (due(options_.eval_every) && setup_.batches->evaluation_sequences() > 0) {
@@ -147,6 +154,17 @@ void Run::finish() {
   }
   // A signal that arrived while saving has waited for that; now it takes effect.
   stop_.release();
+  if (taken_steps_ > 0 && skipped_steps_ == taken_steps_) {
+    fail<NumericError>(
+        "no step was applied: none of the {} gradients was finite, so the parameters are as "
+        "before. {}",
+        taken_steps_,
+        setup_.config.precision.param_dtype == DType::fp16
+            ? fmt::format("The loss scale is {:g} now: give more --steps until it fits, or a lower "
+                          "/fp16/initial_scale_power",
+                          trainer_.engine().loss_scale())
+            : "Look at the data, or lower the learning rate");
+  }
   if (!setup_.prompt.empty()) sample();
 }
 

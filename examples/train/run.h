@@ -25,6 +25,7 @@ class Run {
   void load();
   // Returns the signal that ended it early, or 0.
   int train();
+  // Throws NumericError, with all saved, when there were steps and every one was skipped.
   void finish();
 
  private:
@@ -49,7 +50,9 @@ class Run {
   std::optional<Metrics> metrics_;    // rank 0
   std::optional<Progress> progress_;  // rank 0
   int64_t saved_step_ = -1;
-  bool claimed_ = false;  // the --save folder is this run's
+  int64_t taken_steps_ = 0;
+  int64_t skipped_steps_ = 0;  // of those
+  bool claimed_ = false;       // the --save folder is this run's
 };
 
 }  // namespace zerorun::train

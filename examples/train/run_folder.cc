@@ -13,6 +13,7 @@
 #include "checkpoint/ranks.h"
 #include "core/check.h"
 #include "examples/train/hf_folder.h"
+#include "optim/optimizer.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun::train {
@@ -23,6 +24,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kStep = "step";
 constexpr const char* kSamples = "samples";
+constexpr const char* kOptimizer = "optimizer";
 
 // What decides, besides the position, which tokens a step sees.
 Json data_state(const RunSetup& setup) {
@@ -40,6 +42,22 @@ int64_t read_count(const Json& state, const char* key, const std::string& folder
         key);
   }
   return found->get<int64_t>();
+}
+
+// States mean something to the rule that made them only; several rules have states of one name.
+void check_optimizer(const std::string& folder, const RunSetup& setup) {
+  const Json state =
+      Json::parse(SavedModel(folder).client_state(), nullptr, /*allow_exceptions=*/false);
+  const std::string own = rule_name(setup.config.optimizer);
+  if (!state.is_object()) return;
+  const Json saved = state.value(kOptimizer, Json(own));  // earlier versions did not say
+  if (saved == own) return;
+  const bool has_weights = path_exists(folder + "/model.safetensors");
+  fail<CheckpointError>(
+      "--resume {}: its optimizer states are those of {}, this run's optimizer is {}: give the "
+      "optimizer that it had in --config{}",
+      folder, saved.is_string() ? saved.get<std::string>() : saved.dump(), own,
+      has_weights ? fmt::format(", or start from its weights alone with --init {}", folder) : "");
 }
 
 // "out/train" -> "out/train.1", or the next number that is free.
@@ -81,6 +99,7 @@ std::string claim_run_folder(const std::string& folder, const std::string& resum
 void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
               Communicator& comm) {
   Json state = data_state(setup);
+  state[kOptimizer] = rule_name(setup.config.optimizer);
   state[kStep] = trainer.position().step;
   state[kSamples] = trainer.position().samples;
   save_checkpoint(trainer.engine(), comm,
@@ -89,6 +108,9 @@ void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer
 
 std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
                        Communicator& comm) {
+  Ranks(comm, trainer.engine().device().inline_stream()).run("optimizer of the checkpoint", [&] {
+    check_optimizer(folder, setup);
+  });
   const LoadedCheckpoint loaded = load_checkpoint(trainer.engine(), comm, folder);
   const Json state = Json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
   trainer.set_position({read_count(state, kStep, folder), read_count(state, kSamples, folder)});

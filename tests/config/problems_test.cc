@@ -167,6 +167,31 @@ TEST(Problems, ContradictionsNameBothSides) {
               HasSubstr("(1:53): true needs /bf16/bf16_master_weights_and_grads to be true too"));
 }
 
+TEST(Problems, LimitsOfLambsTrustRatioNameEachOther) {
+  const auto problems = [](const std::string& params) {
+    return problems_of(R"({"optimizer": {"type": "Lamb", "params": {)" + params + "}}}");
+  };
+  EXPECT_THAT(problems(R"("min_coeff": 3, "max_coeff": 2)"),
+              HasSubstr("/optimizer/params/min_coeff (1:56): got 3, expected at most "
+                        "/optimizer/params/max_coeff, which is 2"));
+  EXPECT_THAT(problems(R"("min_coeff": 11)"),
+              HasSubstr("/optimizer/params/max_coeff, which is 10"));
+  EXPECT_THAT(problems(R"("max_coeff": 0.001)"),
+              HasSubstr("/optimizer/params/max_coeff (1:56): got 0.001, expected at least "
+                        "/optimizer/params/min_coeff, which is 0.01"));
+  EXPECT_EQ(problems(R"("min_coeff": 2, "max_coeff": 2)"), "");
+}
+
+TEST(Problems, TheLossScaleStartsAboveItsMinimum) {
+  EXPECT_THAT(
+      problems_of(R"({"fp16": {"enabled": true, "min_loss_scale": 64, "initial_scale_power": 5}})"),
+      HasSubstr("/fp16/min_loss_scale (1:46): got 64, expected at most 2^5 = 32, which "
+                "/fp16/initial_scale_power starts with"));
+  EXPECT_EQ(
+      problems_of(R"({"fp16": {"enabled": true, "min_loss_scale": 32, "initial_scale_power": 5}})"),
+      "");
+}
+
 TEST(Problems, OneSettingUnderTwoNames) {
   EXPECT_THAT(
       problems_of(R"({"zero_optimization": {

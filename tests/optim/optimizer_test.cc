@@ -289,5 +289,19 @@ TEST(MuonTest, TheRestHasItsOwnLearningRateAndFollowsTheMatrices) {
                ConfigError);
 }
 
+TEST(RuleName, IsThatOfTheFormulaAndNotOfItsSpelling) {
+  EXPECT_EQ(rule_name({.type = "adamw"}), "AdamW");
+  EXPECT_EQ(rule_name({.type = "Adam"}), "AdamW");
+  EXPECT_EQ(rule_name({.type = "Adam", .adam_w_mode = false}), "Adam with adam_w_mode false");
+  EXPECT_EQ(rule_name({.type = "adam8bit"}), "AdamW8bit");
+  EXPECT_EQ(rule_name({.type = "LAMB"}), "Lamb");
+}
+
+TEST(Lamb, LimitsOfTheTrustRatioThatCannotBeMetAreAnError) {
+  EXPECT_THAT([] { Optimizer({.type = "Lamb", .min_coeff = 3, .max_coeff = 2}, {}); },
+              ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr(
+                  "min_coeff: got 3, expected at most max_coeff, which is 2")));
+}
+
 }  // namespace
 }  // namespace zerorun

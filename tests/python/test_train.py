@@ -104,6 +104,27 @@ def test_an_interrupted_run_saves_and_continues(start, train):
     assert f"resumed from run after step {step}" in output
 
 
+def test_a_run_without_a_step_to_take_says_so(train):
+    code, _, errors = train("--steps", 2, "--save", "run")
+    assert code == 0, errors
+    code, output, errors = train("--steps", 2, "--save", "run", "--resume", "run")
+    assert code == 0, errors
+    assert "no step to take: run is after step 2, and --steps 2 counts from the start" in output
+
+
+def test_a_run_whose_every_step_overflows_is_a_failure_that_can_go_on(train, tmp_path):
+    fp16 = {"enabled": True, "initial_scale_power": 40, "hysteresis": 1}
+    settings = {"train_batch_size": 4, "fp16": fp16}
+    (tmp_path / "fp16.json").write_text(json.dumps(settings))
+    options = ("--config", "fp16.json", "--save", "run")
+    code, _, errors = train("--steps", 2, *options)
+    assert code == 1
+    assert errors.count("no step was applied: none of the 2 gradients was finite") == 1, errors
+    assert "loss scale is 2.74878e+11 now" in errors
+    code, _, errors = train("--steps", 40, *options, "--resume", "run")
+    assert code == 0, errors
+
+
 def test_an_interrupted_run_that_cannot_save_says_so(start, tmp_path):
     job = start("--steps", 10**6, "--save", "run")
     wait_for_step_one(job)

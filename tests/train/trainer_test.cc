@@ -161,6 +161,40 @@ TEST_F(TrainerTest, AResumedRunContinuesBitForBit) {
       });
 }
 
+// Lamb keeps states of the same names as AdamW, and Adam with L2 the very same ones.
+TEST_F(TrainerTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
+  const auto write = [&](const char* name, const char* optimizer) {
+    return folder_.write(name,
+                         fmt::format(R"({{"train_batch_size": 4, "optimizer": {}}})", optimizer));
+  };
+  const std::string adamw = write("adamw.json", R"({"type": "AdamW"})");
+  const std::string folder = folder_.path("run");
+  run(2, {"--config", adamw}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    trainer.initialize();
+    save_run(folder, setup, trainer, comm);
+  });
+  const auto resume = [&](const std::string& file) {
+    std::string error;
+    run(2, {"--config", file}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+      try {
+        resume_run(folder, setup, trainer, comm);
+      } catch (const CheckpointError& caught) {
+        if (comm.rank() == 0) error = caught.what();
+      }
+    });
+    return error;
+  };
+  EXPECT_EQ(resume(adamw), "");
+  EXPECT_EQ(resume(write("adam.json", R"({"type": "Adam"})")), "");
+  const std::string lamb = write("lamb.json", R"({"type": "Lamb"})");
+  EXPECT_THAT(resume(lamb), AllOf(HasSubstr("are those of AdamW, this run's optimizer is Lamb"),
+                                  Not(HasSubstr("--init"))));
+  EXPECT_THAT(resume(write("l2.json", R"({"type": "Adam", "params": {"adam_w_mode": false}})")),
+              HasSubstr("this run's optimizer is Adam with adam_w_mode false"));
+  folder_.write("run/model.safetensors", "");
+  EXPECT_THAT(resume(lamb), HasSubstr("start from its weights alone with --init " + folder));
+}
+
 TEST_F(TrainerTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
   const std::string folder = folder_.path("run");
   run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
