@@ -1,8 +1,9 @@
 """PyTorch's CPU build with a GPU that is not there, and zerorun's CUDA backend on the fake of CUDA.
 
-A tensor "on the GPU" is one whose storage is marked. Two of PyTorch's modes keep the marks, and
-raise where one operation gets tensors of both devices, as on a GPU. Kernels are the CPU's;
-the engine's own streams run beside them, and its memory comes as DLPack of a CUDA device.
+A tensor "on the GPU" is one whose storage is marked: the fake takes its memory for the device's.
+Two of PyTorch's modes keep the marks, and raise where one operation gets tensors of both devices, as on
+a GPU. Kernels are the CPU's; the engine's own streams run beside them, and its memory comes as
+DLPack of a CUDA device.
 """
 
 from __future__ import annotations
@@ -102,15 +103,61 @@ def tensor_in(capsule: object) -> DlTensor:
 # --- marks ---
 
 
+@functools.cache
+def fake_library() -> ctypes.CDLL:
+    """The fake CUDA in this process."""
+    import zerorun
+
+    library = ctypes.CDLL(str(Path(zerorun.__file__).parent / LIBRARY))
+    library.fake_torch_stream.restype = ctypes.c_void_p
+    library.fake_violation.restype = ctypes.c_char_p
+    library.fake_bytes_held.restype = ctypes.c_int64
+    library.fake_calls_on.argtypes = [ctypes.c_void_p]
+    library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
+    library.fake_adopt.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.fake_disown.argtypes = [ctypes.c_void_p]
+    return library
+
+
+class _Mark:
+    """The mark of a storage, whose memory is the GPU's as long as this lives."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        library = fake_library()
+        self.place = (storage.data_ptr(), storage.nbytes())
+        self.of_pytorch = all(self.place) and not library.fake_is_on_gpu(self.place[0])
+        self._disown = library.fake_disown
+        if self.of_pytorch:
+            library.fake_adopt(*self.place)
+
+    def __del__(self) -> None:
+        if self.of_pytorch:
+            self._disown(self.place[0])
+
+
+def mark_of(tensor: torch.Tensor) -> _Mark | None:
+    return getattr(tensor.untyped_storage(), "fake_gpu", None)
+
+
 def on_gpu(tensor: torch.Tensor) -> bool:
-    return getattr(tensor.untyped_storage(), "fake_gpu", False)
+    return mark_of(tensor) is not None
 
 
 def mark(value: Any, gpu: bool) -> Any:
     for tensor in tree_leaves(value):
         if isinstance(tensor, torch.Tensor):
-            tensor.untyped_storage().fake_gpu = gpu
+            _mark_storage(tensor.untyped_storage(), gpu)
     return value
+
+
+def _mark_storage(storage: torch.UntypedStorage, gpu: bool) -> None:
+    before = getattr(storage, "fake_gpu", None)
+    if gpu and before is not None and before.place == (storage.data_ptr(), storage.nbytes()):
+        return
+    del before
+    storage.fake_gpu = None  # ends the one before
+    if gpu:
+        storage.fake_gpu = _Mark(storage)
 
 
 class _Marks(TorchDispatchMode):
@@ -173,13 +220,8 @@ def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tens
 class FakeTorchCuda:
     """What the tests ask; there is one in a process, which stays to its end."""
 
-    def __init__(self, library: Path, streams: str) -> None:
-        self.library = ctypes.CDLL(str(library))
-        self.library.fake_torch_stream.restype = ctypes.c_void_p
-        self.library.fake_violation.restype = ctypes.c_char_p
-        self.library.fake_bytes_held.restype = ctypes.c_int64
-        self.library.fake_calls_on.argtypes = [ctypes.c_void_p]
-        self.library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
+    def __init__(self, streams: str) -> None:
+        self.library = fake_library()
         self.current = self.library.fake_torch_stream()
         self._from_dlpack = torch.from_dlpack
         torch.from_dlpack = self._import
@@ -196,9 +238,10 @@ class FakeTorchCuda:
         """Calls of the engine that were given a stream."""
         return self.library.fake_calls_on(stream)
 
-    def is_on_gpu(self, tensor: torch.Tensor) -> bool:
+    def is_the_engines(self, tensor: torch.Tensor) -> bool:
         """Whether its memory is from the fake runtime's pools."""
-        return bool(self.library.fake_is_on_gpu(tensor.data_ptr()))
+        found = mark_of(tensor)
+        return found is not None and not found.of_pytorch
 
     def bytes_held(self) -> int:
         """Memory of the fake runtime's pools that somebody has."""
@@ -233,6 +276,15 @@ class FakeTorchCuda:
         torch.Tensor.record_stream = lambda tensor, stream: self.recorded.add(
             (tensor.untyped_storage()._cdata, stream.cuda_stream)
         )
+        resize = torch.UntypedStorage.resize_
+
+        def resize_marked(storage: torch.UntypedStorage, nbytes: int) -> None:
+            gpu = getattr(storage, "fake_gpu", None) is not None
+            _mark_storage(storage, False)
+            resize(storage, nbytes)
+            _mark_storage(storage, gpu)
+
+        torch.UntypedStorage.resize_ = resize_marked
         torch.Tensor.device = property(lambda tensor: GPU if on_gpu(tensor) else CPU)
         torch.Tensor.is_cuda = property(on_gpu)
         torch.Tensor.is_cpu = property(lambda tensor: not on_gpu(tensor))
@@ -284,10 +336,7 @@ class FakeTorchCuda:
 @functools.cache
 def installed() -> FakeTorchCuda:
     """From the first call on this process has a GPU."""
-    import zerorun
-
-    library = Path(zerorun.__file__).parent / LIBRARY
-    return FakeTorchCuda(library, os.environ["FAKE_TORCH_CUDA"])
+    return FakeTorchCuda(os.environ["FAKE_TORCH_CUDA"])
 
 
 if __name__ == "__main__":  # fake_torch_cuda.py SCRIPT ARGUMENT...

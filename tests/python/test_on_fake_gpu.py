@@ -26,7 +26,10 @@ CASES = {
         "case_destroy_returns_all_bytes",
         "case_several_engines_one_without_optimizer",
     ],
-    "placement": ["case_offloading_changes_no_number"],
+    "placement": [
+        "case_offloading_changes_no_number",
+        "case_changes_of_gathered_parameters_reach_what_rests_elsewhere",
+    ],
     "checkpoints": [
         "case_any_stage_continues_what_any_other_saved",
         "case_a_load_that_is_not_strict_takes_what_both_have",

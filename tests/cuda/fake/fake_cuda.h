@@ -90,6 +90,9 @@ class FakeCuda {
 // Device memory of other libraries than the runtime.
 bool add_device_memory(void** data, size_t bytes);
 bool remove_device_memory(void* data);
+// Memory that is not from here, and is taken for the device's until it is disowned.
+void adopt_device_memory(const void* data, size_t bytes);
+void disown_device_memory(const void* data);
 
 // Runs `task` on the stream, after everything before it.
 cudaError_t submit(cudaStream_t stream, std::function<void()> task);

@@ -46,6 +46,15 @@ class Blocks {
   bool on_device(const void* data, size_t bytes) const {
     return find(data, bytes) == Place::device;
   }
+  // Memory of another library, which that says is on the device.
+  void adopt(const void* data, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    adopted_[static_cast<const std::byte*>(data)] = {bytes, true};
+  }
+  void disown(const void* data) {
+    const std::lock_guard lock(mutex_);
+    adopted_.erase(static_cast<const std::byte*>(data));
+  }
   // Ordinary memory, which the device cannot address.
   bool pageable(const void* data, size_t bytes) const { return find(data, bytes) == Place::none; }
 
@@ -56,18 +65,25 @@ class Blocks {
     bool on_device;
   };
 
-  Place find(const void* data, size_t bytes) const {
-    const std::lock_guard lock(mutex_);
-    const auto* first = static_cast<const std::byte*>(data);
-    auto found = blocks_.upper_bound(const_cast<std::byte*>(first));
-    if (found == blocks_.begin()) return Place::none;
+  using Map = std::map<const std::byte*, Block>;
+
+  static Place find_in(const Map& map, const std::byte* first, size_t bytes) {
+    auto found = map.upper_bound(first);
+    if (found == map.begin()) return Place::none;
     --found;
     if (first + bytes > found->first + found->second.bytes) return Place::none;
     return found->second.on_device ? Place::device : Place::host;
   }
+  Place find(const void* data, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    const auto* first = static_cast<const std::byte*>(data);
+    const Place own = find_in(blocks_, first, bytes);
+    return own != Place::none ? own : find_in(adopted_, first, bytes);
+  }
 
   mutable std::mutex mutex_;
-  std::map<std::byte*, Block> blocks_;
+  Map blocks_;
+  Map adopted_;
 };
 
 Blocks& blocks() {
@@ -91,6 +107,10 @@ bool remove_device_memory(void* data) {
   seen().give_memory(blocks().remove(data));
   return true;
 }
+
+void adopt_device_memory(const void* data, size_t bytes) { blocks().adopt(data, bytes); }
+
+void disown_device_memory(const void* data) { blocks().disown(data); }
 
 }  // namespace zerorun::fake
 

@@ -59,7 +59,7 @@ def case_a_model_goes_to_the_gpu(_folder: Path) -> None:
         assert engine.device == DEVICE
         assert {value.device for value in (*model.parameters(), model.constant)} == {DEVICE}
         if stage < 3:
-            assert all(fake.is_on_gpu(value) for value in model.parameters())
+            assert all(fake.is_the_engines(value) for value in model.parameters())
         train(engine, 1)
         assert {value.device for value in model.parameters()} == {DEVICE}
         engine.destroy()
@@ -83,25 +83,30 @@ def case_bits_are_those_of_cpu_ranks(_folder: Path) -> None:
     fake.set_delay(200)
     for keys in settings:
         for stage in STAGES:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(device, "_why_no_gpu", lambda: "hidden by the test")
-                expected = trained(make, stage, **keys)
-            assert trained(make, stage, **keys) == expected, (stage, keys)
+            assert trained(make, stage, **keys) == of_cpu_ranks(stage, **keys), (stage, keys)
     fake.set_delay(0)
 
 
-def offloaded(stage: int, place: dict[str, object]):
-    settings = config(stage)["zero_optimization"] | {"offload_optimizer": place}
-    return trained(make, stage, zero_optimization=settings)
+def of_cpu_ranks(stage: int, **keys: object):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_why_no_gpu", lambda: "hidden by the test")
+        return trained(make, stage, **keys)
 
 
-def case_offloaded_states_change_no_bit(folder: Path) -> None:
+def case_offloading_changes_no_bit(folder: Path) -> None:
+    """Of what CPU ranks get with everything in memory; with delays on the engine's own streams."""
     folder.mkdir(parents=True, exist_ok=True)
-    places = [{"device": "cpu"}, {"device": "cpu", "ratio": 0.5}]
+    host, file = {"device": "cpu"}, {"device": "nvme", "nvme_path": str(folder)}
+    states = [{"offload_optimizer": place} for place in (host, {**host, "ratio": 0.5}, file)]
+    parameters = [{"offload_param": place} for place in (host, file, {**file, "max_in_cpu": 100})]
+    both = [{**states[0], **parameters[0]}, {**states[2], **parameters[1]}]
+    fake.set_delay(200)
     for stage in (1, 2, 3):
-        expected = trained(make, stage)
-        for place in [*places, {"device": "nvme", "nvme_path": str(folder)}]:
-            assert offloaded(stage, place) == expected, (stage, place)
+        expected = of_cpu_ranks(stage)
+        for place in [*states, *(parameters if stage == 3 else ()), *(both if stage == 3 else ())]:
+            zero = config(stage)["zero_optimization"] | place
+            assert trained(make, stage, zero_optimization=zero) == expected, (stage, place)
+    fake.set_delay(0)
 
 
 def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:

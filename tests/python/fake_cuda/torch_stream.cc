@@ -46,14 +46,17 @@ ZR_FOR_PYTHON int fake_is_on_gpu(const void* data) {
   return attributes.type == cudaMemoryTypeDevice ? 1 : 0;
 }
 
-// The first call that a real library would punish; empty when there was none. PyTorch's tensors are
-// in host memory here, so a copy's kind says nothing.
+// A storage of PyTorch's that is marked as the GPU's, until it is freed or resized.
+ZR_FOR_PYTHON void fake_adopt(const void* data, size_t bytes) {
+  fake::adopt_device_memory(data, bytes);
+}
+ZR_FOR_PYTHON void fake_disown(const void* data) { fake::disown_device_memory(data); }
+
+// The first call that a real library would punish; empty when there was none.
 ZR_FOR_PYTHON const char* fake_violation() {
   static std::string text;
-  text.clear();
-  for (const std::string& violation : fake_cuda().violations()) {
-    if (violation != "a copy's kind does not match where its memory lies") text = violation;
-  }
+  const std::vector<std::string> violations = fake_cuda().violations();
+  text = violations.empty() ? "" : violations.front();
   return text.c_str();
 }
 
