@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
+#include "python/bindings/without_gil.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 
@@ -110,12 +111,12 @@ class BlockingCommunicator {
 };
 
 BlockingCommunicator connect_ranks(CommunicatorOptions options, std::shared_ptr<Gpu> gpu) {
-  std::shared_ptr<Communicator> comm = make_communicator(options);
+  auto comm = ending_without_gil(make_communicator(options));
   EngineBase engine = {comm, std::move(gpu)};
   if (engine.gpu != nullptr) {
     options.device = engine.gpu->device();
     options.name += "/gpu";
-    engine.comm = make_communicator(options);
+    engine.comm = ending_without_gil(make_communicator(options));
   }
   return {std::move(comm), std::move(engine)};
 }
@@ -199,8 +200,8 @@ void register_communicator(py::module_& m) {
       "connect_from_environment",
       [](double timeout_s) {
         const py::gil_scoped_release release;
-        std::shared_ptr<Communicator> comm =
-            connect(rank_from_environment(), milliseconds(timeout_s));
+        const auto comm =
+            ending_without_gil(connect(rank_from_environment(), milliseconds(timeout_s)));
         return Self(comm, {comm, nullptr});
       },
       "timeout_s"_a = 120.0, "The communicator of this process's job.");

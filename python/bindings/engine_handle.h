@@ -5,6 +5,7 @@
 
 #include "python/bindings/gpu.h"
 #include "python/bindings/tensor_exchange.h"
+#include "python/bindings/without_gil.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
@@ -18,9 +19,11 @@ struct EngineOwner {
   EngineOwner() = default;
   EngineOwner(const EngineOwner&) = delete;
   EngineOwner& operator=(const EngineOwner&) = delete;
-  // The tensor library's kernels may still use the memory that goes now.
   ~EngineOwner() {
+    const WithoutGil unlocked;
+    // The tensor library's kernels may still use the memory that goes now.
     if (gpu != nullptr) gpu->settle();
+    engine.reset();
   }
 
   // The engine, whose work from here on takes its place on the tensor library's current stream.
@@ -35,7 +38,7 @@ struct EngineOwner {
   std::shared_ptr<Gpu> gpu;  // null on the CPU
   std::shared_ptr<Device> device;
   std::shared_ptr<Communicator> comm;
-  std::unique_ptr<Engine> engine;  // destroyed first
+  std::unique_ptr<Engine> engine;
 };
 
 // Python's reference to an engine; empty once it was closed.

@@ -12,7 +12,14 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = ["gpu_of", "local_device", "make_current", "move_model", "shared_device"]
+__all__ = [
+    "gpu_of",
+    "local_device",
+    "make_current",
+    "move_model",
+    "release_cached_memory",
+    "shared_device",
+]
 
 _CPU = torch.device("cpu")
 

@@ -22,7 +22,6 @@ from zerorun.parameter_memory import (
     cast_buffers,
     load_parameters,
     masters_from_parameters,
-    write_full,
 )
 from zerorun.placement import Addresses, give_back, place_parameters
 from zerorun.state_access import StateAccess
@@ -288,11 +287,6 @@ class ZeroEngine(nn.Module):
         result = self.module.load_state_dict(*args, **kwargs)
         masters_from_parameters(self.core, self.layout)
         return result
-
-    def write_parameter(self, parameter: nn.Parameter, flat: torch.Tensor) -> None:
-        """New full values, the same on every rank, for the parameter and its master. Collective."""
-        write_full(self.core, self.layout.ids[parameter], flat)
-        self.communicator.barrier(f"new values of {self.layout.names[parameter]}")
 
     # --- checkpoints ---
 

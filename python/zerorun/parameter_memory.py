@@ -85,7 +85,7 @@ def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Com
 def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
     """New full values of one parameter, into what this rank holds of it and of its master.
 
-    Collective.
+    The same on every rank; all see them afterwards. Collective.
     """
     engine.accept_changes()
     with torch.no_grad():

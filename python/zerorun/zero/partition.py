@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.parameter_memory import tensor_of
+from zerorun.parameter_memory import tensor_of, write_full
 
 if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
@@ -208,7 +208,7 @@ class EnginePartition(Partition):
         flat = values.detach().flatten()
         if self._comes_and_goes:
             self._full.copy_(flat.view(self.shape))  # it may stay for the next use
-        self._engine.write_parameter(self.parameter, flat)
+        write_full(self._engine.core, self._id, flat)
 
     def watch(self, module: nn.Module) -> None:
         """The engine looks at what the module's forward reads."""
