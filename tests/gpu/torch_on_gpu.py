@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """PyTorch models on this machine's GPU, against torch.optim.AdamW.
 
-    python tests/gpu/torch_on_gpu.py
+    python tests/gpu/torch_on_gpu.py [BUILD]
 
-Stages 0 to 3 on one rank and on two that share the GPU (ZERORUN_SHARE_GPUS=1). Uses the release
-build of this checkout. Exits 0 when all agree, 1 when something differs or fails, 3 without a GPU.
+Stages 0 to 3 on one rank and on two that share the GPU (ZERORUN_SHARE_GPUS=1). BUILD: where the
+launcher and the package are, build/release of this checkout. Exits 0 when all agree, 1 when
+something differs or fails, 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -21,40 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-BUILD = Path(__file__).resolve().parents[2] / "build" / "release"
-STEPS, BATCH, VOCABULARY = 2, 4, 50
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+from tied_model import VOCABULARY, Model
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, BATCH = 2, 4
 BOUND = {"fp32": 1e-4, "bf16": 3e-2}  # relative, of losses; in fp32 of the parameters' norms too
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def make() -> tuple[Model, torch.optim.Optimizer]:
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Model()
+    model = Model(width=64)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 
 
@@ -134,6 +112,9 @@ def check_rank() -> int:
             if stage > 0:
                 offload = {"offload_optimizer": {"device": "cpu"}}
                 settings += [("offload_optimizer", offload, nullcontext())]
+            if stage == 3:
+                offload = {"offload_param": {"device": "cpu"}}
+                settings += [("offload_param", offload, nullcontext())]
             for name, zero, stream in settings:
                 losses, values = train({"stage": stage} | zero, dtype, stream)
                 worst = max(abs(a / b - 1) for a, b in zip(losses, expected_losses, strict=True))
@@ -154,13 +135,14 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("torch_on_gpu: PyTorch sees no GPU, so nothing was run", file=sys.stderr)
         return 3
-    path = os.pathsep.join([str(BUILD / "python"), os.environ.get("PYTHONPATH", "")])
+    build = Path(sys.argv[1] if sys.argv[1:] else ROOT / "build" / "release").resolve()
+    path = os.pathsep.join([str(build / "python"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "ZERORUN_SHARE_GPUS": "1"}
     environment |= {"VIRTUAL_ENV": sys.prefix}  # where the launcher looks for Python
     failed = False
     for ranks in (1, 2):
         print(f"{ranks} ranks on one GPU", flush=True)
-        command = [BUILD / "launcher" / "zerorun", "--num_gpus", str(ranks), "--no_local_rank"]
+        command = [build / "launcher" / "zerorun", "--num_gpus", str(ranks), "--no_local_rank"]
         job = subprocess.run([*command, __file__, "rank"], env=environment, check=False)
         failed |= job.returncode != 0
     return 1 if failed else 0

@@ -1,9 +1,9 @@
 """PyTorch's CPU build with a GPU that is not there, and zerorun's CUDA backend on the fake of CUDA.
 
 A tensor "on the GPU" is one whose storage is marked: the fake takes its memory for the device's.
-Two of PyTorch's modes keep the marks, and raise where one operation gets tensors of both devices, as on
-a GPU. Kernels are the CPU's; the engine's own streams run beside them, and its memory comes as
-DLPack of a CUDA device.
+Two of PyTorch's modes keep the marks, and raise where one operation gets tensors of both devices,
+as on a GPU. Kernels are the CPU's; the engine's own streams run beside them, and its memory comes
+as DLPack of a CUDA device.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import zerorun
+from tied_model import Block
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,7 +17,6 @@ from cases.models import (
     RANK,
     STAGES,
     WORLD_SIZE,
-    Block,
     Model,
     adamw,
     assert_close,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import zerorun
+from tied_model import Block
 from torch import nn
 from zerorun.zero import GatheredParameters, Init, ZeroParamStatus, partition, states
 
@@ -15,7 +16,6 @@ from cases.models import (
     DEVICE,
     RANK,
     WORLD_SIZE,
-    Block,
     Model,
     adamw,
     assert_close,
