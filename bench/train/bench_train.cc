@@ -1,9 +1,10 @@
-// Times of training a GPT-2, each rank a process of one thread. Rounds of everything that is
-// compared alternate, so that other work on the machine hits all of it; a round takes as long as
-// its slowest rank and the least time counts. Prints one JSON object a line.
+// Times of training a GPT-2, each rank a process. Rounds of everything that is compared alternate,
+// so that other work on the machine hits all of it; a round takes as long as its slowest rank and
+// the least time counts. Prints one JSON object a line.
 //
 //   bench_train [--ranks 2] [--model gpt2] [--batch 1] [--seq_len 64] [--dtype bf16]
 //               [--vocabulary 256] [--stages 2 3] [--overlap] [--rounds 10] [--accelerator cpu]
+//               [--offload_optimizer] [--offload_param] [--threads 1]
 //
 // "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
 // with an engine: gathers, reductions, norm, clipping, update. "tflops" counts the model's
@@ -43,7 +44,10 @@ struct Options {
   std::string accelerator = "cpu";
   std::vector<int> stages = {2, 3};
   bool overlap = false;
+  bool offload_optimizer = false;
+  bool offload_param = false;
   int rounds = 10;
+  int threads = 1;
 
   DType param_dtype() const { return parse_dtype(dtype); }
   ModelOptions model_options() const { return {batch, seq_len, false}; }
@@ -109,6 +113,8 @@ class Step final : public Work {
     Config config;
     config.zero.stage = stage;
     config.zero.overlap_comm = options.overlap;
+    if (options.offload_optimizer) config.offload.optimizer.device = OffloadDevice::cpu;
+    if (options.offload_param) config.offload.param.device = OffloadDevice::cpu;
     config.precision.param_dtype = options.param_dtype();
     config.gradient_clipping = 1.0;
     config.batch = {options.batch * comm.world_size(), options.batch, 1};
@@ -180,7 +186,7 @@ void run_rounds(const Options& options, Communicator& comm, const std::shared_pt
 int run_rank(int rank, uint16_t port, const Options& options) {
   try {
 #ifdef _OPENMP
-    omp_set_num_threads(1);
+    omp_set_num_threads(options.threads);
 #endif
     RankInfo info;
     info.rank = info.local_rank = rank;
@@ -214,7 +220,7 @@ int run_all(const Options& options) {
 
 int main(int argc, char** argv) {
   zerorun::train::Options options;
-  CLI::App app("Times of training a GPT-2 on ranks of one thread");
+  CLI::App app("Times of training a GPT-2");
   app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));
   app.add_option("--model", options.model);
   app.add_option("--batch", options.batch)->check(CLI::Range(1, 1 << 16));
@@ -224,7 +230,10 @@ int main(int argc, char** argv) {
   app.add_option("--accelerator", options.accelerator)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
   app.add_flag("--overlap", options.overlap, "overlap_comm");
+  app.add_flag("--offload_optimizer", options.offload_optimizer, "masters and states on the host");
+  app.add_flag("--offload_param", options.offload_param, "parameters of stage 3 on the host");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));
+  app.add_option("--threads", options.threads, "of each rank")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);
   return zerorun::train::run_all(options);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/parallel.h"
 #include "examples/train/philox.h"
 
 namespace zerorun::train {
@@ -14,6 +15,7 @@ namespace {
 constexpr int kDecayed = 0;
 constexpr int kNotDecayed = 1;
 constexpr float kDeviation = 0.02F;
+constexpr int64_t kGrain = 1 << 14;  // values that one thread draws in a row
 
 // Collects the parameters of one module.
 class ModuleSpecs {
@@ -89,7 +91,10 @@ void Initializer::fill(ParameterId id, int64_t begin, std::span<float> out) cons
     return;
   }
   const RandomStream stream{seed_, RandomStream::Purpose::parameters, static_cast<uint32_t>(id)};
-  random_normal(stream, begin, rule.deviation, out);
+  parallel_for(std::ssize(out), kGrain, [&](int64_t from, int64_t to) {
+    const auto part = out.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from));
+    random_normal(stream, begin + from, rule.deviation, part);
+  });
 }
 
 }  // namespace zerorun::train

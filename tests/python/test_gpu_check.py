@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -19,7 +20,8 @@ PROGRAMS = [
     "lib/libzerorun_train_cuda.so",
 ]
 
-# Writes its call to $CALLS and fails where $FAIL is part of it; train writes its losses.
+# Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
+# where $HANG is, does not end. train writes its losses.
 PROGRAM = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
 while (($#)); do
@@ -27,7 +29,20 @@ while (($#)); do
   call+=" $1"
   shift
 done
-[[ -z $FAIL || "${0##*/}$call" != *"$FAIL"* ]]
+[[ -z $HANG || "${0##*/}$call" != *"$HANG"* ]] || exec sleep 600
+if [[ -n $FAIL && "${0##*/}$call" == *"$FAIL"* ]]; then
+  echo "$MESSAGE"
+  exit "${STATUS:-1}"
+fi
+"""
+
+# What asks for PyTorch gets $TORCH_PROBLEM; scripts of the tree are programs, the rest is Python.
+PYTHON = f"""#!/bin/bash
+case $* in
+  *"import torch"*) echo "$TORCH_PROBLEM" ;;
+  *torch_on_gpu.py* | *peers.py*) source "${{BASH_SOURCE%/*}}/program" "$@" ;;
+  *) exec {sys.executable} "$@" ;;
+esac
 """
 
 NVIDIA_SMI = """#!/bin/sh
@@ -55,6 +70,8 @@ class Machine:
         self.tools = root / "tools"
         write_program(self.tools / "nvidia-smi", NVIDIA_SMI)
         write_program(self.tools / "compute-sanitizer", PROGRAM)
+        write_program(self.tools / "program", PROGRAM)
+        write_program(self.tools / "python3", PYTHON)
 
     def pack(self, programs: list[str]) -> Path:
         folder = self.root / "packed"
@@ -65,11 +82,14 @@ class Machine:
                 archive.add(self.root / "made" / program, program)
         return folder
 
-    def check(self, *options: object, fail: str = "") -> subprocess.CompletedProcess:
+    def check(
+        self, *options: object, fail: str = "", **variables: str
+    ) -> subprocess.CompletedProcess:
         path = f"{self.tools}:{os.environ['PATH']}"
+        own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail}
         return subprocess.run(
-            [self.root / "scripts" / "gpu_check", *options],
-            env={**os.environ, "PATH": path, "CALLS": str(self.calls), "FAIL": fail},
+            [self.root / "scripts" / "gpu_check", *map(str, options)],
+            env=os.environ | {"TORCH_PROBLEM": "", "MESSAGE": "", "HANG": ""} | own | variables,
             capture_output=True,
             text=True,
             check=False,
@@ -99,11 +119,16 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
         "test_gpu_train \n",
         "zerorun --accelerator cpu --num_gpus 2 train",
         "zerorun --accelerator cuda --num_gpus 2 train",
+        "torch_on_gpu.py build/gpu_check/programs\n",
         "compute-sanitizer --tool racecheck",
-        "bench_gpu \n",
-        "bench_train --accelerator cuda",
+        "peers.py build/gpu_check/programs/bench/gpu/bench_gpu --part bandwidth",
+        "bench_gpu --part rate",
+        "bench_gpu --part offload",
     ):
         assert call in calls
+    # What tells most comes first.
+    order = ["Devices/*", "torch_on_gpu", "test_gpu_train \n", "peers.py", "compute-sanitizer"]
+    assert sorted(order, key=calls.index) == order
     assert calls.count("--accelerator cuda --num_gpus") == 2 * 4 + 1
     assert calls.count("--save ") == 2 * 5 + 1  # to nowhere
 
@@ -113,6 +138,55 @@ def test_quick_leaves_out_what_takes_long(machine: Machine) -> None:
     calls = machine.calls.read_text()
     assert "compute-sanitizer" not in calls
     assert "bench" not in calls
+    assert "torch_on_gpu" in calls
+
+
+def test_without_pytorch_the_rest_is_run(machine: Machine) -> None:
+    options = ["--prebuilt", machine.pack(PROGRAMS), "r.md"]
+    result = machine.check(*options, TORCH_PROBLEM="No module named 'torch'")
+    assert result.returncode == 0, result.stdout
+    report = (machine.root / "r.md").read_text()
+    assert "- not run: PyTorch models: python3: No module named 'torch'" in report
+    assert "Not run: PyTorch models; rate of train beside PyTorch." in report
+    calls = machine.calls.read_text()
+    assert "torch_on_gpu" not in calls
+    assert "bench_gpu --part bandwidth" in calls
+
+
+def test_a_sanitizer_that_may_not_see_the_device_is_no_failure(machine: Machine) -> None:
+    message = "========= Error: Device not supported. Please refer to the documentation."
+    options = ["--prebuilt", machine.pack(PROGRAMS), "r.md"]
+    result = machine.check(*options, fail="--tool memcheck", MESSAGE=message)
+    assert result.returncode == 0, result.stdout
+    assert (
+        f"- not run: compute-sanitizer memcheck: {message}" in (machine.root / "r.md").read_text()
+    )
+    result = machine.check(*options, fail="--tool memcheck", MESSAGE="Invalid __global__ write")
+    assert result.returncode == 1
+
+
+def test_figures_below_their_targets_are_shown_and_not_counted(machine: Machine) -> None:
+    options = ["--prebuilt", machine.pack(PROGRAMS), "r.md"]
+    missed = {"MESSAGE": "over copy: 0.80 (target at least 0.9: MISSED)", "STATUS": "4"}
+    result = machine.check(*options, fail="--part bandwidth", **missed)
+    assert result.returncode == 0, result.stdout
+    report = (machine.root / "r.md").read_text()
+    assert "- below a target: bandwidths (exit 4, " in report
+    assert f"      {missed['MESSAGE']}\n" in report
+    assert machine.check(*options, fail="--part bandwidth").returncode == 1
+
+
+def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) -> None:
+    folder = machine.pack(PROGRAMS)
+    script = machine.root / "scripts" / "gpu_check"
+    script.write_text(script.read_text().replace("minutes * 60", "minutes * 2"))  # seconds here
+    result = machine.check("--minutes", 1, "--prebuilt", folder, "r.md", HANG="Devices/")
+    assert result.returncode == 0, result.stdout
+    report = (machine.root / "r.md").read_text()
+    assert "- pass: unpacking " in report
+    assert "- not run: device suite: not at its end after" in report
+    assert "- not run: train's kernels: the 1 minutes were over (--minutes N)" in report
+    assert "test_gpu_train" not in machine.calls.read_text()
 
 
 def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:
@@ -121,7 +195,7 @@ def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:
     report = (machine.root / "r.md").read_text()
     assert "- FAIL: train's kernels (exit 1" in report
     assert "Something failed." in report
-    assert "bench_gpu" in machine.calls.read_text()
+    assert "compute-sanitizer" in machine.calls.read_text()
 
 
 def test_two_ranks_that_nccl_refuses_do_not_count(machine: Machine) -> None:
@@ -145,7 +219,14 @@ def test_programs_that_are_missing_are_named(machine: Machine) -> None:
     assert "launcher/zerorun" in result.stderr
 
 
-@pytest.mark.parametrize("options", [["--bogus"], ["--pack"]])
+def test_help_is_no_wrong_call(machine: Machine) -> None:
+    result = machine.check("--help")
+    assert result.returncode == 0
+    assert "--prebuilt DIR" in result.stdout
+    assert not result.stderr
+
+
+@pytest.mark.parametrize("options", [["--bogus"], ["--pack"], ["--minutes", "0"]])
 def test_a_wrong_call_exits_2_with_the_usage(machine: Machine, options: list[str]) -> None:
     result = machine.check(*options)
     assert result.returncode == 2
