@@ -1,9 +1,7 @@
 #include "comm/host_staged_communicator.h"
 
-#include <algorithm>
-#include <iterator>
-#include <list>
-#include <optional>
+#include <array>
+#include <string>
 #include <utility>
 
 #include "comm/call_communicator.h"
@@ -41,21 +39,22 @@ class HostStagedCommunicator final : public CallCommunicator {
   }
 
  private:
-  // Host memory of a call, until its outputs are on the device. Pinned: from other memory a copy
-  // may take what it finds when it is submitted.
-  struct Staged {
+  // Host memory of a call until its outputs are on the device. Pinned: from other memory a copy may
+  // take what it finds when it is submitted.
+  struct Staging {
     Buffer memory;
-    std::optional<Event> uploaded;  // not set when something failed: then it stays to the end
+    Event free;
   };
 
-  std::byte* stage(size_t nbytes);
+  Staging& stage(const CollectiveCall& call, size_t nbytes);
+  void grow(const std::string& label, size_t nbytes);
   void submit(CollectiveCall call, Stream& stream) override;
   void start_on_host(const CollectiveCall& call);
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Communicator> host_;
-  std::list<Staged> staged_;  // in use
-  std::list<Staged> spare_;
+  std::array<Staging, 4> staging_;  // in turn: calls that are on their way at once
+  size_t next_ = 0;
   const std::unique_ptr<CpuStream> worker_;  // last: it ends before what its tasks use
 };
 
@@ -81,27 +80,28 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
 
 // The stream reads and writes the host's memory up to the last upload.
 HostStagedCommunicator::~HostStagedCommunicator() {
-  for (const Staged& staged : staged_) {
-    if (staged.uploaded) settle(*staged.uploaded);
-  }
+  for (const Staging& staging : staging_) settle(staging.free);
 }
 
-// Memory for the call that is staged_.back() from now on.
-std::byte* HostStagedCommunicator::stage(size_t nbytes) {
-  for (auto one = staged_.begin(); one != staged_.end();) {
-    const auto next = std::next(one);
-    if (one->uploaded && one->uploaded->ready()) spare_.splice(spare_.end(), staged_, one);
-    one = next;
+HostStagedCommunicator::Staging& HostStagedCommunicator::stage(const CollectiveCall& call,
+                                                               size_t nbytes) {
+  Staging& staging = staging_[next_];
+  if (staging.memory.nbytes() < nbytes) grow(call.label, nbytes);
+  next_ = (next_ + 1) % staging_.size();
+  return staging;
+}
+
+// Pinning memory may wait for the whole GPU, whose streams wait for peers in a collective. So it is
+// done while there is none: all ranks come here with the same call, and go on together.
+void HostStagedCommunicator::grow(const std::string& label, size_t nbytes) {
+  for (const Staging& staging : staging_) staging.free.synchronize();
+  const std::string what = fmt::format("memory to stage '{}'", label);
+  host_->barrier(*worker_, what).synchronize();
+  for (Staging& staging : staging_) {
+    staging.memory = {};
+    staging.memory = device_->allocate_pinned(nbytes);
   }
-  const auto fits = [nbytes](const Staged& one) { return one.memory.nbytes() >= nbytes; };
-  const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
-  if (found != spare_.end()) {
-    staged_.splice(staged_.end(), spare_, found);
-    staged_.back().uploaded.reset();
-  } else {
-    staged_.push_back({device_->allocate_pinned(nbytes), {}});
-  }
-  return staged_.back().memory.data();
+  host_->barrier(*worker_, what).synchronize();
 }
 
 // The device's stream copies down, the worker takes part in the collective, the stream copies up:
@@ -109,10 +109,12 @@ std::byte* HostStagedCommunicator::stage(size_t nbytes) {
 void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
   constexpr size_t kAlignment = 64;
   const size_t in_nbytes = (call.in.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
-  std::byte* const in = stage(in_nbytes + call.out.nbytes());
+  Staging& staging = stage(call, in_nbytes + call.out.nbytes());
+  std::byte* const in = staging.memory.data();
   std::byte* const staged_out = in + in_nbytes;
   const TensorView out = call.out;
   const bool reads_out = call.output == Output::accumulate || call.op == Collective::broadcast;
+  stream.wait(staging.free);
   device_->download(stream, call.in, in);
   if (reads_out) device_->download(stream, call.out, staged_out);
   worker_->wait(stream.record());
@@ -121,7 +123,7 @@ void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
   start_on_host(call);
   stream.wait(worker_->record());
   device_->upload(stream, staged_out, out);
-  staged_.back().uploaded = stream.record();
+  staging.free = stream.record();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/current_device.h"
+#include "device/cuda/relaxed_capture.h"
 
 namespace zerorun {
 
@@ -150,21 +151,31 @@ void NcclGroup::forget_done() {
 Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
   const CurrentDevice current(device_);
   const std::lock_guard one(calls_);
-  const std::lock_guard lock(mutex_);
-  if (!error_.empty()) throw CommError(error_);
+  check();
   void* data = nullptr;
+  if (nccl_.allocate(&data, nbytes) != ncclSuccess) {
+    cudaGetLastError();  // the next call shall not meet it
+    return {};
+  }
   void* handle = nullptr;
-  if (nccl_.allocate(&data, nbytes) != ncclSuccess) return {};
-  if (nccl_.register_memory(comm_, data, nbytes, &handle) != ncclSuccess) {
+  ncclResult_t registered = ncclInvalidUsage;
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ != nullptr) registered = nccl_.register_memory(comm_, data, nbytes, &handle);
+  }
+  if (registered != ncclSuccess) {
     nccl_.free(data);
+    check();
     return {};
   }
   return {data, nbytes, [self = std::move(self), data, handle] {
             const CurrentDevice of_group(self->device_, std::nothrow);
             const std::lock_guard last(self->calls_);
-            const std::lock_guard group_lock(self->mutex_);
-            if (handle != nullptr && self->comm_ != nullptr) {
-              self->nccl_.deregister_memory(self->comm_, handle);
+            {
+              const std::lock_guard group_lock(self->mutex_);
+              if (handle != nullptr && self->comm_ != nullptr) {
+                self->nccl_.deregister_memory(self->comm_, handle);
+              }
             }
             self->nccl_.free(data);
           }};
@@ -237,6 +248,7 @@ std::string NcclGroup::examine() {
 
 void NcclGroup::watch() {
   cudaSetDevice(device_);
+  const RelaxedCapture relaxed;
   const std::string key = options_.name + "/nccl/error";
   while (true) {
     {

@@ -36,7 +36,8 @@ class NcclGroup final : public CudaStream::Watched {
   using Enqueue = std::function<ncclResult_t(const NcclFunctions&, ncclComm_t)>;
   void run(const std::string& what, CudaStream& stream, const Enqueue& enqueue);
 
-  // Memory that NCCL can read without staging; empty where this is not supported.
+  // Memory that NCCL can read without staging; empty where this is not supported. Making and
+  // freeing it may wait for the GPU, and so for peers: an abort must not have to wait for that.
   Buffer allocate(size_t nbytes, std::shared_ptr<NcclGroup> self);
 
   void abort(std::string_view reason) noexcept;

@@ -4,6 +4,7 @@
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/cuda_stream_impl.h"
 #include "device/cuda/current_device.h"
+#include "device/cuda/relaxed_capture.h"
 
 namespace zerorun {
 
@@ -87,12 +88,14 @@ class CudaEventState final : public Event::State {
   // An error counts as ready: synchronize() throws it.
   bool ready() const override {
     const CurrentDevice current(device_, std::nothrow);
+    const RelaxedCapture relaxed;  // also asked by threads of zerorun's own
     if (cudaEventQuery(handle_) != cudaErrorNotReady) return true;
     cudaGetLastError();  // not an error, but kept as one
     return false;
   }
   void synchronize() override {
     const CurrentDevice current(device_);
+    const RelaxedCapture relaxed;
     const cudaError_t result = cudaEventSynchronize(handle_);
     errors_->check();  // says more than the runtime's error, which is often its consequence
     check_cuda(result, "work on the GPU (seen by cudaEventSynchronize)");

@@ -3,49 +3,47 @@
 #include <atomic>
 #include <utility>
 
+#include "core/check.h"
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/cuda_memory.h"
 #include "device/cuda/current_device.h"
 #include "device/cuda/driver.h"
 
 namespace zerorun {
 
 namespace {
-constexpr size_t kPageBytes = 4096;
-}  // namespace
 
-HostFlags::HostFlags(int device) : device_(device) { add_page(); }
-
-void HostFlags::Unpin::operator()(void* page) const noexcept {
-  const CurrentDevice current(device, std::nothrow);
-  cudaFreeHost(page);
+Buffer pin(int device, size_t nbytes) {
+  const PinnedBlock block = allocate_pinned_host(device, nbytes);
+  if (block.data == nullptr) {
+    fail<DeviceError>("cuda:{}: cannot pin {} bytes of host memory", device, nbytes);
+  }
+  return {block.data, nbytes, [block] { block.free(); }};
 }
 
-void HostFlags::add_page() {
-  constexpr size_t kWords = kPageBytes / sizeof(uint32_t);
-  free_.reserve(flags_.size() + kWords);  // so that raise() needs no memory
-  pages_.reserve(pages_.size() + 1);
+}  // namespace
+
+HostFlags::HostFlags(int device) : device_(device), words_(pin(device, kFlags * sizeof(uint32_t))) {
   const CurrentDevice current(device_);
-  void* page = nullptr;
-  check_cuda(cudaHostAlloc(&page, kPageBytes, cudaHostAllocPortable | cudaHostAllocMapped),
-             "cudaHostAlloc");
-  pages_.emplace_back(page, Unpin{device_});
   void* on_device = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&on_device, page, 0), "cudaHostGetDevicePointer");
-  for (size_t i = 0; i < kWords; ++i) {
-    auto* const word = static_cast<uint32_t*>(page) + i;
+  check_cuda(cudaHostGetDevicePointer(&on_device, words_.data(), 0), "cudaHostGetDevicePointer");
+  flags_.reserve(kFlags);
+  free_.reserve(kFlags);  // so that raise() needs no memory
+  for (size_t i = 0; i < kFlags; ++i) {
+    auto* const word = reinterpret_cast<uint32_t*>(words_.data()) + i;
     *word = 0;
     flags_.push_back({word, reinterpret_cast<CUdeviceptr>(on_device) + i * sizeof(uint32_t), 0});
     free_.push_back(&flags_.back());
   }
 }
 
-HostFlags::Flag& HostFlags::take() {
+HostFlags::Flag* HostFlags::take() {
   const std::lock_guard lock(mutex_);
-  if (free_.empty()) add_page();
-  Flag& flag = *free_.back();
+  if (free_.empty()) return nullptr;
+  Flag* const flag = free_.back();
   free_.pop_back();
-  ++flag.value;
+  ++flag->value;
   return flag;
 }
 
@@ -63,14 +61,15 @@ bool HostFlags::wait(cudaStream_t stream, const Event& event, Failed failed) {
   const CurrentDevice current(device_);
   // Also where it is current by default: see driver.h.
   check_cuda(cudaSetDevice(device_), "cudaSetDevice");
-  Flag& flag = take();
-  const uint32_t value = flag.value;
-  host->on_ready([self = shared_from_this(), &flag, value,
+  Flag* const flag = take();
+  if (flag == nullptr) return false;
+  const uint32_t value = flag->value;
+  host->on_ready([self = shared_from_this(), flag, value,
                   failed = std::move(failed)](const std::exception_ptr& error) {
     if (error) failed(error);
-    self->raise(flag, value);
+    self->raise(*flag, value);
   });
-  const CUresult result = wait_value(stream, flag.address, value, CU_STREAM_WAIT_VALUE_GEQ);
+  const CUresult result = wait_value(stream, flag->address, value, CU_STREAM_WAIT_VALUE_GEQ);
   if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
   // The runtime's errors have the driver's numbers.
   check_cuda(static_cast<cudaError_t>(result), "cuStreamWaitValue32");

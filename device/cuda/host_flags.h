@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "zerorun/device.h"
+#include "zerorun/tensor.h"
 
 namespace zerorun {
 
@@ -29,9 +29,9 @@ class HostFlags : public std::enable_shared_from_this<HostFlags> {
   // When it ends, no stream may wait any more.
   ~HostFlags() = default;
 
-  // Later work of `stream` waits for `event`. False where the event cannot tell when it happens or
-  // the GPU cannot wait: then nothing was done. `failed` is called with the event's error before
-  // the stream goes on, which it does in any case.
+  // Later work of `stream` waits for `event`. False where the event cannot tell when it happens,
+  // the GPU cannot wait, or all words are in use: then the caller has to wait. `failed` is called
+  // with the event's error before the stream goes on, which it does in any case.
   using Failed = std::function<void(std::exception_ptr)>;
   bool wait(cudaStream_t stream, const Event& event, Failed failed);
 
@@ -44,19 +44,17 @@ class HostFlags : public std::enable_shared_from_this<HostFlags> {
     uint32_t value = 0;       // the last that was waited for
   };
 
-  Flag& take();
-  void raise(Flag& flag, uint32_t value) noexcept;
-  void add_page();
+  // As many as are waited for at once. No more are made later: pinning memory may wait for the
+  // whole GPU, where a stream may wait for what this thread has yet to do.
+  static constexpr size_t kFlags = 1U << 14U;
 
-  struct Unpin {
-    void operator()(void* page) const noexcept;
-    int device;
-  };
+  Flag* take();
+  void raise(Flag& flag, uint32_t value) noexcept;
 
   const int device_;
-  std::mutex mutex_;  // guards the members below
-  std::vector<std::unique_ptr<void, Unpin>> pages_;
-  std::deque<Flag> flags_;
+  const Buffer words_;
+  std::vector<Flag> flags_;
+  std::mutex mutex_;  // guards the next
   std::vector<Flag*> free_;
 };
 

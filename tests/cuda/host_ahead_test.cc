@@ -190,6 +190,8 @@ TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
     const auto engine =
         Engine::create(config, *options.device, *comm, testing::toy_specs(), ToyModel::groups());
     testing::toy_initialize(*engine);
+    engine->gather(engine->module_id("h.0"));
+    engine->release(engine->module_id("h.0"));
     both.arrive_and_wait();
     if (rank == 0) {  // the other one never comes
       EXPECT_NO_THROW(engine->gather(engine->module_id("h.0")));

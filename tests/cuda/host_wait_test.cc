@@ -118,15 +118,39 @@ TEST_F(HostWaitTest, FlagsAreUsedAgain) {
   EXPECT_EQ(fake_.counts()["cudaHostAlloc"], pages);
 }
 
-TEST_F(HostWaitTest, ThereIsAFlagForEveryWaitAtOnce) {
+// More would have to be pinned, which waits for the GPU.
+TEST_F(HostWaitTest, WhereAllFlagsAreInUseTheCallerWaits) {
+  constexpr int kFlags = 1 << 14;
   CudaDevice device(0, 0);
   const auto worker = make_worker_stream("worker");
   Gate gate;
   worker->submit([&] { gate.pass(); });
-  for (int i = 0; i < 3000; ++i) device.inline_stream().wait(worker->record());
-  gate.open();
+  const Event event = worker->record();
+  for (int i = 0; i < kFlags; ++i) device.inline_stream().wait(event);
+  EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], kFlags);
+  std::thread opener([&] { gate.open(); });
+  device.inline_stream().wait(event);
+  EXPECT_TRUE(event.ready());
+  opener.join();
   device.inline_stream().synchronize();
-  EXPECT_EQ(fake_.counts()["cudaHostAlloc"], 3);  // of 1024 each
+  EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], kFlags);
+  EXPECT_EQ(fake_.counts()["cudaHostAlloc"], 1);
+}
+
+// A framework may capture one while collectives run and the host waits for copies.
+TEST_F(HostWaitTest, ThreadsOfOurOwnDoNotSpoilTheCaptureOfAGraph) {
+  CudaDevice device(0, 0);
+  const auto worker = make_worker_stream("worker");
+  Gate gate;
+  fake::submit(cuda_stream(device.inline_stream()).handle(), [&] { gate.pass(); });
+  const Event event = device.inline_stream().record();
+  fake_.set_capturing(true);
+  EXPECT_FALSE(event.ready());
+  worker->wait(event);
+  while (fake_.counts()["cudaEventSynchronize"] == 0) std::this_thread::yield();
+  fake_.set_capturing(false);
+  gate.open();
+  worker->synchronize();
 }
 
 TEST_F(HostWaitTest, WhereTheGpuCannotWaitTheCallerDoes) {

@@ -17,6 +17,7 @@ void FakeCuda::reset() {
   memory_ = size_t{1} << 30;
   delay_ = std::chrono::microseconds(0);
   inline_streams_ = false;
+  capturing_ = false;
   used_devices_.clear();
   failures_.clear();
   counts_.clear();
@@ -58,6 +59,16 @@ void FakeCuda::set_inline_streams(bool are_inline) {
 bool FakeCuda::inline_streams() const {
   const std::lock_guard lock(mutex_);
   return inline_streams_;
+}
+
+void FakeCuda::set_capturing(bool capturing) {
+  const std::lock_guard lock(mutex_);
+  capturing_ = capturing;
+}
+
+bool FakeCuda::capturing() const {
+  const std::lock_guard lock(mutex_);
+  return capturing_;
 }
 
 std::set<int> FakeCuda::used_devices() const {
@@ -131,6 +142,13 @@ bool FakeCuda::holds(std::string_view kind, const void* handle) const {
   const std::lock_guard lock(mutex_);
   const auto handles = held_.find(std::string(kind));
   return handles != held_.end() && handles->second.contains(handle);
+}
+
+void FakeCuda::for_each(std::string_view kind, const std::function<void(const void*)>& look) const {
+  const std::lock_guard lock(mutex_);
+  const auto handles = held_.find(std::string(kind));
+  if (handles == held_.end()) return;
+  for (const void* handle : handles->second) look(handle);
 }
 
 bool FakeCuda::take_memory(size_t bytes) {

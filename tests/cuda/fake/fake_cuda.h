@@ -43,6 +43,10 @@ class FakeCuda {
   void set_inline_streams(bool are_inline);
   bool inline_streams() const;
 
+  // A thread captures a CUDA graph, which others may spoil.
+  void set_capturing(bool capturing);
+  bool capturing() const;
+
   // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
   // own type of errors.
   void fail(std::string_view name, int nth, int error);
@@ -65,6 +69,8 @@ class FakeCuda {
   // False, and a violation, when it is not held.
   bool release(std::string_view kind, const void* handle);
   bool holds(std::string_view kind, const void* handle) const;
+  // None of them is given back meanwhile.
+  void for_each(std::string_view kind, const std::function<void(const void*)>& look) const;
   // Bytes of device memory; false when there are not as many.
   bool take_memory(size_t bytes);
   void give_memory(size_t bytes);
@@ -78,6 +84,7 @@ class FakeCuda {
   size_t used_ = 0;
   std::chrono::microseconds delay_{0};
   bool inline_streams_ = false;
+  bool capturing_ = false;
   std::set<int> used_devices_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error

@@ -135,6 +135,12 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t /*keep*/) {
+  ENTER();
+  NEED("pools", pool);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr /*attribute*/,
                                     void* /*value*/) {
   ENTER();
@@ -168,9 +174,12 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   return cudaSuccess;
 }
 
+// What the real one does is not promised, but it may wait for the whole device.
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   ENTER();
   use_device();
+  spoil_capture(__func__);
+  synchronize_device();
   if ((flags & ~(cudaHostAllocPortable | cudaHostAllocMapped)) != 0) {
     seen().violate("cudaHostAlloc with a flag that does not exist");
   }
@@ -183,6 +192,8 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
 cudaError_t cudaFreeHost(void* data) {
   ENTER();
   use_device();
+  spoil_capture(__func__);
+  synchronize_device();
   if (!seen().release("pinned memory", data)) return result(cudaErrorInvalidValue);
   blocks().remove(data);
   return cudaSuccess;

@@ -269,13 +269,16 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 const char* ncclGetErrorString(ncclResult_t /*result*/) { return "a fake error of NCCL"; }
 const char* ncclGetLastError(ncclComm_t /*comm*/) { return ""; }
 
+// As with the runtime's memory, the real ones may wait for the whole device.
 ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
   ENTER();
+  zerorun::fake::synchronize_device();
   return zerorun::fake::add_device_memory(data, bytes) ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 ncclResult_t ncclMemFree(void* data) {
   ENTER();
+  zerorun::fake::synchronize_device();
   return zerorun::fake::remove_device_memory(data) ? ncclSuccess : ncclInvalidArgument;
 }
 

@@ -3,6 +3,7 @@
 #include <exception>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/cuda/fake/runtime_call.h"
 
@@ -61,6 +62,15 @@ cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stre
     return result(cudaErrorInvalidValue);
   }
   return submit(stream, [=, body = std::move(thread)] { run_grid(grid, block, body); });
+}
+
+void synchronize_device() {
+  std::vector<zerorun::Event> events;
+  seen().for_each("streams", [&](const void* handle) {
+    const auto* const stream = static_cast<cudaStream_t>(const_cast<void*>(handle));
+    if (stream->device == current_device) events.push_back(stream->worker->record());
+  });
+  for (const zerorun::Event& event : events) wait_for(event);
 }
 
 }  // namespace zerorun::fake
@@ -172,14 +182,22 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ENTER(stream);
+  spoil_capture(__func__);
   NEED("streams", stream);
   return wait_for(stream->worker->record());
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ENTER(stream);
+  spoil_capture(__func__);
   NEED("streams", stream);
   return result(stream->worker->record().ready() ? cudaSuccess : cudaErrorNotReady);
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  ENTER();
+  std::swap(capture_mode, *mode);
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
@@ -231,12 +249,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   ENTER();
+  spoil_capture(__func__);
   NEED("events", event);
   return result(event->last.ready() ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ENTER();
+  spoil_capture(__func__);
   NEED("events", event);
   return wait_for(event->last);
 }

@@ -25,6 +25,7 @@ inline FakeCuda& seen() { return FakeCuda::instance(); }
 inline thread_local int current_device = 0;
 inline thread_local bool has_context = false;  // on the current device
 inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 inline cudaError_t result(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -47,6 +48,15 @@ inline bool known(const char* kind, const void* handle) {
   seen().violate(std::string("a call gets a handle that is not one of ") + kind);
   return false;
 }
+
+// A call that ends the capture of a graph by another thread, unless its own thread is told not to.
+inline void spoil_capture(const char* name) {
+  if (!seen().capturing() || capture_mode != cudaStreamCaptureModeGlobal) return;
+  seen().violate(std::string(name) + " spoils the capture of a graph");
+}
+
+// Waits for the work so far of all streams of the current device: some calls do.
+void synchronize_device();
 
 inline bool valid_device(int device) { return device >= 0 && device < seen().devices(); }
 
