@@ -48,7 +48,7 @@ CollectiveCall with_word(CollectiveCall call, TensorView word) {
 
 OnDevice::OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : view_(view) {
   if (view.empty() || is_device_memory(view.data)) return;
-  copy_ = device.pool().scratch(stream, view.nbytes());
+  copy_ = device.scratch(stream, view.nbytes());
   view_.data = copy_.data();
   device.upload(stream, view.data, view_);
 }
@@ -75,7 +75,7 @@ TensorView NcclCall::reduce_scratch() {
   const bool as_it_is = call_.output != Output::accumulate && call_.in.dtype == call_.out.dtype;
   if (!reduces() || as_it_is || call_.in.empty()) return out_.view();
   TensorView sum = {nullptr, call_.out.numel, call_.in.dtype};
-  scratch_ = device_.pool().scratch(stream_, sum.nbytes());
+  scratch_ = device_.scratch(stream_, sum.nbytes());
   sum.data = scratch_.data();
   return sum;
 }

@@ -13,7 +13,6 @@
 #include "comm/nccl_group.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_memory.h"
 #include "device/cuda/current_device.h"
 #include "device/cuda/profiler_range.h"
 
@@ -103,17 +102,11 @@ std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing)
 // Registered on every rank or on none: NCCL may not be given a mixture.
 Buffer NcclCommunicator::allocate_block(size_t nbytes) {
   if (group_ && nbytes > 0) {
-    Buffer registered = group_->allocate(nbytes, group_);
+    Buffer registered;
+    if (nbytes <= device_->room()) registered = group_->allocate(nbytes, group_);
     if (agree(static_cast<bool>(registered))) return registered;
   }
-  CudaPool& pool = device_->pool();
-  void* const data = pool.allocate(nbytes);
-  if (data == nullptr) {
-    fail<DeviceError>("{}: cannot allocate {} to communicate", device_->name(),
-                      format_bytes(nbytes));
-  }
-  return {data, nbytes,
-          [data, nbytes, shared = pool.shared_from_this()] { shared->free(data, nbytes); }};
+  return device_->allocate_uncounted(nbytes, "communication");
 }
 
 bool NcclCommunicator::agree(bool mine) {

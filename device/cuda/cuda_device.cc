@@ -12,6 +12,8 @@
 #include "device/cuda/orthogonalize.h"
 #include "device/cuda/profiler_range.h"
 #include "device/device_calls.h"
+#include "device/settle.h"
+#include "zerorun/exact_sum.h"
 
 namespace zerorun {
 
@@ -37,26 +39,45 @@ CudaDevice::CudaDevice(int index, size_t memory_limit)
       inline_stream_(index, CudaStreamImpl::Priority::low, events_, flags_) {}
 
 Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
-  check_limit(nbytes, category);
-  void* const data = pool_->allocate(nbytes);
-  if (data == nullptr) refuse(nbytes, category, pool_->available().free);
-  ledger_->add(nbytes, category);
-  return {data, nbytes, [data, pool = pool_, ledger = ledger_, nbytes, category] {
-            pool->free(data, nbytes);
-            ledger->remove(nbytes, category);
-          }};
+  const auto block = std::make_shared<Buffer>(allocate_uncounted(nbytes, name_of(category)));
+  // Block and entry end with the result.
+  return {block->data(), nbytes, [block, entry = account(nbytes, category)] {}};
 }
 
-void CudaDevice::check_limit(size_t nbytes, MemoryCategory category) const {
-  if (memory_limit_ == 0) return;
-  const auto held = static_cast<size_t>(ledger_->live_bytes());
-  const size_t room = memory_limit_ - std::min(held, memory_limit_);
-  if (nbytes > room) refuse(nbytes, category, room);
+Buffer CudaDevice::allocate_uncounted(size_t nbytes, std::string_view purpose) {
+  if (nbytes > room()) refuse(nbytes, purpose, room());
+  void* const data = make_room([&] { return pool_->allocate(nbytes); });
+  if (data == nullptr) refuse(nbytes, purpose, pool_->available().free);
+  return {data, nbytes, [data, nbytes, pool = pool_] { pool->free(data, nbytes); }};
 }
 
-void CudaDevice::refuse(size_t nbytes, MemoryCategory category, size_t room) const {
+Buffer CudaDevice::scratch(const CudaStream& stream, size_t nbytes) {
+  void* const data = make_room([&] { return pool_->allocate(nbytes, stream.handle()); });
+  if (data == nullptr) refuse(nbytes, "work in between", pool_->available().free);
+  return {data, nbytes,
+          [data, pool = pool_, handle = stream.handle()] { pool->free(data, handle); }};
+}
+
+void* CudaDevice::make_room(const std::function<void*()>& allocate) {
+  void* data = allocate();
+  if (data != nullptr) return data;
+  // Work that was submitted before a block was freed may still use it.
+  settle(inline_stream_);
+  pool_->trim();
+  data = allocate();
+  if (data != nullptr || !reclaim_) return data;
+  reclaim_();
+  return allocate();
+}
+
+size_t CudaDevice::room() const {
+  if (memory_limit_ == 0) return SIZE_MAX;
+  return memory_limit_ - std::min(static_cast<size_t>(ledger_->live_bytes()), memory_limit_);
+}
+
+void CudaDevice::refuse(size_t nbytes, std::string_view purpose, size_t room) const {
   fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}. {}", name_,
-                    format_bytes(nbytes), name_of(category), format_bytes(room),
+                    format_bytes(nbytes), purpose, format_bytes(room),
                     memory_limit_ == 0
                         ? std::string()
                         : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
@@ -173,12 +194,15 @@ void CudaDevice::update(Stream& stream, const UpdateScalars& scalars,
 void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
                                int steps, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
-  handle_of(stream);
+  const cudaStream_t handle = handle_of(stream);
+  if (matrix.empty()) return;
   const CurrentDevice current(index_);
   const ProfilerRange range("orthogonalize");
+  const Buffer words = scratch(cuda_stream(stream), ExactSum::kWords * sizeof(int64_t));
   const std::lock_guard lock(mutex_);
   if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
-  cuda::orthogonalize(*pool_, *cublas_, cuda_stream(stream), matrix, rows, cols, steps, work);
+  cuda::orthogonalize(*cublas_, handle, {matrix, rows, cols}, steps,
+                      {work, view_of(words, DType::int64, ExactSum::kWords)});
 }
 
 }  // namespace zerorun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,13 +34,19 @@ class CudaDevice final : public Device {
   Device& host() override { return *host_; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
   MemoryUse memory_use(MemoryCategory category) const override;
-  CudaPool& pool() const { return *pool_; }
+  // Bytes that are left of the limit.
+  size_t room() const;
+  // The same memory for `purpose`, within the same limit, but not counted: the caller accounts.
+  Buffer allocate_uncounted(size_t nbytes, std::string_view purpose);
+  // For work on one stream only: handed back when that stream gets there. Not counted.
+  Buffer scratch(const CudaStream& stream, size_t nbytes);
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override;
   // A stream of its own, unless a framework has lent its current one.
   Stream& inline_stream() override { return inline_stream_; }
   std::optional<int> gpu() const override { return index_; }
   void use_inline_stream(void* handle) override;
+  void use_reclaimer(std::function<void()> reclaim) override { reclaim_ = std::move(reclaim); }
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;
@@ -55,8 +62,10 @@ class CudaDevice final : public Device {
  private:
   // `stream` as one of this device's.
   cudaStream_t handle_of(Stream& stream) const;
-  void check_limit(size_t nbytes, MemoryCategory category) const;
-  [[noreturn]] void refuse(size_t nbytes, MemoryCategory category, size_t room) const;
+  [[noreturn]] void refuse(size_t nbytes, std::string_view purpose, size_t room) const;
+  // What `allocate` returns. Where that is null, because the device has no more: once more after
+  // the pool, and once more after others, have given back what they keep.
+  void* make_room(const std::function<void*()>& allocate);
 
   const int index_;
   const size_t memory_limit_;  // 0: none
@@ -67,6 +76,7 @@ class CudaDevice final : public Device {
   const std::shared_ptr<HostFlags> flags_;      // likewise
   const std::shared_ptr<Device> host_;
   CudaStreamImpl inline_stream_;
+  std::function<void()> reclaim_;
   std::mutex mutex_;                // guards the next
   std::unique_ptr<Cublas> cublas_;  // made when it is first needed
 };

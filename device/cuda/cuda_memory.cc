@@ -45,12 +45,12 @@ CudaPool::CudaPool(int device) : device_(device) {
 CudaPool::~CudaPool() {
   const CurrentDevice current(device_, std::nothrow);
   trim();
-  cudaStreamSynchronize(stream_);
   cudaMemPoolDestroy(pool_);
   cudaStreamDestroy(stream_);
 }
 
-void* CudaPool::take(size_t nbytes, cudaStream_t stream) {
+void* CudaPool::allocate(size_t nbytes, cudaStream_t stream) {
+  const CurrentDevice current(device_);
   void* data = nullptr;
   const cudaError_t result =
       cudaMallocFromPoolAsync(&data, std::max<size_t>(nbytes, 1), pool_, stream);
@@ -62,21 +62,22 @@ void* CudaPool::take(size_t nbytes, cudaStream_t stream) {
   return nullptr;
 }
 
-void* CudaPool::take_or_trim(size_t nbytes, cudaStream_t stream) {
-  void* const data = take(nbytes, stream);
-  return data == nullptr && trim() ? take(nbytes, stream) : data;
+void CudaPool::free(void* data, cudaStream_t stream) noexcept {
+  const CurrentDevice current(device_, std::nothrow);
+  cudaFreeAsync(data, stream);
 }
 
-bool CudaPool::trim() noexcept {
+void CudaPool::trim() noexcept {
+  const CurrentDevice current(device_, std::nothrow);
   std::multimap<size_t, void*> kept;
   {
     const std::lock_guard lock(mutex_);
     kept.swap(kept_);
   }
   for (const auto& [nbytes, data] : kept) cudaFreeAsync(data, stream_);
-  // Other streams can have it only when it is free.
-  if (!kept.empty()) cudaStreamSynchronize(stream_);
-  return !kept.empty();
+  // Others can have it only when it is free, and not the pool's any more.
+  cudaStreamSynchronize(stream_);
+  cudaMemPoolTrimTo(pool_, 0);
 }
 
 void* CudaPool::allocate(size_t nbytes) {
@@ -89,7 +90,7 @@ void* CudaPool::allocate(size_t nbytes) {
     }
   }
   const CurrentDevice current(device_);
-  void* const data = take_or_trim(nbytes, stream_);
+  void* const data = allocate(nbytes, stream_);
   if (data == nullptr) return nullptr;
   const cudaError_t result = cudaStreamSynchronize(stream_);
   if (result != cudaSuccess) {
@@ -104,19 +105,8 @@ void CudaPool::free(void* data, size_t nbytes) noexcept {
     const std::lock_guard lock(mutex_);
     kept_.emplace(nbytes, data);
   } catch (const std::bad_alloc&) {
-    cudaFreeAsync(data, stream_);
+    free(data, stream_);
   }
-}
-
-Buffer CudaPool::scratch(const CudaStream& stream, size_t nbytes) {
-  const CurrentDevice current(device_);
-  void* const data = take_or_trim(nbytes, stream.handle());
-  if (data == nullptr) {
-    fail<DeviceError>("cuda:{}: cannot allocate {} to work in", device_, format_bytes(nbytes));
-  }
-  return {data, nbytes, [self = shared_from_this(), data, handle = stream.handle()] {
-            cudaFreeAsync(data, handle);
-          }};
 }
 
 CudaPool::Free CudaPool::available() const {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -149,6 +150,9 @@ class ZR_API Device {
   // On a GPU: from now on the inline stream is the framework's one of that handle (a cudaStream_t),
   // after what was submitted to the one before. It must live as long as this device.
   virtual void use_inline_stream(void* /*handle*/) {}
+  // On a GPU: called where its memory is used up, before an allocation fails, so that another
+  // allocator of this process gives back what it keeps for later. Must not throw.
+  virtual void use_reclaimer(std::function<void()> /*reclaim*/) {}
 
   // Between host memory and this device's; the host block must live until the stream got there.
   // Only memory of allocate_pinned is read as it is then: other memory may be read at once.

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -23,11 +24,30 @@ std::shared_ptr<py::object> keep(py::object object) {
           }};
 }
 
-Gpu::Gpu(std::optional<int> index, py::handle exchange_api, py::object current_stream)
+namespace {
+
+// Calls it where memory is used up; an error of its own leaves that error to be told.
+std::function<void()> reclaimer(py::object reclaim) {
+  return [kept = keep(std::move(reclaim))] {
+    if (Py_IsInitialized() == 0) return;
+    const py::gil_scoped_acquire acquire;
+    try {
+      (*kept)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("giving back GPU memory");
+    }
+  };
+}
+
+}  // namespace
+
+Gpu::Gpu(std::optional<int> index, py::handle exchange_api, py::object current_stream,
+         py::object reclaim)
     : device_(make_cuda_device({.index = index})),
       api_(exchange_api_in(exchange_api)),
       ask_(keep(std::move(current_stream))) {
   if (api_ != nullptr && api_->current_work_stream == nullptr) api_ = nullptr;
+  if (!reclaim.is_none()) device_->use_reclaimer(reclaimer(std::move(reclaim)));
 }
 
 void* Gpu::current_stream() const {
@@ -49,10 +69,11 @@ void Gpu::settle() noexcept { zerorun::settle(device_->inline_stream()); }
 
 void register_gpu(py::module_& m) {
   py::class_<Gpu, std::shared_ptr<Gpu>>(m, "Gpu", "A GPU for one engine.")
-      .def(py::init<std::optional<int>, py::handle, py::object>(), "index"_a, "exchange_api"_a,
-           "current_stream"_a,
+      .def(py::init<std::optional<int>, py::handle, py::object, py::object>(), "index"_a,
+           "exchange_api"_a, "current_stream"_a, "reclaim"_a = py::none(),
            "`index`: among the visible ones; None: LOCAL_RANK's. The current stream is what "
-           "DLPack's exchange API says, else the handle that `current_stream` returns. Raises "
+           "DLPack's exchange API says, else the handle that `current_stream` returns. `reclaim` "
+           "is called where the GPU has no memory left, before an allocation fails. Raises "
            "DeviceError.")
       .def_property_readonly("index", [](const Gpu& self) { return self.where().device_id; })
       .def_property_readonly("name", [](const Gpu& self) { return self.device()->name(); });

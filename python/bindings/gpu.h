@@ -15,8 +15,10 @@ class Gpu {
  public:
   // `index`: not set, LOCAL_RANK's. The library's current stream is told by DLPack's table of
   // functions, a capsule, where it is one that can; else by `current_stream`, which returns the
-  // handle as a number. Throws DeviceError when there is no such GPU.
-  Gpu(std::optional<int> index, pybind11::handle exchange_api, pybind11::object current_stream);
+  // handle as a number. `reclaim`, unless it is None, gives back the GPU memory that the library
+  // keeps for later. Throws DeviceError when there is no such GPU.
+  Gpu(std::optional<int> index, pybind11::handle exchange_api, pybind11::object current_stream,
+      pybind11::object reclaim);
 
   const std::shared_ptr<Device>& device() const { return device_; }
   dlpack::Device where() const { return {dlpack::kCuda, device_->gpu().value()}; }

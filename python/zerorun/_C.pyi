@@ -217,7 +217,11 @@ class Store:
 
 class Gpu:
     def __init__(
-        self, index: int | None, exchange_api: object, current_stream: Callable[[], int]
+        self,
+        index: int | None,
+        exchange_api: object,
+        current_stream: Callable[[], int],
+        reclaim: Callable[[], None] | None = None,
     ) -> None: ...
     @property
     def index(self) -> int: ...

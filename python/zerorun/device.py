@@ -63,6 +63,7 @@ def gpu_of(device: torch.device) -> _C.Gpu | None:
         device.index,
         getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
         lambda: torch.cuda.current_stream(device).cuda_stream,
+        torch.cuda.empty_cache,
     )
 
 
