@@ -1,6 +1,7 @@
 #include "examples/train/token_batch.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "core/check.h"
@@ -38,22 +39,24 @@ int64_t append_order(std::vector<int32_t>& to, std::span<const int32_t> tokens) 
 TokenBatch::TokenBatch(Device& device, int64_t max_tokens)
     : device_(device),
       buffer_(device.allocate(static_cast<size_t>(4 * max_tokens + 1) * sizeof(int32_t),
-                              MemoryCategory::activations)) {}
+                              MemoryCategory::activations)) {
+  for (Staging& staging : staging_) staging.memory = device.allocate_pinned(buffer_.nbytes());
+}
 
 void TokenBatch::upload(const Batch& batch) {
+  values_.clear();
+  append(values_, batch.tokens);
+  append(values_, batch.targets);
+  const int64_t distinct = batch.targets.empty() ? 0 : append_order(values_, batch.tokens);
+  const size_t nbytes = values_.size() * sizeof(int32_t);
+  ZR_CHECK(nbytes <= buffer_.nbytes(), "{} tokens in a buffer of {} bytes", batch.tokens.size(),
+           buffer_.nbytes());
   Staging& staging = staging_[next_];
   next_ = (next_ + 1) % staging_.size();
   staging.read.synchronize();
-  std::vector<int32_t>& values = staging.values;
-  values.clear();
-  append(values, batch.tokens);
-  append(values, batch.targets);
-  const int64_t distinct = batch.targets.empty() ? 0 : append_order(values, batch.tokens);
-  const size_t nbytes = values.size() * sizeof(int32_t);
-  ZR_CHECK(nbytes <= buffer_.nbytes(), "{} tokens in a buffer of {} bytes", batch.tokens.size(),
-           buffer_.nbytes());
+  std::memcpy(staging.memory.data(), values_.data(), nbytes);
   Stream& stream = device_.inline_stream();
-  device_.upload(stream, values.data(),
+  device_.upload(stream, staging.memory.data(),
                  view_of(buffer_, DType::uint8, static_cast<int64_t>(nbytes)));
   staging.read = stream.record();
 

@@ -30,14 +30,15 @@ class TokenBatch {
   const TokenOrder& order() const { return order_; }
 
  private:
-  // Host memory that a transfer reads, and when it is through with it.
+  // Pinned memory that a transfer reads, and when it is through with it.
   struct Staging {
-    std::vector<int32_t> values;
+    Buffer memory;
     Event read;
   };
 
   Device& device_;
   Buffer buffer_;
+  std::vector<int32_t> values_;
   std::array<Staging, 2> staging_;
   size_t next_ = 0;
   const int32_t* tokens_ = nullptr;

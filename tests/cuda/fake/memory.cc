@@ -217,6 +217,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     seen().violate("a copy's kind does not match where its memory lies");
   }
   if (blocks().pageable(from, bytes)) {
+    seen().enter("(copy from pageable memory)");
     // It may be read now, whatever the stream still has to do: small copies are.
     const auto* const first = static_cast<const std::byte*>(from);
     return zerorun::fake::submit(stream, [to, now = std::vector(first, first + bytes)] {
