@@ -145,26 +145,33 @@ TEST(Offload, ASkippedStepWritesNothing) {
                   fmt::format("stage {} {}", stage, name(device)));
     }
   }
-  run_ranks(1, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const Config config = offloaded(base_config(2, DType::fp16));
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    const auto masters = [&] {
-      std::vector<float> values;
-      for (const StateInterval& part : engine->state_intervals()) {
-        if (part.grad.data == nullptr) continue;
-        EXPECT_TRUE(part.on_host);
-        for (int64_t i = 0; i < part.numel; ++i) values.push_back(part.master.as<float>()[i]);
-      }
-      return values;
-    };
-    const std::vector<float> before = masters();
-    EXPECT_FALSE(toy_step(*engine, comm, config, 0, true).applied);
-    EXPECT_EQ(masters(), before);
-    EXPECT_TRUE(toy_step(*engine, comm, config, 1).applied);
-    EXPECT_NE(masters(), before);
-  });
+  for (const OffloadDevice home : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+    run_ranks(1, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const Config config = offloaded(base_config(2, DType::fp16), 1.0, home);
+      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      const auto held = [&] {
+        std::vector<float> values;
+        const auto add = [&](TensorView view) {
+          values.insert(values.end(), view.as<float>(), view.as<float>() + view.numel);
+        };
+        for (const StateInterval& part : engine->state_intervals()) {
+          if (part.grad.data == nullptr) continue;
+          EXPECT_TRUE(part.on_host);
+          add(part.master);
+          for (const TensorView& state : part.states) add(state);
+        }
+        return values;
+      };
+      EXPECT_TRUE(toy_step(*engine, comm, config, 0).applied);
+      const std::vector<float> before = held();
+      EXPECT_FALSE(toy_step(*engine, comm, config, 1, true).applied);
+      EXPECT_EQ(held(), before);
+      EXPECT_TRUE(toy_step(*engine, comm, config, 2).applied);
+      EXPECT_NE(held(), before);
+    });
+  }
 }
 
 TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
