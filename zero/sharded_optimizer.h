@@ -122,7 +122,8 @@ class ShardedOptimizer {
                             const PieceViews& views) const;
   // Visits what of the piece this rank alone stands for.
   void visit_piece(const Bucket& bucket, const StatePiece& piece, const PieceViews& views,
-                   const Engine::StateVisit& visit) const;
+                   const Engine::StateVisit& visit,
+                   std::optional<ParameterId> only = std::nullopt) const;
   // Where initial values come from, and what they pass through.
   struct Fill {
     const Engine::FillFunction& source;

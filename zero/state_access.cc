@@ -103,12 +103,13 @@ StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StatePie
 }
 
 void ShardedOptimizer::visit_piece(const Bucket& bucket, const StatePiece& piece,
-                                   const PieceViews& views, const Engine::StateVisit& visit) const {
+                                   const PieceViews& views, const Engine::StateVisit& visit,
+                                   std::optional<ParameterId> only) const {
   const int64_t own = context_.rank * bucket.layout.shard_numel;
   const int64_t begin = std::max(own, bucket.held_from + piece.begin);
   const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.held_from + piece.end);
   for (const Interval& part : bucket.layout.intervals(begin, end)) {
-    visit(interval_of(bucket, piece, part, views));
+    if (!only || part.parameter == *only) visit(interval_of(bucket, piece, part, views));
   }
 }
 
@@ -116,9 +117,7 @@ std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts,
                                                        std::optional<ParameterId> only) {
   if (lane_ != nullptr) lane_->synchronize();
   std::vector<StateInterval> result;
-  const auto keep = [&](const StateInterval& interval) {
-    if (interval.parameter == only.value_or(interval.parameter)) result.push_back(interval);
-  };
+  const auto keep = [&](const StateInterval& interval) { result.push_back(interval); };
   for (const Bucket& bucket : buckets_) {
     const auto is_wanted = [&](const StatePiece& piece) {
       return !only || has_part_of(bucket, piece, *only);
@@ -132,7 +131,7 @@ std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts,
       const std::vector<StatePiece> pieces = frozen_pieces(bucket);
       for (size_t i = 0; i < pieces.size(); ++i) {
         if (!is_wanted(pieces[i])) continue;
-        visit_piece(bucket, pieces[i], {param_at_rest(pieces[i], i), {}}, keep);
+        visit_piece(bucket, pieces[i], {param_at_rest(pieces[i], i), {}}, keep, only);
       }
     }
     for (size_t i = 0; i < bucket.pieces.size(); ++i) {
@@ -140,7 +139,7 @@ std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts,
       if (!is_wanted(piece)) continue;
       std::vector<TensorView> states =
           with_master(bucket, piece, store_of(piece).rest(piece.index));
-      visit_piece(bucket, piece, {param_at_rest(piece, i), std::move(states)}, keep);
+      visit_piece(bucket, piece, {param_at_rest(piece, i), std::move(states)}, keep, only);
     }
   }
   std::sort(result.begin(), result.end(), [](const StateInterval& a, const StateInterval& b) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/check.h"
@@ -16,6 +17,7 @@ namespace {
 using testing::base_config;
 using ::testing::HasSubstr;
 using testing::offloaded;
+using testing::param_on_nvme;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;
@@ -170,6 +172,34 @@ TEST(Offload, ASkippedStepWritesNothing) {
       EXPECT_EQ(held(), before);
       EXPECT_TRUE(toy_step(*engine, comm, config, 2).applied);
       EXPECT_NE(held(), before);
+    });
+  }
+}
+
+TEST(Offload, StatesOfOneParameterAreItsPartOfAll) {
+  using Part = std::tuple<ParameterId, int64_t, int64_t, const std::byte*, const std::byte*>;
+  const auto parts_of = [](const std::vector<StateInterval>& intervals) {
+    std::vector<Part> parts;
+    for (const StateInterval& one : intervals) {
+      parts.emplace_back(one.parameter, one.begin, one.numel, one.param.data, one.master.data);
+    }
+    return parts;
+  };
+  const std::vector<Config> configs = {
+      base_config(0), offloaded(base_config(1), 0.3),
+      param_on_nvme(offloaded(base_config(3), 1.0, OffloadDevice::nvme))};
+  for (const Config& config : configs) {
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      std::vector<Part> one_by_one;
+      for (ParameterId id = 0; id < static_cast<ParameterId>(toy_specs().size()); ++id) {
+        if (!toy_specs()[static_cast<size_t>(id)].alias_of.empty()) continue;
+        const std::vector<Part> parts = parts_of(engine->state_intervals(id));
+        one_by_one.insert(one_by_one.end(), parts.begin(), parts.end());
+      }
+      EXPECT_EQ(one_by_one, parts_of(engine->state_intervals())) << "stage " << config.zero.stage;
     });
   }
 }
