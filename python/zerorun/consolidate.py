@@ -8,8 +8,11 @@ Floating-point parameters come out in fp32, from the masters where training kept
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import sys
+from types import ModuleType
 
 import torch
 
@@ -55,27 +58,27 @@ def save_fp32_model(
 ) -> list[str]:
     """Writes fp32_state_dict into the folder `output` as Hugging Face names it; returns the files.
 
-    `max_shard_size`: bytes, or text as "5GB", of a file; several files come with an index.
+    `max_shard_size`: bytes, or text as "5GB", of a file; several files come with an index. Raises
+    ConfigError when the package that an option needs is not installed.
     """
+    # Before the model is read, which takes long.
+    writer = _import("safetensors.torch", "safe_serialization") if safe_serialization else None
+    splitter = None if max_shard_size is None else _import("huggingface_hub", "max_shard_size")
     state = fp32_state_dict(directory, tag, exclude_frozen=exclude_frozen)
     os.makedirs(output, exist_ok=True)
     pattern = "model{suffix}.safetensors" if safe_serialization else "pytorch_model{suffix}.bin"
-    parts, index = _split(state, pattern, max_shard_size)
+    parts, index = _split(state, pattern, max_shard_size, splitter)
     files = []
     for name, keys in parts.items():
         path = os.path.join(output, name)
         part = {key: state[key] for key in keys}
-        if safe_serialization:
-            from safetensors.torch import save_file
-
+        if writer is not None:
             # The format has no shared tensors: a tied parameter is stored under its first name.
-            save_file(_without_aliases(part), path, metadata={"format": "pt"})
+            writer.save_file(_without_aliases(part), path, metadata={"format": "pt"})
         else:
             torch.save(part, path)
         files.append(path)
     if index is not None:
-        import json
-
         path = os.path.join(output, pattern.format(suffix="") + ".index.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(index, file, indent=2, sort_keys=True)
@@ -84,15 +87,27 @@ def save_fp32_model(
     return files
 
 
+def _import(module: str, option: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise _C.ConfigError(
+            f"{option} needs the package {package} ({error}): install it with pip, or leave the "
+            "option out"
+        ) from None
+
+
 def _split(
-    state: dict[str, torch.Tensor], pattern: str, max_shard_size: str | int | None
+    state: dict[str, torch.Tensor],
+    pattern: str,
+    max_shard_size: str | int | None,
+    splitter: ModuleType | None,
 ) -> tuple[dict[str, list[str]], dict[str, object] | None]:
     """The keys of each file, and the index that several files need."""
-    if max_shard_size is None:
+    if splitter is None:
         return {pattern.format(suffix=""): list(state)}, None
-    from huggingface_hub import split_torch_state_dict_into_shards
-
-    split = split_torch_state_dict_into_shards(
+    split = splitter.split_torch_state_dict_into_shards(
         state, filename_pattern=pattern, max_shard_size=max_shard_size
     )
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -267,6 +267,7 @@ class FakeTorchCuda:
     def _patch_cuda(self) -> None:
         answers = {"is_available": True, "is_bf16_supported": True, "device_count": 1}
         answers |= {"current_device": 0, "set_device": None, "synchronize": None}
+        answers |= {"is_current_stream_capturing": False, "empty_cache": None}
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         torch.cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=self.current)
