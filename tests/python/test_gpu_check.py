@@ -190,10 +190,13 @@ def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) ->
 
 
 def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:
-    result = machine.check("--prebuilt", machine.pack(PROGRAMS), "r.md", fail="test_gpu_train")
+    message = "norm_test.cc:7: Failure\nexpected 3, got 4" + "\n[  FAILED  ] one of many" * 40
+    options = ["--prebuilt", machine.pack(PROGRAMS), "r.md"]
+    result = machine.check(*options, fail="test_gpu_train", MESSAGE=message)
     assert result.returncode == 1
     report = (machine.root / "r.md").read_text()
     assert "- FAIL: train's kernels (exit 1" in report
+    assert "expected 3, got 4" in report
     assert "Something failed." in report
     assert "compute-sanitizer" in machine.calls.read_text()
 
