@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -220,6 +221,23 @@ def test_programs_that_are_missing_are_named(machine: Machine) -> None:
     result = machine.check("--prebuilt", machine.pack(PROGRAMS[1:]))
     assert result.returncode == 1
     assert "launcher/zerorun" in result.stderr
+
+
+def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -> None:
+    module = f"python/zerorun/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    for file in [*PROGRAMS, module]:
+        path = machine.root / "build" / "release" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(shutil.which("true"), path)  # something to strip
+    for file in ("__init__.py", "_C.pyi", "__pycache__/old.pyc"):
+        write_program(machine.root / "python" / "zerorun" / file, "")
+    result = machine.check("--pack", "packed", "--python", "python3")
+    assert result.returncode == 0, result.stderr
+    assert Path(module).name in result.stdout
+    with tarfile.open(machine.root / "packed" / "programs.tar.gz") as archive:
+        files = {member.name.removeprefix("./") for member in archive if member.isfile()}
+    package = {module, "python/zerorun/__init__.py", "python/zerorun/_C.pyi"}
+    assert {file for file in files if not file.startswith("system/")} == package | set(PROGRAMS)
 
 
 def test_help_is_no_wrong_call(machine: Machine) -> None:
