@@ -41,6 +41,8 @@ def test_a_rank_that_ends_lets_its_peers_threads_run() -> None:
             engine.close()
         except Exception as error:
             errors.append(error)
+        finally:
+            ending.set()
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
     for thread in threads:
