@@ -46,7 +46,7 @@ class NcclCommunicator final : public CallCommunicator {
       : CallCommunicator(options.rank, options.world_size),
         device_(std::move(device)),
         word_(device_->allocate(sizeof(int64_t), MemoryCategory::other)) {
-    if (options.world_size > 1) {
+    if (options.world_size > 1 || options.store) {
       group_ = std::make_shared<NcclGroup>(options, device_->index());
       watched_ = group_;
     } else {
@@ -81,7 +81,7 @@ class NcclCommunicator final : public CallCommunicator {
 
   const std::shared_ptr<CudaDevice> device_;
   const Buffer word_;                                // what a barrier reduces
-  std::shared_ptr<NcclGroup> group_;                 // null for one rank,
+  std::shared_ptr<NcclGroup> group_;                 // null for one rank by itself,
   std::shared_ptr<Aborted> aborted_;                 // which has this
   std::shared_ptr<CudaStream::Watched> watched_;     // either
   std::vector<CollectiveCall>* together_ = nullptr;  // what together() collects

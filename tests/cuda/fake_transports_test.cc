@@ -15,9 +15,16 @@ namespace {
 
 using fake::FakeCuda;
 
+// Without NCCL.
+void run_alone(int /*world_size*/, const TransportUnderTest::Body& body) {
+  CommunicatorOptions options;
+  options.device = std::make_shared<CudaDevice>(0, 0);
+  body(*make_nccl_communicator(options), *options.device);
+}
+
 using MakeCommunicator = std::shared_ptr<Communicator> (*)(const CommunicatorOptions&);
 
-// Each rank has a GPU of its own, or all share one.
+// Each rank has a GPU of its own, or all share one. One rank with a store has NCCL, too.
 void run_on_gpus(int world_size, bool shared, MakeCommunicator make,
                  const TransportUnderTest::Body& body) {
   const auto store = make_memory_store();
@@ -47,7 +54,13 @@ void leave() {
 }  // namespace
 
 std::vector<TransportUnderTest> transports_under_test() {
-  return {{.name = "nccl",
+  return {{.name = "self",
+           .run = run_alone,
+           .most_ranks = 1,
+           .has_host_memory = false,
+           .enter = enter,
+           .leave = leave},
+          {.name = "nccl",
            .run =
                [](int world_size, const TransportUnderTest::Body& body) {
                  run_on_gpus(world_size, false, make_nccl_communicator, body);

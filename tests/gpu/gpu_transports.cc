@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "comm/host_staged_communicator.h"
 #include "device/cuda_backend.h"
 #include "tests/comm/conformance.h"
@@ -7,7 +9,14 @@ namespace zerorun::testing {
 
 namespace {
 
-// Each rank has a GPU of its own, or all share the first.
+// Without NCCL.
+void run_alone(int /*world_size*/, const TransportUnderTest::Body& body) {
+  CommunicatorOptions options;
+  options.device = make_cuda_device({.index = 0});
+  body(*make_communicator(options), *options.device);
+}
+
+// Each rank has a GPU of its own, or all share the first. One rank with a store has NCCL, too.
 void run_on_gpus(int world_size, bool shared, const TransportUnderTest::Body& body) {
   const auto store = make_memory_store();
   run_threads(world_size, [&](int rank) {
@@ -25,8 +34,12 @@ void run_on_gpus(int world_size, bool shared, const TransportUnderTest::Body& bo
 }  // namespace
 
 std::vector<TransportUnderTest> transports_under_test() {
+  // A kernel that is loaded when it is first launched may wait for the whole GPU: for streams of
+  // other ranks that wait for this one, where ranks are threads that share it.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const int gpus = why_no_cuda().empty() ? open_cuda_backend()->device_count() : 1;
   return {
+      {.name = "self", .run = run_alone, .most_ranks = 1, .has_host_memory = false},
       {.name = "nccl",
        .run = [](int world_size,
                  const TransportUnderTest::Body& body) { run_on_gpus(world_size, false, body); },
