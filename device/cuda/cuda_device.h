@@ -46,7 +46,7 @@ class CudaDevice final : public Device {
   Stream& inline_stream() override { return inline_stream_; }
   std::optional<int> gpu() const override { return index_; }
   void use_inline_stream(void* handle) override;
-  void use_reclaimer(std::function<void()> reclaim) override { reclaim_ = std::move(reclaim); }
+  void use_reclaimer(const std::function<void()>& reclaim) override { reclaim_ = reclaim; }
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;

@@ -152,7 +152,7 @@ class ZR_API Device {
   virtual void use_inline_stream(void* /*handle*/) {}
   // On a GPU: called where its memory is used up, before an allocation fails, so that another
   // allocator of this process gives back what it keeps for later. Must not throw.
-  virtual void use_reclaimer(std::function<void()> /*reclaim*/) {}
+  virtual void use_reclaimer(const std::function<void()>& /*reclaim*/) {}
 
   // Between host memory and this device's; the host block must live until the stream got there.
   // Only memory of allocate_pinned is read as it is then: other memory may be read at once.
