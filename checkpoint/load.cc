@@ -12,7 +12,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_match.h"
-#include "checkpoint/ranks.h"
+#include "comm/ranks.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
 

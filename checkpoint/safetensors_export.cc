@@ -9,8 +9,8 @@
 #include "checkpoint/host_buffer.h"
 #include "checkpoint/json_reader.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/ranks.h"
 #include "checkpoint/safetensors_format.h"
+#include "comm/ranks.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
 

@@ -10,8 +10,8 @@
 #include "checkpoint/file.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/ranks.h"
 #include "checkpoint/shard_file.h"
+#include "comm/ranks.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
 

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "checkpoint/verify.h"
 #include "config/nearest.h"
@@ -32,6 +33,14 @@ constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
 
 CLI::Range from_one(int64_t most) { return {int64_t{1}, most}; }
+
+// CLI::Range would let "nan" pass.
+std::string gib_problem(const std::string& text) {
+  char* end = nullptr;
+  const double gib = std::strtod(text.c_str(), &end);
+  if (*end == '\0' && gib >= 0.25 && gib <= 1024) return {};
+  return fmt::format("got {}, expected a number from 0.25 to 1024", text);
+}
 
 void print(const std::string& text) {
   fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
@@ -114,7 +123,7 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
   nvme->add_option("--gib", arguments.bench_gib,
                    "GiB to write and read, from 0.25 (32 of the largest blocks, as many as are on "
                    "their way at once) to 1024. Default: 1")
-      ->check(CLI::Range(0.25, 1024.0));
+      ->check(gib_problem);
   nvme->callback([&arguments] {
     const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
     bench_nvme(arguments.path, mib << 20, [](const std::string& line) {

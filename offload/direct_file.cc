@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -54,6 +55,13 @@ std::optional<uint64_t> available_bytes(const fs::path& folder) {
   return uint64_t{space.f_bavail} * space.f_frsize;
 }
 
+bool same_disk(const fs::path& a, const fs::path& b) {
+  struct stat one {};
+  struct stat other {};
+  return ::stat(a.c_str(), &one) == 0 && ::stat(b.c_str(), &other) == 0 &&
+         one.st_dev == other.st_dev;
+}
+
 std::string describe_reservation(const fs::path& folder, uint64_t nbytes,
                                  const FilePurpose& purpose) {
   return fmt::format("{} {}: cannot reserve {} for {}", purpose.folder, folder.string(),
@@ -95,16 +103,24 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
 
 }  // namespace
 
-void check_room(const fs::path& folder, uint64_t nbytes, int ranks, const FilePurpose& purpose) {
-  if (nbytes == 0 || ranks == 1) return;  // one rank's file says it itself
-  check_folder(folder, purpose);
-  const auto available = available_bytes(folder);
-  const uint64_t needed = nbytes * static_cast<uint64_t>(ranks);
-  if (!available || needed <= *available) return;
-  fail_for_space<ConfigError>(
-      fmt::format("{} {}: the {} ranks of this host need {} there", purpose.folder, folder.string(),
-                  ranks, format_bytes(needed)),
-      *available, purpose);
+void check_room(std::span<const FileRequest> files, int ranks) {
+  for (const FileRequest& file : files) {
+    if (file.nbytes == 0) continue;
+    check_folder(file.folder, file.purpose);
+    uint64_t needed = 0;
+    for (const FileRequest& other : files) {
+      if (same_disk(file.folder, other.folder)) needed += other.nbytes;
+    }
+    needed *= static_cast<uint64_t>(ranks);
+    if (needed == file.nbytes) continue;  // the file says it itself
+    const auto available = available_bytes(file.folder);
+    if (!available || needed <= *available) continue;
+    fail_for_space<ConfigError>(
+        fmt::format("{} {}: the files of the {} of this host need {} on that disk",
+                    file.purpose.folder, file.folder.string(),
+                    ranks == 1 ? "rank" : fmt::format("{} ranks", ranks), format_bytes(needed)),
+        *available, file.purpose);
+  }
 }
 
 DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_t nbytes,

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -17,10 +18,16 @@ struct FilePurpose {
   std::string_view instead = "offload a smaller part (offload_optimizer.ratio)";
 };
 
-// Whether each of `ranks` ranks of this host can have a file of `nbytes` in the folder. Throws
-// ConfigError, on all of them alike, before any of them has made its own.
-void check_room(const std::filesystem::path& folder, uint64_t nbytes, int ranks,
-                const FilePurpose& purpose);
+// A file that each rank of a host wants; of no bytes: none.
+struct FileRequest {
+  std::filesystem::path folder;
+  uint64_t nbytes = 0;
+  FilePurpose purpose;
+};
+
+// Whether each of `ranks` ranks of this host can have all of these files. To be asked before any of
+// them has made one. Throws ConfigError.
+void check_room(std::span<const FileRequest> files, int ranks);
 
 // A file without a name, for direct I/O: its space is reserved at the start and free again when
 // the process ends, however it ends. The price: `ls` does not show it (`df` and `lsof` do).

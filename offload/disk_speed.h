@@ -7,7 +7,6 @@
 #include <string>
 
 #include "offload/block_io.h"
-#include "offload/direct_file.h"
 
 namespace zerorun {
 
@@ -22,13 +21,22 @@ struct DiskSpeed {
 double transfer_rate(BlockIo& io, Transfer direction, std::span<std::byte> memory, size_t block,
                      uint64_t nbytes);
 
-// Of a small file in the folder, written and read as offloaded states are. Throws as DirectFile.
-DiskSpeed measure_disk(const std::filesystem::path& folder, const AioConfig& aio,
-                       const FilePurpose& purpose);
+// Of a small file in the folder, written and read as offloaded states are, through at most `memory`
+// bytes, or one block. Throws as DirectFile.
+DiskSpeed measure_disk(const std::filesystem::path& folder, const AioConfig& aio, size_t memory);
 
-// What to tell the user of a disk that gave each of `ranks` ranks this speed at the same time, and
-// in each step reads and writes `nbytes` for each of them; empty unless it is slower than any SSD.
-std::string slow_disk_advice(const std::filesystem::path& folder, const DiskSpeed& speed,
-                             uint64_t nbytes, int ranks);
+// Whether a disk that gave each of `ranks` ranks this speed at the same time is slower than any
+// SSD.
+bool is_slow(const DiskSpeed& speed, int ranks);
+
+// What each of `ranks` ranks of a host has in a folder.
+struct DiskUse {
+  std::filesystem::path folder;
+  uint64_t nbytes = 0;
+  int ranks = 1;
+};
+// What to tell the user of one that is slow; `by_default`: with /aio left at its defaults.
+std::string slow_disk_advice(const DiskUse& use, const DiskSpeed& speed,
+                             const DiskSpeed& by_default);
 
 }  // namespace zerorun

@@ -52,7 +52,7 @@ class NvmeStateStore final : public StateStore {
     size_t nbytes = 0;
     std::vector<std::optional<uint64_t>> hashes;  // by block; none: never written, zeros
     bool verified = false;                        // since the last write
-    bool lent = false;                            // by rest(), to be written to
+    bool lent = false;  // by rest(), to be written to; since the last write
     size_t slot = 0;
     Event read;  // to the slot
     Event written;
@@ -199,7 +199,7 @@ void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
     slot.free = stream.record();
     return;
   }
-  piece.verified = false;
+  piece.verified = piece.lent = false;
   write_stream_->wait(stream.record());
   std::byte* const data = slot.memory.data;
   cpu_stream(*write_stream_).submit([this, &piece, data, nbytes] { write(piece, data, nbytes); });

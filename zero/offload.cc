@@ -1,9 +1,12 @@
 #include "zero/offload.h"
 
 #include <algorithm>
-#include <optional>
+#include <array>
+#include <filesystem>
+#include <map>
 #include <string>
 
+#include "comm/ranks.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "core/host_limits.h"
@@ -38,16 +41,27 @@ void warn(const EngineContext& context, const std::string& advice) {
   if (!advice.empty()) Logger(context.rank, context.world_size).warning("offloading: {}", advice);
 }
 
-// Refuses a disk without the room, and tells the user of one that makes each step wait.
-void check_disk(const EngineContext& context, const std::optional<std::string>& path,
-                uint64_t nbytes, const FilePurpose& purpose) {
+std::array<FileRequest, 2> files_of(const EngineContext& context, const OffloadSizes& sizes) {
+  const OffloadConfig& places = context.offload;
+  return {{{places.optimizer.nvme_path.value_or(""), sizes.states_file, {}},
+           {places.param.nvme_path.value_or(""), sizes.parameters.file,
+            OffloadedParameters::kFilePurpose}}};
+}
+
+// Tells the user of disks that make each step wait. Takes no more memory than offloading will.
+void look_at_speed(const EngineContext& context, std::span<const FileRequest> files,
+                   size_t memory) {
   constexpr uint64_t kWorthMeasuring = uint64_t{256} << 20;  // less is read in a second anywhere
-  const std::string folder = path.value_or("");
   const int ranks = ranks_of_this_host(context.world_size);
-  check_room(folder, nbytes, ranks, purpose);
-  if (nbytes < kWorthMeasuring) return;
-  const DiskSpeed speed = measure_disk(folder, context.offload.aio, purpose);
-  warn(context, slow_disk_advice(folder, speed, nbytes, ranks));
+  std::map<std::filesystem::path, uint64_t> folders;
+  for (const FileRequest& file : files) folders[file.folder] += file.nbytes;
+  for (const auto& [folder, nbytes] : folders) {
+    if (nbytes < kWorthMeasuring) continue;
+    const DiskSpeed speed = measure_disk(folder, context.offload.aio, memory);
+    if (!is_slow(speed, ranks)) continue;
+    const DiskSpeed by_default = measure_disk(folder, {}, memory);
+    warn(context, slow_disk_advice({folder, nbytes, ranks}, speed, by_default));
+  }
 }
 
 // What to tell the user when offload_param asks for a file that would hold nothing; else empty.
@@ -113,19 +127,22 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   if (!context.offloads_states() && !context.moves_parameters()) return nullptr;
   const std::vector<StateLayout> pieces = state_layouts(context, rules, buckets, true);
   const OffloadSizes sizes = offload_sizes(context, rules, buckets, pieces);
+  const std::array<FileRequest, 2> files = files_of(context, sizes);
   const HostLimits limits = host_limits();
-  const int ranks = ranks_of_this_host(context.world_size);
-  check_host_memory(limits, sizes.pinned(), ranks, "offloading");
-  warn(context, locking_advice(limits, sizes.registered(), ranks));
+  const int local_ranks = ranks_of_this_host(context.world_size);
+  Ranks ranks(context.comm, context.device.inline_stream());
+  // What one rank takes is missing when another one looks: all look first.
+  ranks.run("room for what is offloaded", [&] {
+    check_host_memory(limits, sizes.pinned(), local_ranks, "offloading");
+    check_room(files, local_ranks);
+  });
+  warn(context, locking_advice(limits, sizes.registered(), local_ranks));
   warn(context, unused_file_advice(context, sizes.parameters));
-  const OffloadConfig& places = context.offload;
-  check_disk(context, places.optimizer.nvme_path, sizes.states_file, {});
-  check_disk(context, places.param.nvme_path, sizes.parameters.file,
-             OffloadedParameters::kFilePurpose);
-  // What one rank allocates is missing when another one looks.
-  context.comm.barrier(context.device.inline_stream(), "host memory and disk checked")
-      .synchronize();
-  return std::make_unique<Offload>(context, buckets, sizes, pieces);
+  std::unique_ptr<Offload> offload;
+  ranks.run("speed of the disks", [&] { look_at_speed(context, files, sizes.pinned()); });
+  ranks.run("memory and files of what is offloaded",
+            [&] { offload = std::make_unique<Offload>(context, buckets, sizes, pieces); });
+  return offload;
 }
 
 }  // namespace zerorun

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/ranks.h"
+#include "comm/ranks.h"
 #include "core/log.h"
 #include "examples/train/corpus.h"
 #include "examples/train/options.h"

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "checkpoint/ranks.h"
+#include "comm/ranks.h"
 #include "core/check.h"
 #include "examples/train/generate.h"
 #include "examples/train/printable.h"
@@ -154,7 +154,8 @@ void Run::finish() {
   }
   // A signal that arrived while saving has waited for that; now it takes effect.
   stop_.release();
-  if (taken_steps_ > 0 && skipped_steps_ == taken_steps_) {
+  // A resumed run has its loss scale from before, where a single step may be one too far.
+  if (options_.resume.empty() && taken_steps_ > 0 && skipped_steps_ == taken_steps_) {
     fail<NumericError>(
         "no step was applied: none of the {} gradients was finite, so the parameters are as "
         "before. {}",

@@ -25,7 +25,7 @@ class Run {
   void load();
   // Returns the signal that ended it early, or 0.
   int train();
-  // Throws NumericError, with all saved, when there were steps and every one was skipped.
+  // Throws NumericError, with all saved, when a new run has skipped every one of its steps.
   void finish();
 
  private:

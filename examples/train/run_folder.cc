@@ -10,7 +10,7 @@
 
 #include "checkpoint/file.h"
 #include "checkpoint/hash.h"
-#include "checkpoint/ranks.h"
+#include "comm/ranks.h"
 #include "core/check.h"
 #include "examples/train/hf_folder.h"
 #include "optim/optimizer.h"

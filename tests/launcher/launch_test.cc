@@ -247,10 +247,12 @@ TEST(Tools, ADiskIsMeasuredWithAQuarterOfAGibAtLeast) {
   LauncherProcess enough(zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.25"}));
   EXPECT_EQ(enough.wait(), 2);
   EXPECT_THAT(enough.errors(), HasSubstr("bench nvme: /no/such: No such file"));
-  LauncherProcess less(zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.1"}));
-  EXPECT_EQ(less.wait(), 2);
-  EXPECT_THAT(less.errors(), HasSubstr("--gib"));
-  EXPECT_THAT(less.errors(), HasSubstr("0.25"));
+  for (const std::string bad : {"0.1", "nan", "1x"}) {
+    LauncherProcess less(zerorun_command({"bench", "nvme", "/no/such", "--gib", bad}));
+    EXPECT_EQ(less.wait(), 2);
+    EXPECT_THAT(less.errors(),
+                HasSubstr("--gib: got " + bad + ", expected a number from 0.25 to 1024"));
+  }
 }
 
 TEST(Tools, EnvPrintsTheMachineAndTheVariables) {

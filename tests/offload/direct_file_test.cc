@@ -4,6 +4,7 @@
 #include <sys/statvfs.h>
 
 #include <string>
+#include <vector>
 
 #include "device/memory_ledger.h"
 #include "zerorun/error.h"
@@ -40,15 +41,29 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
                                  "smaller part (offload_optimizer.ratio)"));
 }
 
+std::string room_error(const std::vector<FileRequest>& files, int ranks) {
+  try {
+    check_room(files, ranks);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 TEST(DirectFile, RoomForOneRankIsNotRoomForTwo) {
   const uint64_t half = available(ZERORUN_BUILD_DIR) / 2 + (uint64_t{1} << 30);
-  try {
-    check_room(ZERORUN_BUILD_DIR, half, 2, {});
-    ADD_FAILURE() << "two ranks had room";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the 2 ranks of this host need " + format_bytes(2 * half)));
-  }
-  check_room(ZERORUN_BUILD_DIR, uint64_t{1} << 20, 2, {});
+  EXPECT_THAT(room_error({{ZERORUN_BUILD_DIR, half, {}}}, 2),
+              HasSubstr("the files of the 2 ranks of this host need " + format_bytes(2 * half)));
+  EXPECT_EQ(room_error({{ZERORUN_BUILD_DIR, uint64_t{1} << 20, {}}}, 2), "no error");
+}
+
+TEST(DirectFile, RoomForOneOfTwoFilesOnADiskIsNotRoomForBoth) {
+  const uint64_t half = available(ZERORUN_BUILD_DIR) / 2 + (uint64_t{1} << 30);
+  const FileRequest states{ZERORUN_BUILD_DIR, half, {}};
+  const FileRequest parameters{ZERORUN_BUILD_DIR "/.", half, {.folder = "/other"}};
+  EXPECT_THAT(room_error({states, parameters}, 1),
+              HasSubstr("the files of the rank of this host need " + format_bytes(2 * half)));
+  EXPECT_EQ(room_error({states, {"", 0, {}}}, 1), "no error");
 }
 
 TEST(DirectFile, NamesTheSettingThatNamedTheFolder) {

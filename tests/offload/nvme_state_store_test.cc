@@ -313,6 +313,16 @@ TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
   EXPECT_EQ(reads, 1);
 }
 
+// Changes the file's first element behind the store's back.
+void damage(int fd) {
+  const int buffered =
+      ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC);  // no O_DIRECT
+  const float damaged = 9.0F;
+  EXPECT_EQ(::pwrite(buffered, &damaged, sizeof damaged, 0), sizeof damaged);
+  EXPECT_EQ(::fdatasync(buffered), 0);
+  ::close(buffered);
+}
+
 TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   int fd = -1;
   const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
@@ -322,12 +332,24 @@ TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   write(*store, 0, 5.0F);
   store->rest(0)[0].as<float>()[0] = 8.0F;
   store->accept_changes();
-  const int buffered =
-      ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC);  // no O_DIRECT
-  const float damaged = 9.0F;
-  EXPECT_EQ(::pwrite(buffered, &damaged, sizeof damaged, 0), sizeof damaged);
-  EXPECT_EQ(::fdatasync(buffered), 0);
-  ::close(buffered);
+  damage(fd);
+  store->acquire(0, *stream_);
+  EXPECT_THROW(stream_->synchronize(), IoError);
+}
+
+TEST_P(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
+  int fd = -1;
+  const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
+    fd = file.fd;
+    return make_thread_io(file, 2);
+  });
+  write(*store, 0, 5.0F);
+  store->rest(0);
+  write(*store, 0, 6.0F);
+  stream_->synchronize();
+  store->rest(1);  // waits for what is being written
+  damage(fd);
+  store->accept_changes();
   store->acquire(0, *stream_);
   EXPECT_THROW(stream_->synchronize(), IoError);
 }

@@ -16,8 +16,8 @@ struct OnEveryRank {
   virtual ~OnEveryRank() = default;
 };
 
-// What the ranks of one collective save, load or export tell each other: small numbers, and whether
-// a step failed somewhere. All methods are collective.
+// What the ranks of one set-up, save, load or export tell each other: small numbers, and whether a
+// step failed somewhere. All methods are collective.
 class Ranks {
  public:
   // `stream` carries the collectives; both must outlive this object.

@@ -1,4 +1,4 @@
-#include "checkpoint/ranks.h"
+#include "comm/ranks.h"
 
 #include <fmt/format.h>
 
@@ -105,13 +105,13 @@ void Ranks::run(std::string_view label, const std::function<void()>& step) {
 
 int64_t Ranks::reduce(int64_t value, ReduceOp op) {
   const TensorView view = view_of(std::span<int64_t>(&value, 1));
-  comm_.all_reduce(view, view, op, Output::overwrite, stream_, "checkpoint: agree").synchronize();
+  comm_.all_reduce(view, view, op, Output::overwrite, stream_, "ranks agree").synchronize();
   return value;
 }
 
 int64_t Ranks::broadcast(int64_t value) {
   const TensorView view = view_of(std::span<int64_t>(&value, 1));
-  comm_.broadcast(view, 0, stream_, "checkpoint: agree").synchronize();
+  comm_.broadcast(view, 0, stream_, "ranks agree").synchronize();
   return value;
 }
 
@@ -120,7 +120,7 @@ std::vector<int64_t> Ranks::gather(std::span<const int64_t> words) {
   std::vector<int64_t> all(own.size() * static_cast<size_t>(world_size()));
   comm_
       .all_gather(view_of(std::span<int64_t>(own)), view_of(std::span<int64_t>(all)),
-                  Sync::collective, stream_, "checkpoint: gather")
+                  Sync::collective, stream_, "ranks agree")
       .synchronize();
   return all;
 }

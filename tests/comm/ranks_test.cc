@@ -1,4 +1,4 @@
-#include "checkpoint/ranks.h"
+#include "comm/ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
