@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "device/settle.h"
+#include "core/log.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
 #include "zero/gradient_reducer.h"
@@ -77,7 +77,7 @@ class EngineImpl final : public Engine {
     if (std::uncaught_exceptions() > 0) context_.comm.abort("it stopped after an error");
     // Work on the streams uses the other members' memory.
     comm_stream_.reset();
-    settle(context_.device.inline_stream());
+    end_work();
     if (offload_ && offload_->lane) offload_->lane->settle();
     if (moved_parameters() != nullptr) moved_parameters()->settle();
   }
@@ -180,6 +180,7 @@ class EngineImpl final : public Engine {
     Placement placement;
   };
 
+  void end_work() noexcept;
   Stream& comm_stream() { return comm_stream_ ? *comm_stream_ : context_.device.inline_stream(); }
   // One-sided gathers need no order among the collectives, and those of resident buckets move
   // nothing.
@@ -294,6 +295,18 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
   update(intervals);
   publish_masters();
   return decision.result;
+}
+
+// The host does not wait for a GPU, so the last error may still be under way, and what was read
+// after it is wrong: an evaluation's results, say. Nothing but this tells whoever has read them.
+void EngineImpl::end_work() noexcept {
+  try {
+    context_.device.inline_stream().synchronize();
+  } catch (const std::exception& error) {
+    if (std::uncaught_exceptions() > 0) return;
+    Logger(context_.rank, context_.world_size)
+        .log(LogLevel::error, "{}; what was computed since then is wrong", error.what());
+  }
 }
 
 std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId> parameter) {

@@ -40,13 +40,14 @@ void ParameterGatherer::use_memory(Engine::FullMemory memory) {
 void ParameterGatherer::gather(ModuleId id) {
   Module& module = modules_.at(static_cast<size_t>(id));
   if (module.buckets.empty()) return;
-  if (module.holders++ == 0) {
+  if (module.holders == 0) {
     order_.record(id);
     if (is_sharded(module)) make_room(module.numel);
     start(module);
     prefetch();
   }
   for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
+  ++module.holders;  // after all that can fail
 }
 
 void ParameterGatherer::release(ModuleId id) {
@@ -68,8 +69,28 @@ void ParameterGatherer::invalidate() {
   }
 }
 
+// All that the module needs or, when there is not enough, none.
+void ParameterGatherer::take_memory(const Module& module) {
+  std::vector<std::pair<int, Buffer>> taken;
+  for (int index : module.buckets) {
+    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    const bool sharded = residences_[static_cast<size_t>(index)].state == State::sharded;
+    if (bucket.resident || !sharded) continue;
+    const TensorView shape{nullptr, bucket.layout.padded_numel(), context_.param_dtype};
+    taken.emplace_back(index, memory_(index, shape.nbytes()));
+  }
+  for (auto& [index, memory] : taken) {
+    Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    bucket.param_full = view_of(memory, context_.param_dtype, bucket.layout.padded_numel());
+    residences_[static_cast<size_t>(index)].full = std::move(memory);
+  }
+  // Work that was given to the inline stream may still use what lay there before.
+  if (!taken.empty()) stream_.wait(context_.device.inline_stream().record());
+}
+
 void ParameterGatherer::start(const Module& module) {
   if (!is_sharded(module)) return;
+  take_memory(module);
   const Event ready = context_.comm.together(stream_, [&] {
     for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
   });
@@ -83,14 +104,6 @@ void ParameterGatherer::start(const Module& module) {
 void ParameterGatherer::start(Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::sharded) return;
-  const int64_t numel = bucket.layout.padded_numel();
-  if (!bucket.resident) {
-    const TensorView shape{nullptr, numel, context_.param_dtype};
-    residence.full = memory_(bucket.index, shape.nbytes());
-    bucket.param_full = view_of(residence.full, context_.param_dtype, numel);
-    // Work that was given to the inline stream may still use what lay there before.
-    stream_.wait(context_.device.inline_stream().record());
-  }
   if (bucket.param_pieces.empty()) {
     residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::settled,
                                                stream_, bucket.label);
@@ -103,7 +116,7 @@ void ParameterGatherer::start(Bucket& bucket) {
         context_.comm.all_gather(own, bucket.param_full, Sync::collective, stream_, bucket.label);
   }
   residence.state = State::gathering;
-  live_ += numel;
+  live_ += bucket.layout.padded_numel();
 }
 
 void ParameterGatherer::finish(Bucket& bucket) {

@@ -49,6 +49,7 @@ class ParameterGatherer {
     int holders = 0;  // gathers without release
   };
 
+  void take_memory(const Module& module);
   // The module's gathers, as one operation.
   void start(const Module& module);
   void start(Bucket& bucket);

@@ -11,16 +11,18 @@ using namespace py::literals;
 namespace zerorun {
 
 void ParameterSwitch::acquire() {
-  if (holders_++ > 0) return;
-  {
-    Engine& engine = owner_->enter();
-    const py::gil_scoped_release release;
-    engine.gather(module_);
+  if (holders_ == 0) {
+    {
+      Engine& engine = owner_->enter();
+      const py::gil_scoped_release release;
+      engine.gather(module_);
+    }
+    for (const Entry& entry : entries_) {
+      entry.parameter.attr("data") = entry.full;
+      entry.parameter.attr("ds_status") = available_status_;
+    }
   }
-  for (const Entry& entry : entries_) {
-    entry.parameter.attr("data") = entry.full;
-    entry.parameter.attr("ds_status") = available_status_;
-  }
+  ++holders_;  // after all that can fail
 }
 
 void ParameterSwitch::release() {

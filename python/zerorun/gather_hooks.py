@@ -78,14 +78,14 @@ class _Call:
     __slots__ = ("held", "hooks", "units")
 
     def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
-        self.units = units
+        self.units = units  # from `begin` on, those that it holds
         self.hooks = hooks
-        self.held = False  # by backward
+        self.held: list[SharedUnit] | None = None  # by backward
 
     def begin(self) -> None:
-        for unit in self.units:
-            unit.acquire()
-            unit.forwards += 1
+        units, self.units = self.units, []
+        for unit in units:
+            self.add(unit)
 
     def add(self, unit: SharedUnit) -> None:
         unit.acquire()
@@ -98,18 +98,19 @@ class _Call:
             unit.release()
 
     def begin_backward(self, _grad: Any = None) -> None:
-        if self.held:
+        if self.held is not None:
             return
-        self.held = True
+        self.held = []
+        self.hooks.opened(self)
         for unit in self.units:
             unit.acquire()
-        self.hooks.opened(self)
+            self.held.append(unit)
 
     def end_backward(self, _grad: Any = None) -> None:
-        if not self.held:
+        if self.held is None:
             return
-        self.held = False
-        for unit in self.units:
+        held, self.held = self.held, None
+        for unit in held:
             unit.release()
         self.hooks.closed(self)
 

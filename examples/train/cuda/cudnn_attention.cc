@@ -217,18 +217,23 @@ class Cudnn final : public CudnnAttention {
 };
 
 // The loader's handle of a library: by soname, else the file that the build found.
-void* open(const std::array<std::string, 2>& names) {
-  return dlopen(SharedLibrary(names).path().c_str(), RTLD_NOW | RTLD_LOCAL);
+void* open(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); }
+std::string find(const std::string& soname, const char* built) {
+  return SharedLibrary(std::array<std::string, 2>{soname, built}).path();
 }
 
 }  // namespace
 
 std::unique_ptr<CudnnAttention> open_cudnn_attention(std::string& why) {
   try {
-    // The headers call the CUDA runtime by its soname, which this makes known.
-    open({"libcudart.so." + std::to_string(CUDART_VERSION / 1000), ZERORUN_CUDART_LIBRARY});
+    // The headers open the CUDA runtime by name: CUDA 12's before the one that they were compiled
+    // for, unless they are told.
+    const std::string runtime =
+        find("libcudart.so." + std::to_string(CUDART_VERSION / 1000), ZERORUN_CUDART_LIBRARY);
+    open(runtime);
+    ::setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.c_str(), /*replace=*/0);
     fe::cudnn_dlhandle =
-        open({"libcudnn.so." + std::to_string(CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY});
+        open(find("libcudnn.so." + std::to_string(CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY));
     return std::make_unique<Cudnn>();
   } catch (const DeviceError& error) {
     why = error.what();

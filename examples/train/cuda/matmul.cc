@@ -174,7 +174,9 @@ void Matmul::find_algorithm(Plan& plan, const ProductTensors& tensors) const {
   const cublasStatus_t status =
       lt_.heuristic(handle_, plan.desc.get(), plan.a.get(), plan.b.get(), plan.d.get(),
                     plan.d.get(), preference, 1, &result, &count);
+  // With an epilogue it also says that of what it calls invalid: then that is done afterwards.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
+  if (status != CUBLAS_STATUS_SUCCESS && tensors.epilogue != Epilogue::none) return;
   check(status, "cublasLtMatmulAlgoGetHeuristic");
   plan.found = count > 0 && result.state == CUBLAS_STATUS_SUCCESS;
   plan.algo = result.algo;
