@@ -138,11 +138,16 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   });
   warn(context, locking_advice(limits, sizes.registered(), local_ranks));
   warn(context, unused_file_advice(context, sizes.parameters));
-  std::unique_ptr<Offload> offload;
   ranks.run("speed of the disks", [&] { look_at_speed(context, files, sizes.pinned()); });
-  ranks.run("memory and files of what is offloaded",
-            [&] { offload = std::make_unique<Offload>(context, buckets, sizes, pieces); });
-  return offload;
+  try {
+    return std::make_unique<Offload>(context, buckets, sizes, pieces);
+  } catch (const ConfigError& error) {
+    // There was room for all a moment ago: what this rank met, its peers may not have. They cannot
+    // be asked here: pinning memory waits for a shared GPU, and so for ranks that wait for this
+    // one.
+    if (context.world_size > 1) throw IoError(error.what());
+    throw;
+  }
 }
 
 }  // namespace zerorun
