@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "tests/config/support.h"
+#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
@@ -40,18 +41,12 @@ constexpr const char* kTrainerConfig = R"({
 
 class TemporaryFile {
  public:
-  explicit TemporaryFile(std::string_view text)
-      : path_(std::filesystem::path(::testing::TempDir()) / "zerorun_report_test.json") {
-    std::ofstream(path_) << text;
-  }
-  ~TemporaryFile() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
+  explicit TemporaryFile(const std::string& text) : path_(scratch_.write("config.json", text)) {}
   std::string path() const { return path_; }
 
  private:
-  std::filesystem::path path_;
+  const testing::Scratch scratch_;
+  const std::filesystem::path path_;
 };
 
 TEST(Report, TrainerConfigIsReadWithoutAWarning) {

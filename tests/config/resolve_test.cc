@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "config/base64.h"
 #include "config/report.h"
 #include "tests/config/support.h"
+#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
@@ -97,10 +97,8 @@ TEST(ResolveAuto, TheStepsOfTheTrainProgramCount) {
 }
 
 TEST(ResolveAuto, CheckSaysWhatIsLeftToTheProgram) {
-  const std::string path = ::testing::TempDir() + "/zerorun_resolve_test.json";
-  std::ofstream(path) << kAuto;
-  const std::string report = check_report(path);
-  std::filesystem::remove(path);
+  const testing::Scratch scratch;
+  const std::string report = check_report(scratch.write("config.json", kAuto));
   EXPECT_THAT(report, HasSubstr("the program has to give it: /scheduler/params/warmup_num_steps, "
                                 "/scheduler/params/total_num_steps\n"));
 }
