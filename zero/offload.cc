@@ -49,10 +49,9 @@ std::array<FileRequest, 2> files_of(const EngineContext& context, const OffloadS
 }
 
 // Tells the user of disks that make each step wait. Takes no more memory than offloading will.
-void look_at_speed(const EngineContext& context, std::span<const FileRequest> files,
+void look_at_speed(const EngineContext& context, std::span<const FileRequest> files, int ranks,
                    size_t memory) {
   constexpr uint64_t kWorthMeasuring = uint64_t{256} << 20;  // less is read in a second anywhere
-  const int ranks = ranks_of_this_host(context.world_size);
   std::map<std::filesystem::path, uint64_t> folders;
   for (const FileRequest& file : files) folders[file.folder] += file.nbytes;
   for (const auto& [folder, nbytes] : folders) {
@@ -138,7 +137,8 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   });
   warn(context, locking_advice(limits, sizes.registered(), local_ranks));
   warn(context, unused_file_advice(context, sizes.parameters));
-  ranks.run("speed of the disks", [&] { look_at_speed(context, files, sizes.pinned()); });
+  ranks.run("speed of the disks",
+            [&] { look_at_speed(context, files, local_ranks, sizes.pinned()); });
   try {
     return std::make_unique<Offload>(context, buckets, sizes, pieces);
   } catch (const ConfigError& error) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <sys/statvfs.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,13 +22,17 @@ uint64_t available(const char* folder) {
   return uint64_t{space.f_bavail} * space.f_frsize;
 }
 
-std::string error_of(const char* folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
+std::string config_error(const std::function<void()>& call) {
   try {
-    const DirectFile file(folder, "test", nbytes, purpose);
+    call();
   } catch (const ConfigError& error) {
     return error.what();
   }
   return "no error";
+}
+
+std::string error_of(const char* folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
+  return config_error([&] { const DirectFile file(folder, "test", nbytes, purpose); });
 }
 
 TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
@@ -42,12 +47,7 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
 }
 
 std::string room_error(const std::vector<FileRequest>& files, int ranks) {
-  try {
-    check_room(files, ranks);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+  return config_error([&] { check_room(files, ranks); });
 }
 
 TEST(DirectFile, RoomForOneRankIsNotRoomForTwo) {

@@ -23,6 +23,11 @@ namespace fs = std::filesystem;
 
 enum class Io { best, threads };
 
+// The file without O_DIRECT.
+int open_buffered(int fd) {
+  return ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC);
+}
+
 // A BlockIo that fails its `fail_at`th block, with the error of a full disk, or changes it.
 class FaultyIo final : public BlockIo {
  public:
@@ -59,7 +64,7 @@ class FaultyIo final : public BlockIo {
   // The same file without O_DIRECT, which would ask for whole blocks.
   int buffered() {
     if (buffered_ < 0) {
-      buffered_ = ::open(fmt::format("/proc/self/fd/{}", file_.fd).c_str(), O_RDWR | O_CLOEXEC);
+      buffered_ = open_buffered(file_.fd);
     }
     return buffered_;
   }
@@ -72,6 +77,14 @@ class FaultyIo final : public BlockIo {
   int seen_ = 0;
   int buffered_ = -1;
 };
+
+std::vector<StateLayout> some_pieces(int count = 7) {
+  std::vector<StateLayout> pieces;
+  for (int i = 0; i < count; ++i) {
+    pieces.push_back({1000 + 777 * i, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
+  }
+  return pieces;
+}
 
 class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
  protected:
@@ -91,6 +104,13 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
     auto store = make_nvme_state_store(*device_, *slab_, pieces, options_, make_io);
     EXPECT_EQ(slab_->taken(), slab_->nbytes());
     return store;
+  }
+  // Of some pieces; `fd` becomes its file's.
+  std::unique_ptr<StateStore> make_with_file(int& fd) {
+    return make(some_pieces(), [&fd](const OpenFile& file, auto) {
+      fd = file.fd;
+      return make_thread_io(file, 2);
+    });
   }
   // Writes value + element to the piece's first tensor.
   void write(StateStore& store, int piece, float value) {
@@ -113,14 +133,6 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
   std::optional<HostSlab> slab_;
   std::unique_ptr<Stream> stream_ = device_->make_stream("test");
 };
-
-std::vector<StateLayout> some_pieces(int count = 7) {
-  std::vector<StateLayout> pieces;
-  for (int i = 0; i < count; ++i) {
-    pieces.push_back({1000 + 777 * i, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
-  }
-  return pieces;
-}
 
 TEST_P(NvmeStateStoreTest, PiecesComeBackAsTheyWereReleasedThroughFewerBuffers) {
   const auto store = make(some_pieces());
@@ -315,8 +327,7 @@ TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
 
 // Changes the file's first element behind the store's back.
 void damage(int fd) {
-  const int buffered =
-      ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC);  // no O_DIRECT
+  const int buffered = open_buffered(fd);
   const float damaged = 9.0F;
   EXPECT_EQ(::pwrite(buffered, &damaged, sizeof damaged, 0), sizeof damaged);
   EXPECT_EQ(::fdatasync(buffered), 0);
@@ -325,10 +336,7 @@ void damage(int fd) {
 
 TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   int fd = -1;
-  const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
-    fd = file.fd;
-    return make_thread_io(file, 2);
-  });
+  const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
   store->rest(0)[0].as<float>()[0] = 8.0F;
   store->accept_changes();
@@ -339,10 +347,7 @@ TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
 
 TEST_P(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
   int fd = -1;
-  const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
-    fd = file.fd;
-    return make_thread_io(file, 2);
-  });
+  const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
   store->rest(0);
   write(*store, 0, 6.0F);
