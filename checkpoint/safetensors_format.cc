@@ -15,8 +15,8 @@ namespace zerorun {
 namespace {
 
 constexpr size_t kLengthNbytes = 8;
-constexpr uint64_t kMaxHeaderNbytes = 100'000'000;  // of the reference implementation
-constexpr uint64_t kAlignment = 8;
+constexpr uint64_t kHeaderNbytesLimit = 100'000'000;  // of the reference implementation
+constexpr uint64_t kHeaderAlignment = 8;
 constexpr const char* kMetadataKey = "__metadata__";
 
 constexpr std::array<std::pair<std::string_view, DType>, 5> kDTypes = {{{"F32", DType::fp32},
@@ -46,7 +46,7 @@ uint64_t header_length(std::span<const std::byte> file_bytes, const std::string&
                           file_bytes.size());
   }
   std::memcpy(&length, file_bytes.data(), sizeof length);
-  const uint64_t limit = std::min<uint64_t>(kMaxHeaderNbytes, file_bytes.size() - kLengthNbytes);
+  const uint64_t limit = std::min<uint64_t>(kHeaderNbytesLimit, file_bytes.size() - kLengthNbytes);
   if (length > limit) {
     fail<CheckpointError>("{}: offset 0: header of {} bytes; a file of {} bytes allows {}", file,
                           length, file_bytes.size(), limit);
@@ -157,10 +157,10 @@ std::string encode_safetensors_header(std::vector<SafetensorsEntry>& tensors, DT
   } catch (const nlohmann::json::exception& error) {
     fail<ConfigError>("a name in a safetensors file is not UTF-8: {}", error.what());
   }
-  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
-  if (text.size() > kMaxHeaderNbytes) {
+  text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+  if (text.size() > kHeaderNbytesLimit) {
     fail<ConfigError>("a safetensors header has {} bytes; expected at most {}", text.size(),
-                      kMaxHeaderNbytes);
+                      kHeaderNbytesLimit);
   }
   const uint64_t length = text.size();
   std::string header(kLengthNbytes, '\0');

@@ -18,7 +18,7 @@ constexpr KeySpec writer(std::string_view pointer, unsigned type, std::string_vi
   return no_effect(pointer, type, fallback, doc, kFormat);
 }
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     block("/checkpoint", "Saving and loading."),
     with_choices(no_effect("/checkpoint/tag_validation", KeyType::string, R"("Warn")",
                            "What to do when ranks disagree about a checkpoint's tag.",
@@ -75,6 +75,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> checkpoint_keys() { return kKeys; }
+std::span<const KeySpec> checkpoint_keys() { return kCheckpointKeys; }
 
 }  // namespace zerorun

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kCompile = "/compile/deepcompile";
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kCompileKeys = std::to_array<KeySpec>({
     block("/compile", "torch.compile."),
     not_yet(kCompile, KeyType::boolean, "false", "Compiles the model together with ZeRO."),
     gated(kCompile, "/compile/autoep_non_moe", KeyType::boolean, "false",
@@ -47,6 +47,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> compile_keys() { return kKeys; }
+std::span<const KeySpec> compile_keys() { return kCompileKeys; }
 
 }  // namespace zerorun

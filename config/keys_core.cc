@@ -36,7 +36,7 @@ constexpr KeyBinding kStepsPerPrint{
     },
 };
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kCoreKeys = std::to_array<KeySpec>({
     {.pointer = "/train_batch_size",
      .type = KeyType::integer,
      .range = kPositive,
@@ -172,6 +172,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> core_keys() { return kKeys; }
+std::span<const KeySpec> core_keys() { return kCoreKeys; }
 
 }  // namespace zerorun

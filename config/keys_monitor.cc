@@ -18,7 +18,7 @@ constexpr std::string_view kFlops = "/flops_profiler/enabled";
 constexpr std::string_view kThroughput =
     "throughput is always measured, without synchronizing the device";
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kMonitorKeys = std::to_array<KeySpec>({
     block("/tensorboard", "TensorBoard event files."),
     not_yet(kTensorboard, KeyType::boolean, "false", "Writes event files.", kInstead),
     gated(kTensorboard, "/tensorboard/output_path", KeyType::string, R"("")", "Folder."),
@@ -78,6 +78,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> monitor_keys() { return kKeys; }
+std::span<const KeySpec> monitor_keys() { return kMonitorKeys; }
 
 }  // namespace zerorun

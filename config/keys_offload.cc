@@ -48,7 +48,7 @@ constexpr KeySpec works_with(std::string_view gate, std::string_view pointer, un
           .binding = binding};
 }
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kOffloadKeys = std::to_array<KeySpec>({
     block("/zero_optimization/offload_param", "Where parameters rest between uses (stage 3)."),
     device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu|nvme",
            "none: on the device of the rank. cpu: in host memory; CPU ranks of one host have them "
@@ -185,6 +185,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> offload_keys() { return kKeys; }
+std::span<const KeySpec> offload_keys() { return kOffloadKeys; }
 
 }  // namespace zerorun

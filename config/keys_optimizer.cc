@@ -42,7 +42,7 @@ constexpr KeySpec gone(std::string_view pointer, unsigned type, std::string_view
   return removed(pointer, type, "null", doc, "remove it");
 }
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
     block("/optimizer", "The optimizer and its hyperparameters."),
     {.pointer = "/optimizer/type",
      .type = KeyType::string,
@@ -183,6 +183,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> optimizer_keys() { return kKeys; }
+std::span<const KeySpec> optimizer_keys() { return kOptimizerKeys; }
 
 }  // namespace zerorun

@@ -17,7 +17,7 @@ constexpr std::string_view kHybrid = "/hybrid_engine/enabled";
 constexpr std::string_view kTensor = "/tensor_parallel/autotp_size";
 constexpr std::string_view kNoPipeline = "concerns PipelineModule only, which zerorun has not";
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kOtherKeys = std::to_array<KeySpec>({
     block("/elasticity", "Batch sizes that suit many numbers of GPUs."),
     removed(kElastic, KeyType::boolean, "false", "Computes the batch size.", "set the batch sizes"),
     gated(kElastic, "/elasticity/max_train_batch_size", KeyType::integer, "2000", "Largest batch."),
@@ -153,6 +153,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> other_keys() { return kKeys; }
+std::span<const KeySpec> other_keys() { return kOtherKeys; }
 
 }  // namespace zerorun

@@ -6,8 +6,8 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kBf16 = "/bf16/enabled";
-constexpr std::string_view kFp16 = "/fp16/enabled";
+constexpr std::string_view kBf16Gate = "/bf16/enabled";
+constexpr std::string_view kFp16Gate = "/fp16/enabled";
 constexpr std::string_view kAutocast = "/torch_autocast/enabled";
 
 // `enabled` of the block for a dtype; the parameters are fp32 when none is.
@@ -34,9 +34,9 @@ constexpr KeySpec option(std::string_view gate, std::string_view pointer, std::s
       .pointer = pointer, .type = KeyType::boolean, .fallback = "false", .doc = doc, .gate = gate};
 }
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kPrecisionKeys = std::to_array<KeySpec>({
     {.pointer = "/bf16", .doc = "Training in bfloat16.", .alias = "bfloat16"},
-    {.pointer = kBf16,
+    {.pointer = kBf16Gate,
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "Parameters and gradients in bf16 instead of fp32.",
@@ -49,17 +49,17 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "true",
      .doc = "Skips a step whose gradient is not finite.",
-     .gate = kBf16,
+     .gate = kBf16Gate,
      .binding = bind_member<&Config::precision, &PrecisionConfig::check_grad_overflow>()},
-    option(kBf16, "/bf16/bf16_master_weights_and_grads",
+    option(kBf16Gate, "/bf16/bf16_master_weights_and_grads",
            "No fp32 master parameters: the optimizer updates the bf16 ones, rounding "
            "stochastically."),
     option(
-        kBf16, "/bf16/bf16_optimizer_states",
+        kBf16Gate, "/bf16/bf16_optimizer_states",
         "Optimizer states in bf16, rounded stochastically; needs bf16_master_weights_and_grads."),
 
     block("/fp16", "Training in float16 with loss scaling."),
-    {.pointer = kFp16,
+    {.pointer = kFp16Gate,
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "Parameters and gradients in fp16 instead of fp32. The loss is scaled.",
@@ -69,7 +69,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "Casts a model's float inputs to fp16.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_member<&Config::precision, &PrecisionConfig::auto_cast_inputs>()},
     {.pointer = "/fp16/loss_scale",
@@ -77,7 +77,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .fallback = "0",
      .range = kNonNegative,
      .doc = "Constant loss scale; 0: dynamic.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_scaler<&LossScalerOptions::static_scale>()},
     {.pointer = "/fp16/initial_scale_power",
@@ -85,7 +85,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .fallback = "16",
      .range = {.low = 0, .high = 1000},
      .doc = "First dynamic loss scale, as a power of two.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_scaler<&LossScalerOptions::initial_scale_power>()},
     {.pointer = "/fp16/loss_scale_window",
@@ -93,7 +93,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .fallback = "1000",
      .range = kPositive,
      .doc = "Steps without overflow before the scale doubles.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_scaler<&LossScalerOptions::window>()},
     {.pointer = "/fp16/hysteresis",
@@ -101,7 +101,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .fallback = "2",
      .range = kPositive,
      .doc = "Overflows before the scale halves.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_scaler<&LossScalerOptions::hysteresis>()},
     {.pointer = "/fp16/consecutive_hysteresis",
@@ -109,7 +109,7 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .fallback = "false",
      .doc = "Every step without overflow refills the hysteresis, not only one that doubles the "
             "scale.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_scaler<&LossScalerOptions::consecutive_hysteresis>()},
     {.pointer = "/fp16/min_loss_scale",
@@ -117,10 +117,10 @@ constexpr auto kKeys = std::to_array<KeySpec>({
      .fallback = "1",
      .range = kAboveZero,
      .doc = "Lowest dynamic loss scale; an overflow there ends the run.",
-     .gate = kFp16,
+     .gate = kFp16Gate,
      .takes_auto = true,
      .binding = bind_scaler<&LossScalerOptions::min_scale>()},
-    option(kFp16, "/fp16/fp16_master_weights_and_grads",
+    option(kFp16Gate, "/fp16/fp16_master_weights_and_grads",
            "No fp32 master parameters: the optimizer updates the fp16 ones, rounding "
            "stochastically."),
 
@@ -136,6 +136,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> precision_keys() { return kKeys; }
+std::span<const KeySpec> precision_keys() { return kPrecisionKeys; }
 
 }  // namespace zerorun

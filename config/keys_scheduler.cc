@@ -71,7 +71,7 @@ constexpr KeySpec required(KeySpec spec) {
 constexpr unsigned kPerGroup = KeyType::number | KeyType::numbers;
 constexpr KeyRange kMomentum{.low = 0, .high = 1};
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
     block("/scheduler", "Learning rate schedule; it advances with each step that is applied."),
     {.pointer = "/scheduler/type",
      .type = KeyType::string,
@@ -192,6 +192,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> scheduler_keys() { return kKeys; }
+std::span<const KeySpec> scheduler_keys() { return kSchedulerKeys; }
 
 }  // namespace zerorun

@@ -14,7 +14,7 @@ constexpr KeyBinding bind_zero() {
   return bind_member<&Config::zero, Member>();
 }
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kZeroKeys = std::to_array<KeySpec>({
     {.pointer = "/zero_optimization",
      .type = KeyType::block | KeyType::boolean,
      .doc = "What is sharded over the ranks, and how it is communicated. The older form `true` "
@@ -189,6 +189,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> zero_keys() { return kKeys; }
+std::span<const KeySpec> zero_keys() { return kZeroKeys; }
 
 }  // namespace zerorun

@@ -22,7 +22,7 @@ constexpr KeyBinding kTrain{
         },
 };
 
-constexpr auto kKeys = std::to_array<KeySpec>({
+constexpr auto kZerorunKeys = std::to_array<KeySpec>({
     block("/zerorun", "Settings that DeepSpeed does not have."),
     {.pointer = "/zerorun/comm_timeout",
      .type = KeyType::number,
@@ -84,6 +84,6 @@ constexpr auto kKeys = std::to_array<KeySpec>({
 
 }  // namespace
 
-std::span<const KeySpec> zerorun_keys() { return kKeys; }
+std::span<const KeySpec> zerorun_keys() { return kZerorunKeys; }
 
 }  // namespace zerorun

@@ -23,9 +23,9 @@ namespace {
 using File = std::unique_ptr<FILE, int (*)(FILE*)>;
 
 [[noreturn]] void fail_to_read(const std::string& path, int error) {
-  constexpr size_t kMaxShownBytes = 200;
+  constexpr size_t kMaxPath = 200;
   fail<ConfigError>("{}: cannot be read: {}; expected a JSON file, or the base64 text of one",
-                    printable(path, kMaxShownBytes), std::strerror(error));
+                    printable(path, kMaxPath), std::strerror(error));
 }
 
 std::string read_text(FILE* file, const std::string& path) {

@@ -18,7 +18,7 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::chrono::seconds kEndTimeout{5};
+constexpr std::chrono::seconds kOrphanTimeout{5};
 // The supervisor ends everything at the second Ctrl-C; at the third one it is stuck.
 constexpr int kInterruptsUntilForce = 3;
 
@@ -88,7 +88,7 @@ int run_guarded(const Supervise& supervise) {
   alive.read.close();
   const int status = guard(supervisor, signals);
   if (WIFSIGNALED(status)) {
-    end_descendants(kEndTimeout);
+    end_descendants(kOrphanTimeout);
     Logger().log(LogLevel::error, "the launcher's supervisor was killed by {}; all ranks are ended",
                  signal_name(WTERMSIG(status)));
   }

@@ -17,7 +17,7 @@ namespace zerorun {
 
 namespace {
 
-constexpr double kMaxCount = 1e15;  // parameters
+constexpr double kMaxParameters = 1e15;  // parameters
 struct Preset {
   std::string_view name;
   int64_t layers;
@@ -125,8 +125,9 @@ PlanModel model_of(const PlanShape& shape, const std::string& name, DType activa
     numel += product;
   }
   constexpr double kRounding = 1.05;  // a number of parameters becomes whole layers
-  if (numel > kRounding * kMaxCount) {
-    fail<ConfigError>("{}: {:.1e} parameters; expected at most {:.0e}", name, numel, kMaxCount);
+  if (numel > kRounding * kMaxParameters) {
+    fail<ConfigError>("{}: {:.1e} parameters; expected at most {:.0e}", name, numel,
+                      kMaxParameters);
   }
   model.description = fmt::format("{}: {:.1f} M parameters", name, numel / 1e6);
   return model;
@@ -147,8 +148,8 @@ std::optional<double> parse_count(const std::string& text) {
                                                      : 0.0;
   if (factor == 0.0) return std::nullopt;
   count *= factor;
-  if (!(count >= 1 && count <= kMaxCount)) {
-    fail<ConfigError>("--model '{}': expected from 1 to {:.0e} parameters", text, kMaxCount);
+  if (!(count >= 1 && count <= kMaxParameters)) {
+    fail<ConfigError>("--model '{}': expected from 1 to {:.0e} parameters", text, kMaxParameters);
   }
   return count;
 }

@@ -17,14 +17,12 @@ namespace zerorun {
 
 namespace {
 
-using Json = nlohmann::json;
-
 // A Hugging Face config.json.
 class HfConfig {
  public:
   explicit HfConfig(const std::string& path) : source_(path) {
     constexpr uint64_t kMaxNbytes = 1 << 20;
-    json_ = Json::parse(read_text(path, kMaxNbytes), nullptr, false);
+    json_ = nlohmann::json::parse(read_text(path, kMaxNbytes), nullptr, false);
     if (!json_.is_object()) fail<ConfigError>("{}: not a JSON object", path);
   }
 
@@ -34,7 +32,7 @@ class HfConfig {
       if (fallback) return *fallback;
       fail<ConfigError>("{}: /{} is missing: expected an integer from 1 to {}", source_, key, most);
     }
-    const Json& value = json_.at(key);
+    const nlohmann::json& value = json_.at(key);
     if (value.is_number_integer() && value >= 1 && value <= most) return value.get<int64_t>();
     fail_type(key, fmt::format("an integer from 1 to {}", most));
   }
@@ -52,13 +50,14 @@ class HfConfig {
     constexpr size_t kMaxShown = 80;
     fail<ConfigError>(
         "{}: /{} is {}: expected {}", source_, key,
-        printable(json_.at(key).dump(-1, ' ', false, Json::error_handler_t::replace), kMaxShown),
+        printable(json_.at(key).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                  kMaxShown),
         expected);
   }
 
  private:
   std::string source_;
-  Json json_;
+  nlohmann::json json_;
 };
 
 // What a model_type is when its file does not say.

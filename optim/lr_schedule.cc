@@ -15,12 +15,12 @@ namespace {
 
 using Factory = std::unique_ptr<LrSchedule> (*)(const SchedulerConfig&, std::vector<double>);
 
-struct Type {
+struct ScheduleType {
   std::string_view name;
   Factory make;
 };
 
-constexpr Type kTypes[] = {
+constexpr ScheduleType kScheduleTypes[] = {
     {"WarmupLR", &make_warmup_schedule},
     {"WarmupDecayLR", &make_warmup_schedule},
     {"WarmupCosineLR", &make_warmup_cosine_schedule},
@@ -42,7 +42,7 @@ class Fixed final : public LrSchedule {
 
 Factory find_factory(std::string_view type) {
   std::vector<std::string_view> names;
-  for (const Type& one : kTypes) {
+  for (const ScheduleType& one : kScheduleTypes) {
     if (one.name == type) return one.make;
     names.push_back(one.name);
   }

@@ -7,14 +7,14 @@ namespace zerorun {
 namespace {
 
 // One bucket is reduced while another is on its way down.
-constexpr size_t kSlots = 2;
+constexpr size_t kReducedSlots = 2;
 
 // A sum that is added to another must not be rounded before.
 DType dtype_of(const Sharding& sharding, Output output) {
   return output == Output::accumulate ? DType::fp32 : sharding.accum_dtype;
 }
 
-size_t slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+size_t staging_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
     if (bucket.offloaded) numel = std::max(numel, bucket.held_numel);
@@ -34,7 +34,7 @@ size_t HostGradients::host_nbytes(const Sharding& sharding, std::span<const Buck
 }
 
 size_t HostGradients::device_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
-  return reduces_in_place(sharding) ? 0 : kSlots * slot_nbytes(sharding, buckets);
+  return reduces_in_place(sharding) ? 0 : kReducedSlots * staging_slot_nbytes(sharding, buckets);
 }
 
 HostGradients::HostGradients(const EngineContext& context, std::vector<Bucket>& buckets,
@@ -44,9 +44,10 @@ HostGradients::HostGradients(const EngineContext& context, std::vector<Bucket>& 
     bucket.host_reduced = slab.take(bucket.held_numel - bucket.host_from, context.accum_dtype);
   }
   if (reduces_in_place(context)) return;
-  for (size_t i = 0; i < kSlots; ++i) {
+  for (size_t i = 0; i < kReducedSlots; ++i) {
     slots_.push_back(
-        {context.device.allocate(slot_nbytes(context, buckets), MemoryCategory::buckets), {}});
+        {context.device.allocate(staging_slot_nbytes(context, buckets), MemoryCategory::buckets),
+         {}});
   }
 }
 

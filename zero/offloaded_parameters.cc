@@ -23,7 +23,7 @@ std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucke
 }
 
 // Of the largest piece that the device updates, unless it writes host memory itself.
-size_t slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+size_t update_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
     for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
@@ -53,7 +53,7 @@ OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
   const std::vector<StateLayout> in_file = layouts(sharding, buckets, false);
   sizes.staging = nvme_staging_nbytes(in_file, buffer_count(sharding));
   sizes.file = nvme_file_nbytes(in_file);
-  sizes.device = std::tuple_size_v<decltype(slots_)> * slot_nbytes(sharding, buckets);
+  sizes.device = std::tuple_size_v<decltype(slots_)> * update_slot_nbytes(sharding, buckets);
   return sizes;
 }
 
@@ -76,7 +76,7 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
   const size_t taken = slab.taken() - begin;
   slab.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
   for (const Bucket& bucket : buckets) written_.emplace_back(bucket.param_pieces.size());
-  if (const size_t nbytes = slot_nbytes(context, buckets); nbytes > 0) {
+  if (const size_t nbytes = update_slot_nbytes(context, buckets); nbytes > 0) {
     for (Slot& slot : slots_) {
       slot.memory = context.device.allocate(nbytes, MemoryCategory::buckets);
     }

@@ -63,10 +63,10 @@ void ShardedOptimizer::fill(const Bucket& bucket, const StatePiece& piece, size_
 }
 
 void ShardedOptimizer::initialize(const Engine::FillFunction& source, const Publish& publish) {
-  constexpr int64_t kBlock = 1 << 18;
-  std::vector<float> host(kBlock);
-  const Buffer buffer = context_.device.allocate(kBlock * sizeof(float), MemoryCategory::other);
-  const Fill fill_with{source, host, view_of(buffer, DType::fp32, kBlock)};
+  constexpr int64_t kNumel = 1 << 18;
+  std::vector<float> host(kNumel);
+  const Buffer buffer = context_.device.allocate(kNumel * sizeof(float), MemoryCategory::other);
+  const Fill fill_with{source, host, view_of(buffer, DType::fp32, kNumel)};
   for (const Bucket& bucket : buckets_) {
     if (bucket.pieces.empty()) {
       const std::vector<StatePiece> pieces = frozen_pieces(bucket);

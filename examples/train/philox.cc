@@ -10,8 +10,8 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kLanes = 4;      // numbers in a block
-constexpr int64_t kGrain = 16384;  // elements of one thread's smallest piece of work
+constexpr int64_t kLanes = 4;             // numbers in a block
+constexpr int64_t kElementGrain = 16384;  // elements of one thread's smallest piece of work
 
 // Four normal variates from four uniform ones (Box and Muller, 1958).
 std::array<float, kLanes> normals(const Philox::Block& bits) {
@@ -40,7 +40,7 @@ void random_normal(const RandomStream& stream, int64_t begin, float deviation,
   const int64_t end = begin + std::ssize(out);
   const int64_t first_block = begin / kLanes;
   const int64_t blocks = (end + kLanes - 1) / kLanes - first_block;
-  parallel_for(blocks, kGrain / kLanes, [&](int64_t from, int64_t to) {
+  parallel_for(blocks, kElementGrain / kLanes, [&](int64_t from, int64_t to) {
     for (int64_t block = first_block + from; block < first_block + to; ++block) {
       const auto values = normals(random_block(stream, static_cast<uint64_t>(block)));
       for (int64_t lane = 0; lane < kLanes; ++lane) {

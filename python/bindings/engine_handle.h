@@ -19,7 +19,8 @@ struct EngineOwner {
   EngineOwner() = default;
   EngineOwner(const EngineOwner&) = delete;
   EngineOwner& operator=(const EngineOwner&) = delete;
-  ~EngineOwner() {
+  // pybind11 throws only before the module is there.
+  ~EngineOwner() {  // NOLINT(bugprone-exception-escape)
     const WithoutGil unlocked;
     // The tensor library's kernels may still use the memory that goes now.
     if (gpu != nullptr) gpu->settle();

@@ -25,7 +25,7 @@ using testing::run_ranks;
 
 // What `call` throws; empty if nothing.
 template <typename E>
-std::string error_of(const std::function<void()>& call) {
+std::string message_of(const std::function<void()>& call) {
   try {
     call();
   } catch (const E& error) {
@@ -141,7 +141,7 @@ TEST(SharedMemoryTest, ASettledGatherOfOtherMemoryIsRefused) {
     Bytes in(40);
     Bytes out(80);
     const auto stream = make_inline_stream();
-    EXPECT_THAT(error_of<InternalError>([&] {
+    EXPECT_THAT(message_of<InternalError>([&] {
                   communicator.all_gather(testing::view(in, DType::fp32),
                                           testing::view(out, DType::fp32), Sync::settled, *stream,
                                           "expert");
@@ -216,7 +216,7 @@ TEST(SharedMemoryTest, RanksThatAllocateDifferentSizesAreToldSo) {
   run_ranks(2, [](Communicator& communicator) {
     const size_t nbytes = communicator.rank() == 0 ? 1000 : 2000;
     const std::string error =
-        error_of<CommError>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
+        message_of<CommError>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
     EXPECT_THAT(error, HasSubstr("1000 bytes"));
     EXPECT_THAT(error, HasSubstr("2000 bytes"));
   });
@@ -226,7 +226,7 @@ TEST(SharedMemoryTest, MoreThanTheHostHasIsAnErrorOnEveryRank) {
   for (const size_t nbytes : {available_memory(), size_t{1} << 63}) {
     run_ranks(2, [&](Communicator& communicator) {
       const std::string error =
-          error_of<Error>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
+          message_of<Error>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
       EXPECT_THAT(error, HasSubstr("cannot allocate"));
     });
   }
@@ -242,7 +242,7 @@ TEST(SharedMemoryTest, MemoryThatAPeerHasFreedIsAnError) {
     if (memory) in.data = memory->data();
     Bytes part(1 << 19);
     const TensorView out = testing::view(part, DType::fp32);
-    const std::string error = error_of<CommError>(
+    const std::string error = message_of<CommError>(
         [&] { communicator.reduce_scatter(in, out, Output::overwrite, *stream, "freed"); });
     EXPECT_THAT(error, HasSubstr("has freed"));
   });

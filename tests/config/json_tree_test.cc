@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string problems_of(std::string_view text) {
+std::string problems_in(std::string_view text) {
   ConfigProblems problems("t");
   const std::optional<JsonNode> root = read_json(text, problems);
   EXPECT_EQ(root.has_value(), problems.empty());
@@ -64,12 +64,12 @@ TEST(ReadJson, AllowsCommentsAndTrailingCommas) {
 # end)");
   EXPECT_EQ(to_text(root), R"({"url":"http://x/*y*/#z","list":[1,2],"object":{"a":1}})");
   EXPECT_EQ(place(root.children[1]), std::pair(4, 25));
-  EXPECT_THAT(problems_of("[,]"), HasSubstr("broken JSON"));
-  EXPECT_THAT(problems_of("{,}"), HasSubstr("broken JSON"));
-  EXPECT_THAT(problems_of("[1,,]"), HasSubstr("broken JSON"));
-  EXPECT_THAT(problems_of("{\"a\":,}"), HasSubstr("broken JSON"));
-  EXPECT_THAT(problems_of("[1] /* on"), HasSubstr("1:5"));
-  EXPECT_THAT(problems_of("[1] /* on"), HasSubstr("a comment that never ends"));
+  EXPECT_THAT(problems_in("[,]"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_in("{,}"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_in("[1,,]"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_in("{\"a\":,}"), HasSubstr("broken JSON"));
+  EXPECT_THAT(problems_in("[1] /* on"), HasSubstr("1:5"));
+  EXPECT_THAT(problems_in("[1] /* on"), HasSubstr("a comment that never ends"));
 }
 
 TEST(ReadJson, ReadsNonFiniteNumbersAsPythonWritesThem) {
@@ -78,8 +78,8 @@ TEST(ReadJson, ReadsNonFiniteNumbersAsPythonWritesThem) {
   EXPECT_EQ(root.children[1].number, -INFINITY);
   EXPECT_TRUE(std::isnan(root.children[2].number));
   EXPECT_EQ(root.children[3].kind, JsonNode::Kind::string);
-  EXPECT_THAT(problems_of("{Infinity: 1}"), HasSubstr("got Infinity, expected a key in quotes"));
-  EXPECT_THAT(problems_of("[Infinityx]"), HasSubstr("broken JSON: got Infinityx"));
+  EXPECT_THAT(problems_in("{Infinity: 1}"), HasSubstr("got Infinity, expected a key in quotes"));
+  EXPECT_THAT(problems_in("[Infinityx]"), HasSubstr("broken JSON: got Infinityx"));
 }
 
 TEST(ReadJson, TellsIntegersFromNumbers) {
@@ -126,27 +126,27 @@ TEST(ReadJson, SaysWhereAndHowTextIsBroken) {
       {"{\"x\": -1e999}", "/x (1:7): got -1e999"},
   };
   for (const Broken& broken : cases) {
-    EXPECT_THAT(problems_of(broken.text), HasSubstr(broken.message)) << broken.text;
+    EXPECT_THAT(problems_in(broken.text), HasSubstr(broken.message)) << broken.text;
   }
-  EXPECT_THAT(problems_of(std::string_view("{}\n \0{", 6)), HasSubstr("(2:2): got a NUL byte"));
+  EXPECT_THAT(problems_in(std::string_view("{}\n \0{", 6)), HasSubstr("(2:2): got a NUL byte"));
 }
 
 TEST(ReadJson, BoundsDepthSizeAndCount) {
   const auto deep = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
-  EXPECT_EQ(problems_of(deep(kMaxJsonDepth)), "");
-  EXPECT_THAT(problems_of(deep(kMaxJsonDepth + 1)), HasSubstr("(1:65): nested deeper than 64"));
-  EXPECT_THAT(problems_of(std::string(1'000'000, '[')), HasSubstr("nested deeper than 64"));
+  EXPECT_EQ(problems_in(deep(kMaxJsonDepth)), "");
+  EXPECT_THAT(problems_in(deep(kMaxJsonDepth + 1)), HasSubstr("(1:65): nested deeper than 64"));
+  EXPECT_THAT(problems_in(std::string(1'000'000, '[')), HasSubstr("nested deeper than 64"));
   std::string objects;
   for (int i = 0; i < 1'000'000; ++i) objects += "{\"a\":";
-  EXPECT_THAT(problems_of(objects), HasSubstr("nested deeper than 64"));
+  EXPECT_THAT(problems_in(objects), HasSubstr("nested deeper than 64"));
 
   const std::string long_string = "[\"" + std::string(20'000'000, 'x') + "\"]";
-  EXPECT_THAT(problems_of(long_string), HasSubstr("got 20000004 bytes, expected a configuration"));
-  EXPECT_EQ(problems_of("[\"" + std::string(15'000'000, 'x') + "\"]"), "");
+  EXPECT_THAT(problems_in(long_string), HasSubstr("got 20000004 bytes, expected a configuration"));
+  EXPECT_EQ(problems_in("[\"" + std::string(15'000'000, 'x') + "\"]"), "");
 
   std::string values = "[0";
   for (size_t i = 0; i < kMaxJsonValues; ++i) values += ",0";
-  EXPECT_THAT(problems_of(values + "]"), HasSubstr("more than 100000 values"));
+  EXPECT_THAT(problems_in(values + "]"), HasSubstr("more than 100000 values"));
 }
 
 TEST(StrictJson, KeepsTheLength) {

@@ -17,7 +17,7 @@
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::failed_gather {
 namespace {
 
 using testing::ToyModel;
@@ -143,4 +143,4 @@ TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds)
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::failed_gather

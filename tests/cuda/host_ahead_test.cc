@@ -18,7 +18,7 @@
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::host_ahead {
 namespace {
 
 using fake::FakeCuda;
@@ -212,4 +212,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, FailedGatherTest,
                          ::testing::Values(Where::nccl, Where::shared_gpu));
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::host_ahead

@@ -10,11 +10,11 @@
 namespace zerorun::train::testing {
 namespace {
 
-const KernelsUnderTest kCpu{"cpu", [] { return make_cpu_device(); },
-                            [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
+const KernelsUnderTest kCpuKernels{"cpu", [] { return make_cpu_device(); },
+                                   [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
 
-INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance, ::testing::ValuesIn(with_every_dtype(kCpu)),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance,
+                         ::testing::ValuesIn(with_every_dtype(kCpuKernels)), name_of_case);
 
 // Records what the model does with its parameters.
 class RecordingParameters final : public ParameterAccess {

@@ -13,7 +13,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string error_of(const std::vector<std::string>& arguments) {
+std::string cli_error_of(const std::vector<std::string>& arguments) {
   try {
     parse_command_line(arguments);
   } catch (const Error& error) {
@@ -46,7 +46,7 @@ TEST(OptionsTest, TheAcceleratorIsChosen) {
   EXPECT_EQ(parse_command_line({}).options.accelerator, Accelerator::automatic);
   EXPECT_EQ(parse_command_line({"--accelerator", "cuda"}).options.accelerator, Accelerator::cuda);
   EXPECT_EQ(parse_command_line({"--accelerator=cpu"}).options.accelerator, Accelerator::cpu);
-  EXPECT_THAT(error_of({"--accelerator", "tpu"}), HasSubstr("--accelerator"));
+  EXPECT_THAT(cli_error_of({"--accelerator", "tpu"}), HasSubstr("--accelerator"));
 }
 
 TEST(OptionsTest, DataTakesSeveralPaths) {
@@ -106,36 +106,36 @@ TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
     ASSERT_TRUE(line.config);
     EXPECT_EQ(line.config->config.batch.micro_batch_size, 4);
   }
-  EXPECT_THAT(error_of({"--config", config, "--deepspeed", other}),
+  EXPECT_THAT(cli_error_of({"--config", config, "--deepspeed", other}),
               HasSubstr("a run has one config, got two"));
-  EXPECT_THAT(error_of({"--config", config, "--config", other}), HasSubstr("got two: "));
-  EXPECT_THAT(error_of({"--deepspeed", config, "--deepspeed", other}), HasSubstr("got two: "));
-  EXPECT_EQ(error_of({"--config", config, "--config", config}), "no error");
-  EXPECT_THAT(error_of({"--deepspeed"}), HasSubstr("--deepspeed FILE"));
+  EXPECT_THAT(cli_error_of({"--config", config, "--config", other}), HasSubstr("got two: "));
+  EXPECT_THAT(cli_error_of({"--deepspeed", config, "--deepspeed", other}), HasSubstr("got two: "));
+  EXPECT_EQ(cli_error_of({"--config", config, "--config", config}), "no error");
+  EXPECT_THAT(cli_error_of({"--deepspeed"}), HasSubstr("--deepspeed FILE"));
 }
 
 TEST(OptionsTest, BadValuesNameTheOption) {
-  EXPECT_EQ(error_of({"--stepz", "3"}), "unknown option --stepz; did you mean --steps?");
-  EXPECT_EQ(error_of({"--micro-batch=3"}),
+  EXPECT_EQ(cli_error_of({"--stepz", "3"}), "unknown option --stepz; did you mean --steps?");
+  EXPECT_EQ(cli_error_of({"--micro-batch=3"}),
             "unknown option --micro-batch; did you mean --micro_batch?");
-  EXPECT_EQ(error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
-  EXPECT_EQ(error_of({"--entirely_different"}),
+  EXPECT_EQ(cli_error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
+  EXPECT_EQ(cli_error_of({"--entirely_different"}),
             "unknown option --entirely_different; see train --help");
-  EXPECT_EQ(error_of({"text.txt"}), "'text.txt' belongs to no option; see train --help");
+  EXPECT_EQ(cli_error_of({"text.txt"}), "'text.txt' belongs to no option; see train --help");
   for (const char* value : {"nan", "-nan", "inf", "-0.1", "100.5", "warm", "", "1e999"}) {
-    EXPECT_THAT(error_of({"--temperature", value}),
+    EXPECT_THAT(cli_error_of({"--temperature", value}),
                 AllOf(HasSubstr("--temperature"), HasSubstr("expected a number from 0 to 100")));
   }
-  EXPECT_THAT(error_of({"--steps", "many"}), AllOf(HasSubstr("--steps"), HasSubstr("'many'")));
-  EXPECT_THAT(error_of({"--steps", "-1"}), HasSubstr("at least 0"));
-  EXPECT_THAT(error_of({"--seq_len", "0"}), HasSubstr("at least 1"));
-  EXPECT_THAT(error_of({"--dtype", "fp8"}), HasSubstr("fp8"));
-  EXPECT_THAT(error_of({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
-  EXPECT_THAT(error_of({"--save_every", "3", "--save="}), HasSubstr("--save DIR"));
-  EXPECT_THAT(error_of({"--init", "a", "--resume", "b"}), HasSubstr("--init a"));
+  EXPECT_THAT(cli_error_of({"--steps", "many"}), AllOf(HasSubstr("--steps"), HasSubstr("'many'")));
+  EXPECT_THAT(cli_error_of({"--steps", "-1"}), HasSubstr("at least 0"));
+  EXPECT_THAT(cli_error_of({"--seq_len", "0"}), HasSubstr("at least 1"));
+  EXPECT_THAT(cli_error_of({"--dtype", "fp8"}), HasSubstr("fp8"));
+  EXPECT_THAT(cli_error_of({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
+  EXPECT_THAT(cli_error_of({"--save_every", "3", "--save="}), HasSubstr("--save DIR"));
+  EXPECT_THAT(cli_error_of({"--init", "a", "--resume", "b"}), HasSubstr("--init a"));
   const TemporaryFolder folder;
   const std::string config = folder.write("c.json", R"({"zerorun": {"train": {"stepz": 1}}})");
-  EXPECT_THAT(error_of({"--config", config}), HasSubstr("/zerorun/train/stepz"));
+  EXPECT_THAT(cli_error_of({"--config", config}), HasSubstr("/zerorun/train/stepz"));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
 
-namespace zerorun {
+namespace zerorun::full_memory {
 namespace {
 
 using testing::run_ranks;
@@ -87,4 +87,4 @@ TEST(FullMemory, HasNoPlaceForParametersThatStayWhereTheyAre) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::full_memory

@@ -16,11 +16,11 @@ namespace {
 using testing::run_ranks;
 
 constexpr int64_t kWidth = 96;
-constexpr int kLayers = 6;
+constexpr int kSmallLayers = 6;
 
-std::vector<ParameterSpec> transformer() {
+std::vector<ParameterSpec> small_transformer() {
   std::vector<ParameterSpec> specs = {{"wte", {512, kWidth}, "embed", 0, true, ""}};
-  for (int layer = 0; layer < kLayers; ++layer) {
+  for (int layer = 0; layer < kSmallLayers; ++layer) {
     const std::string module = "h." + std::to_string(layer);
     specs.push_back({module + ".ln", {kWidth}, module, 1, true, ""});
     specs.push_back({module + ".attn", {kWidth, 4 * kWidth}, module, 0, true, ""});
@@ -36,7 +36,8 @@ void train(Engine& engine, const Config& config) {
       [](ParameterId, int64_t, std::span<float> out) { std::fill(out.begin(), out.end(), 0.1F); });
   const auto specs = engine.parameters();
   std::vector<std::string> modules = {"embed"};
-  for (int layer = 0; layer < kLayers; ++layer) modules.push_back("h." + std::to_string(layer));
+  for (int layer = 0; layer < kSmallLayers; ++layer)
+    modules.push_back("h." + std::to_string(layer));
   const auto use = [&](const std::string& module, bool backward) {
     engine.gather(engine.module_id(module));
     for (ParameterId id = 0; id < static_cast<ParameterId>(specs.size()) && backward; ++id) {
@@ -58,10 +59,10 @@ void train(Engine& engine, const Config& config) {
 }
 
 void expect_planned(const Config& config, int world_size, const std::string& what) {
-  const MemoryPlan plan = plan_memory(config, transformer(), world_size, true);
+  const MemoryPlan plan = plan_memory(config, small_transformer(), world_size, true);
   run_ranks(world_size, [&](Communicator& comm) {
     const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, transformer(),
+    const auto engine = Engine::create(config, *device, comm, small_transformer(),
                                        {ParameterGroup{}, ParameterGroup{.name = "plain"}});
     train(*engine, config);
     const auto check = [&](int64_t planned, MemoryCategory category, bool peak) {

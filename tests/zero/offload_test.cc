@@ -11,7 +11,7 @@
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::offload {
 namespace {
 
 using testing::base_config;
@@ -360,4 +360,4 @@ TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::offload

@@ -11,7 +11,7 @@
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::optimizer {
 namespace {
 
 using ::testing::HasSubstr;
@@ -233,4 +233,4 @@ TEST(MuonMatrices, MustBeMatrices) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::optimizer

@@ -13,7 +13,7 @@
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::precision {
 namespace {
 
 using ::testing::AllOf;
@@ -391,4 +391,4 @@ TEST(PrecisionTest, TheLossScalerResumes) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::precision

@@ -10,7 +10,7 @@
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
 
-namespace zerorun {
+namespace zerorun::trajectory {
 namespace {
 
 using testing::run_ranks;
@@ -309,4 +309,4 @@ TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::trajectory

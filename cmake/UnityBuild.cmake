@@ -1,0 +1,38 @@
+# ZERORUN_UNITY compiles the sources that a target has of one directory as one: half the work, as
+# every header is read once. For builds that mostly start from nothing; a change costs more.
+set(ZERORUN_UNITY OFF CACHE BOOL "Compile the sources of each directory together")
+
+# Code that Highway compiles once per instruction set, kernels, and fakes of libraries, whose
+# functions share the names of helpers, stay by themselves.
+function(zerorun_join_sources target)
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(folder ${target} SOURCE_DIR)
+  foreach(source ${sources})
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${folder} NORMALIZE)
+    if(NOT source MATCHES "\\.cc$" OR source MATCHES "/fake/" OR NOT EXISTS ${source})
+      continue()
+    endif()
+    file(STRINGS ${source} per_target REGEX "foreach_target\\.h" LIMIT_COUNT 1)
+    if(NOT per_target)
+      cmake_path(GET source PARENT_PATH group)
+      cmake_path(RELATIVE_PATH group BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+      string(REPLACE / _ group ${group})
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
+    endif()
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+endfunction()
+
+function(zerorun_join_sources_below folder)
+  get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target ${targets})
+    get_target_property(type ${target} TYPE)
+    if(type MATCHES "LIBRARY|EXECUTABLE" AND NOT type STREQUAL "INTERFACE_LIBRARY")
+      zerorun_join_sources(${target})
+    endif()
+  endforeach()
+  get_property(folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+  foreach(below ${folders})
+    zerorun_join_sources_below(${below})
+  endforeach()
+endfunction()
