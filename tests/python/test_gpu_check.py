@@ -223,6 +223,15 @@ def test_programs_that_are_missing_are_named(machine: Machine) -> None:
     assert "launcher/zerorun" in result.stderr
 
 
+def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
+    write_program(machine.root / ".venv" / "bin" / "python", PYTHON)
+    models = "tests/gpu/torch_on_gpu.py"
+    assert f"`python3 {models}" in machine.check("--dry-run").stdout
+    no_gpu = PYTHON.replace("case", "case $* in *is_available*) exit 1 ;; esac\ncase", 1)
+    write_program(machine.tools / "python3", no_gpu)
+    assert f"`.venv/bin/python {models}" in machine.check("--dry-run").stdout
+
+
 def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -> None:
     module = f"python/zerorun/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     for file in [*PROGRAMS, module]:
