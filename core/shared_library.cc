@@ -35,4 +35,15 @@ void* SharedLibrary::symbol(const char* name) const {
   return found;
 }
 
+std::string describe_library(std::string_view name, std::span<const std::string> files,
+                             const std::function<std::string(const SharedLibrary&)>& version,
+                             std::string_view remedy) {
+  try {
+    const SharedLibrary library(files);
+    return fmt::format("{} {} ({})", name, version(library), library.path());
+  } catch (const DeviceError& error) {
+    return fmt::format("{}: missing: {}. {}", name, error.what(), remedy);
+  }
+}
+
 }  // namespace zerorun

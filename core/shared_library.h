@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace zerorun {
 
@@ -27,5 +29,10 @@ class SharedLibrary {
   void* handle_ = nullptr;
   std::string path_;
 };
+
+// For `zerorun env`: "NAME 1.2.3 (file)", or that the library is missing, why, and `remedy`.
+std::string describe_library(std::string_view name, std::span<const std::string> files,
+                             const std::function<std::string(const SharedLibrary&)>& version,
+                             std::string_view remedy);
 
 }  // namespace zerorun
