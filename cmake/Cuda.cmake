@@ -41,6 +41,8 @@ if(NOT CUBLAS_FOUND OR NOT NCCL_FOUND)
   return()
 endif()
 set(ZERORUN_HAVE_CUDA ON)
+find_package(CUDNN)
+find_package(NVML)
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION} for ${ZERORUN_CUDA_ARCHITECTURES} and PTX")
 
 if(CCACHE)

@@ -1,6 +1,7 @@
 // libzerorun_cuda.so's one entry point. It lies in comm/, from where both the device and the
 // communicator can be seen.
 #include <memory>
+#include <utility>
 
 #include "comm/nccl_communicator.h"
 #include "comm/nccl_library.h"
@@ -8,6 +9,7 @@
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/device_report.h"
+#include "device/cuda/library_report.h"
 #include "device/cuda_backend.h"
 
 namespace zerorun {
@@ -35,6 +37,7 @@ class Backend final : public CudaBackend {
   std::string why_no_device() const override { return why_no_cuda_device(); }
   std::vector<std::string> report() const override {
     std::vector<std::string> lines = cuda_report();
+    for (std::string& line : describe_libraries_of_cuda()) lines.push_back(std::move(line));
     lines.push_back(describe_nccl());
     return lines;
   }

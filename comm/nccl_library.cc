@@ -3,23 +3,20 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <string>
 
 #include "core/shared_library.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 
 namespace {
 
-SharedLibrary open_library() {
-  const std::array<std::string, 2> names = {"libnccl.so.2", ZERORUN_NCCL_LIBRARY};
-  return SharedLibrary(names);
-}
+std::array<std::string, 2> library_files() { return {"libnccl.so.2", ZERORUN_NCCL_LIBRARY}; }
 
 }  // namespace
 
 NcclFunctions open_nccl() {
-  const SharedLibrary library = open_library();
+  const SharedLibrary library(library_files());
   return {
       .version = library.function<decltype(ncclGetVersion)>("ncclGetVersion"),
       .unique_id = library.function<decltype(ncclGetUniqueId)>("ncclGetUniqueId"),
@@ -44,15 +41,14 @@ NcclFunctions open_nccl() {
 }
 
 std::string describe_nccl() {
-  try {
-    const SharedLibrary library = open_library();
-    int version = 0;
-    library.function<decltype(ncclGetVersion)>("ncclGetVersion")(&version);
-    return fmt::format("NCCL {}.{}.{} ({})", version / 10000, version / 100 % 100, version % 100,
-                       library.path());
-  } catch (const DeviceError& error) {
-    return fmt::format("no NCCL: {}", error.what());
-  }
+  const auto version = [](const SharedLibrary& library) {
+    int number = 0;
+    library.function<decltype(ncclGetVersion)>("ncclGetVersion")(&number);
+    return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+  };
+  return describe_library(
+      "NCCL", library_files(), version,
+      "Several ranks need it: pip install nvidia-nccl-cu13, or install libnccl2");
 }
 
 }  // namespace zerorun

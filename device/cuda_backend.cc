@@ -16,6 +16,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kDriver = "libcuda.so.1";
 constexpr const char* kLibrary = "libzerorun_cuda.so";
+// Libraries stay open to the end of the process: CUDA's cannot be unloaded, and devices may outlive
+// every reference to the backend.
+constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
 
 std::string last_dl_error() {
   const char* text = dlerror();
@@ -29,6 +32,23 @@ fs::path own_directory() {
   std::error_code error;
   const fs::path file = fs::canonical(info.dli_fname, error);
   return error ? fs::canonical("/proc/self/exe", error).parent_path() : file.parent_path();
+}
+
+std::shared_ptr<CudaBackend> load_backend() {
+  if (!ZERORUN_HAVE_CUDA) {
+    fail<DeviceError>(
+        "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is (cmake says what "
+        "it misses)");
+  }
+  const fs::path file = find_cuda_library(kLibrary);
+  void* const library = dlopen(file.c_str(), kFlags);
+  if (library == nullptr) fail<DeviceError>("CUDA: cannot open the backend: {}", last_dl_error());
+  const auto entry = reinterpret_cast<CudaBackendEntry>(dlsym(library, kCudaBackendEntry));
+  if (entry == nullptr) {
+    fail<DeviceError>("CUDA: {} is of another version of zerorun", file.string());
+  }
+  const std::unique_ptr<std::shared_ptr<CudaBackend>> backend(entry());
+  return *backend;
 }
 
 }  // namespace
@@ -49,38 +69,32 @@ std::string find_cuda_library(std::string_view name) {
 }
 
 std::shared_ptr<CudaBackend> open_cuda_backend() {
-  if (!ZERORUN_HAVE_CUDA) {
-    fail<DeviceError>(
-        "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is (cmake says what "
-        "it "
-        "misses)");
-  }
-  // Libraries stay open to the end of the process: CUDA's cannot be unloaded, and devices may
-  // outlive every reference to the backend.
-  if (dlopen(kDriver, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) == nullptr) {
+  if (ZERORUN_HAVE_CUDA && dlopen(kDriver, kFlags) == nullptr) {
     fail<DeviceError>("CUDA: NVIDIA's driver is not installed ({})", last_dl_error());
   }
-  const fs::path file = find_cuda_library(kLibrary);
-  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) fail<DeviceError>("CUDA: cannot open the backend: {}", last_dl_error());
-  const auto entry = reinterpret_cast<CudaBackendEntry>(dlsym(library, kCudaBackendEntry));
-  if (entry == nullptr) {
-    fail<DeviceError>("CUDA: {} is of another version of zerorun", file.string());
+  std::shared_ptr<CudaBackend> backend = load_backend();
+  if (backend->device_count() == 0) {
+    fail<DeviceError>("CUDA: no GPU is visible: {}", backend->why_no_device());
   }
-  const std::unique_ptr<std::shared_ptr<CudaBackend>> backend(entry());
-  if ((*backend)->device_count() == 0) {
-    fail<DeviceError>("CUDA: no GPU is visible: {}", (*backend)->why_no_device());
-  }
-  return *backend;
+  return backend;
 }
 
 std::shared_ptr<Device> make_cuda_device(const CudaDeviceOptions& options) {
   return open_cuda_backend()->make_device(options);
 }
 
-std::string describe_cuda_build() {
-  if (!ZERORUN_HAVE_CUDA) return "no CUDA backend in this build";
-  return "backend compiled by nvcc " ZERORUN_CUDA_BUILD;
+std::vector<std::string> describe_cuda() {
+  std::vector<std::string> lines;
+  if (ZERORUN_HAVE_CUDA) lines.emplace_back("backend compiled by nvcc " ZERORUN_CUDA_BUILD);
+  try {
+    for (std::string& line : load_backend()->report()) lines.push_back(std::move(line));
+  } catch (const DeviceError& error) {
+    constexpr std::string_view kPrefix = "CUDA: ";  // the line's name says it already
+    const std::string_view problem = error.what();
+    lines.push_back("backend: missing: " +
+                    std::string(problem.substr(problem.starts_with(kPrefix) ? kPrefix.size() : 0)));
+  }
+  return lines;
 }
 
 std::string why_no_cuda() {

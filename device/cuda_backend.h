@@ -20,7 +20,8 @@ class CudaBackend {
   virtual int device_count() const = 0;
   // Why there is no device, as the CUDA runtime says it; empty when there is one.
   virtual std::string why_no_device() const = 0;
-  // Lines for `zerorun env`: driver, runtime, libraries, devices, how the devices are connected.
+  // Lines for `zerorun env`: driver, runtime, devices, how they are connected, and libraries. What
+  // is missing has a line that says so.
   virtual std::vector<std::string> report() const = 0;
 
   virtual std::shared_ptr<Device> make_device(const CudaDeviceOptions& options) = 0;
@@ -39,8 +40,9 @@ std::shared_ptr<CudaBackend> open_cuda_backend();
 // seen from its Python packages. Throws DeviceError when it is missing there.
 std::string find_cuda_library(std::string_view name);
 
-// The CUDA compiler and architectures of this build's backend, or that it has none.
-std::string describe_cuda_build();
+// Lines for `zerorun env`: the CUDA compiler and architectures of this build's backend, and its
+// report, which needs no driver; or what is missing of the backend itself.
+std::vector<std::string> describe_cuda();
 
 // Why open_cuda_backend would throw; empty when it would not.
 std::string why_no_cuda();

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "config/env.h"
@@ -16,9 +16,9 @@
 #include "device/cuda_backend.h"
 #include "launcher/cpus.h"
 #include "launcher/environment.h"
+#include "launcher/gpu_nodes.h"
 #include "launcher/program.h"
 #include "launcher/resources.h"
-#include "zerorun/error.h"
 #include "zerorun/version.h"
 
 namespace zerorun {
@@ -29,20 +29,13 @@ std::string describe_gpus() {
   const int gpus = count_gpus();
   const auto visible =
       visible_gpus(find_variable(inherited_environment(), "CUDA_VISIBLE_DEVICES"), gpus);
-  return fmt::format("{} on this machine, {} visible", gpus, visible.size());
-}
-
-// One line for each thing that a CUDA job needs, or the first that is missing.
-std::vector<std::string> describe_cuda() {
-  std::vector<std::string> lines = {describe_cuda_build()};
-  try {
-    for (std::string& text : open_cuda_backend()->report()) lines.push_back(std::move(text));
-  } catch (const DeviceError& error) {
-    constexpr std::string_view kPrefix = "CUDA: ";  // the line's name says it already
-    const std::string_view problem = error.what();
-    lines.emplace_back(problem.substr(problem.starts_with(kPrefix) ? kPrefix.size() : 0));
+  std::string text = fmt::format("{} on this machine, {} visible", gpus, visible.size());
+  const std::vector<std::optional<int>> nodes = gpu_nodes(visible);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    text += fmt::format("{} {}: {}", i == 0 ? "; NUMA node of GPU" : ",", visible[i],
+                        nodes[i] ? std::to_string(*nodes[i]) : "unknown");
   }
-  return lines;
+  return text;
 }
 
 std::string describe_cpus() {
@@ -94,7 +87,7 @@ std::string host_report() {
   line("zerorun", ZERORUN_VERSION);
   line("host", host_name());
   line("GPUs", describe_gpus());
-  for (const std::string& text_of_cuda : describe_cuda()) line("CUDA", text_of_cuda);
+  for (const std::string& of_cuda : describe_cuda()) line("CUDA", of_cuda);
   line("CPUs", describe_cpus());
   line("memory", describe_memory());
   line("programs", programs.empty() ? "none" : fmt::format("{}", fmt::join(programs, ", ")));

@@ -44,7 +44,7 @@ def _rule(pattern: str, home: str, message: str) -> Rule:
 
 NAMES = [
     _rule(
-        r"\b(?:cuda|cublas(?:Lt)?|cudnn|nvtx|nccl|cu(?=[A-Z][a-z]))[A-Z]\w*"
+        r"\b(?:cuda|cublas(?:Lt)?|cudnn|nvml|nvtx|nccl|cu(?=[A-Z][a-z]))[A-Z]\w*"
         r"|\bCU(?:device|stream|res)\w+",
         r"(?:device|examples/train)/cuda/|comm/nccl",
         "CUDA and NCCL belong in device/cuda and comm/nccl*",
@@ -75,7 +75,7 @@ NAMES = [
 ]
 HEADERS = [
     _rule(
-        r"^(?:cuda|cublas|cudnn|nvtx|nvToolsExt|nccl)",
+        r"^(?:cuda|cublas|cudnn|nvml|nvtx|nvToolsExt|nccl)",
         r"(?:device|examples/train)/cuda/|comm/nccl",
         "CUDA and NCCL belong in device/cuda and comm/nccl*",
     ),

@@ -1,11 +1,13 @@
 #include "device/cuda/device_report.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
+#include <iterator>
 #include <span>
+#include <utility>
 
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/gpu_links.h"
 #include "device/memory_ledger.h"
 
 namespace zerorun {
@@ -23,6 +25,11 @@ cudaDeviceProp properties_of(int index) {
   return properties;
 }
 
+PciAddress address_of(const cudaDeviceProp& properties) {
+  return {static_cast<unsigned>(properties.pciDomainID), static_cast<unsigned>(properties.pciBusID),
+          static_cast<unsigned>(properties.pciDeviceID)};
+}
+
 std::string describe_device(int index) {
   const cudaDeviceProp properties = properties_of(index);
   return fmt::format("cuda:{}: {}, compute capability {}.{}, {}, {} multiprocessors, {}", index,
@@ -31,18 +38,23 @@ std::string describe_device(int index) {
                      cuda_device_identity(index));
 }
 
-// Which devices read each other's memory directly: NVLink, or PCIe through one switch.
-std::string describe_peers(int index, int count) {
-  std::vector<std::string> peers;
-  for (int peer = 0; peer < count; ++peer) {
-    int reaches = 0;
-    if (peer != index && cudaDeviceCanAccessPeer(&reaches, index, peer) == cudaSuccess &&
-        reaches != 0) {
-      peers.push_back(fmt::format("cuda:{}", peer));
-    }
+std::string describe_driver() {
+  int driver = 0;  // also where there is none
+  int runtime = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) cudaGetLastError();
+  if (driver == 0) {
+    return fmt::format("driver: missing: install NVIDIA's driver for CUDA {} or later",
+                       format_version(runtime));
   }
-  return fmt::format("cuda:{} reads memory of: {}", index,
-                     peers.empty() ? "none" : fmt::format("{}", fmt::join(peers, ", ")));
+  std::string version;
+  try {
+    version = open_nvml()->driver_version();
+  } catch (const DeviceError& error) {
+    version = fmt::format("of unknown version ({})", error.what());
+  }
+  return fmt::format("driver {} for CUDA {}, built with CUDA {}", version, format_version(driver),
+                     format_version(runtime));
 }
 
 }  // namespace
@@ -74,20 +86,20 @@ std::string cuda_device_identity(int index) {
 }
 
 std::vector<std::string> cuda_report() {
-  int driver = 0;
-  int runtime = 0;
-  check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-  check_cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  std::vector<std::string> lines;
-  lines.push_back(fmt::format("driver for CUDA {}, built with CUDA {}",
-                              driver == 0 ? "(none)" : format_version(driver),
-                              format_version(runtime)));
+  std::vector<std::string> lines = {describe_driver()};
   const int count = visible_cuda_devices();
-  for (int index = 0; index < count; ++index) lines.push_back(describe_device(index));
-  for (int index = 0; count > 1 && index < count; ++index) {
-    lines.push_back(describe_peers(index, count));
+  if (count == 0) lines.push_back("GPU: missing: none is visible: " + why_no_cuda_device());
+  std::vector<PciAddress> addresses;
+  for (int index = 0; index < count; ++index) {
+    try {
+      lines.push_back(describe_device(index));
+      addresses.push_back(address_of(properties_of(index)));
+    } catch (const DeviceError& error) {  // the others may do
+      lines.push_back(fmt::format("cuda:{}: cannot be used: {}", index, error.what()));
+    }
   }
-  if (count == 0) lines.push_back("no GPU is visible: " + why_no_cuda_device());
+  if (std::ssize(addresses) < count) return lines;
+  for (std::string& line : describe_gpu_links(addresses)) lines.push_back(std::move(line));
   return lines;
 }
 

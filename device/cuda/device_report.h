@@ -11,7 +11,8 @@ int visible_cuda_devices();
 std::string why_no_cuda_device();
 // The physical GPU, by its PCI address and UUID.
 std::string cuda_device_identity(int index);
-// Lines for `zerorun env`: driver, runtime, devices, and how they are connected.
+// Lines for `zerorun env`: driver, runtime, devices, and how they are connected. What is missing
+// has a line that says so.
 std::vector<std::string> cuda_report();
 
 }  // namespace zerorun

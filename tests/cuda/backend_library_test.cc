@@ -12,7 +12,11 @@
 namespace zerorun {
 namespace {
 
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 #ifdef ZERORUN_CUDA_LIBRARY
 class BackendLibraryTest : public ::testing::Test {
@@ -40,11 +44,22 @@ TEST_F(BackendLibraryTest, ItsErrorsAreCaughtByType) {
   EXPECT_THROW(backend_->identity_of(*make_cpu_device()), InternalError);
 }
 
-TEST_F(BackendLibraryTest, ReportsRuntimeAndNcclWithoutADevice) {
+// Each has a line of its own, whatever else is missing.
+TEST_F(BackendLibraryTest, ReportsEverythingThatIsMissingAtOnce) {
   const std::vector<std::string> lines = backend_->report();
-  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("built with CUDA ")));
-  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("no GPU is visible")));
-  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("NCCL")));
+  EXPECT_THAT(lines, Contains(AnyOf(HasSubstr("driver: missing: install NVIDIA's driver"),
+                                    HasSubstr("built with CUDA "))));
+  EXPECT_THAT(lines, Contains(StartsWith("GPU: missing: none is visible: ")));
+  for (const std::string library : {"cuBLAS", "cuBLASLt", "cuDNN", "NCCL"}) {
+    EXPECT_THAT(lines, Contains(AnyOf(ContainsRegex("^" + library + " [0-9.]+ [(]/.*[.]so"),
+                                      ContainsRegex("^" + library + ": missing: .*pip install"))));
+  }
+}
+
+TEST(DescribeCuda, BeginsWithTheCompilerAndNeedsNoDriver) {
+  const std::vector<std::string> lines = describe_cuda();
+  EXPECT_THAT(lines.front(), StartsWith("backend compiled by nvcc "));
+  EXPECT_THAT(lines, Contains(StartsWith("NCCL")));
 }
 #endif
 

@@ -9,7 +9,6 @@
 #include "comm/nccl_communicator.h"
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/device_report.h"
 #include "tests/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
 #include "tests/harness.h"
@@ -123,14 +122,6 @@ TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
     EXPECT_THAT(error.what(), HasSubstr("cudaMemsetAsync"));
     EXPECT_THAT(error.what(), HasSubstr("cudaErrorLaunchFailure"));
   }
-}
-
-TEST_F(CudaFailureTest, WithoutADeviceTheReportSaysWhy) {
-  fake_.set_devices(0);
-  EXPECT_EQ(visible_cuda_devices(), 0);
-  EXPECT_THAT(why_no_cuda_device(), HasSubstr("no CUDA-capable device"));
-  EXPECT_THAT(cuda_report().back(), HasSubstr("no GPU is visible"));
-  EXPECT_THROW(CudaDevice(0, 0), DeviceError);
 }
 
 TEST_F(CudaFailureTest, AStreamOfAnotherDeviceIsRefused) {

@@ -259,7 +259,9 @@ TEST(Tools, EnvPrintsTheMachineAndTheVariables) {
   LauncherProcess env(zerorun_command({"env"}),
                       {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}});
   EXPECT_EQ(env.wait(), 0);
-  EXPECT_THAT(env.output(), HasSubstr("CPUs"));
+  EXPECT_THAT(env.output(), HasSubstr("\nCPUs "));
+  EXPECT_THAT(env.output(), HasSubstr("\nGPUs "));
+  EXPECT_THAT(env.output(), HasSubstr("\nCUDA "));
   EXPECT_THAT(env.output(), HasSubstr("OMP_NUM_THREADS"));
   EXPECT_THAT(env.output(), HasSubstr("= 17"));
   EXPECT_THAT(env.output(), Not(HasSubstr("hidden")));

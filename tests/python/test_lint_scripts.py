@@ -45,6 +45,7 @@ def size(root: Path, path: str, code: str) -> list[str]:
         ("include/zerorun/a.h", "#include <unistd.h>"),
         ("include/zerorun/a.h", '#include "core/check.h"'),
         ("comm/shm.cc", "#include <nccl.h>"),
+        ("launcher/a.cc", "void f() { nvmlShutdown(); }"),
         ("zero/a.cc", "#include <cuda_runtime.h>"),
         ("zero/a.cc", "void f() { cudaFree(p); }"),
         ("device/cpu/a.cc", "ncclComm_t comm; auto x = ncclCommDestroy(comm);"),

@@ -14,6 +14,7 @@ void FakeCuda::reset() {
   for (const std::string& leak : leaks()) throw std::logic_error("still held: " + leak);
   const std::lock_guard lock(mutex_);
   devices_ = 1;
+  links_ = {};
   memory_ = size_t{1} << 30;
   delay_ = std::chrono::microseconds(0);
   inline_streams_ = false;
@@ -33,6 +34,16 @@ void FakeCuda::set_devices(int devices) {
 int FakeCuda::devices() const {
   const std::lock_guard lock(mutex_);
   return devices_;
+}
+
+void FakeCuda::set_links(const GpuLinks& links) {
+  const std::lock_guard lock(mutex_);
+  links_ = links;
+}
+
+GpuLinks FakeCuda::links() const {
+  const std::lock_guard lock(mutex_);
+  return links_;
 }
 
 void FakeCuda::set_memory(size_t bytes) {

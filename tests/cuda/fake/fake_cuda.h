@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace zerorun::fake {
@@ -20,6 +22,18 @@ namespace zerorun::fake {
 struct Call {
   std::string name;
   const void* stream = nullptr;  // that it is for, if any
+};
+
+// NVLinks of the devices: to each other, and of every one to a switch. Devices that have none read
+// each other's memory all the same; where some have, only those do that are linked.
+struct GpuLinks {
+  std::map<std::pair<int, int>, int> between{};  // by the smaller number first
+  int switched = 0;
+
+  int direct(int device, int peer) const {
+    const auto found = between.find(std::minmax(device, peer));
+    return found == between.end() ? 0 : found->second;
+  }
 };
 
 // What a test can ask of the fake libraries, and what they have seen. There is one, as there is
@@ -33,6 +47,8 @@ class FakeCuda {
 
   void set_devices(int devices);
   int devices() const;
+  void set_links(const GpuLinks& links);
+  GpuLinks links() const;
   void set_memory(size_t bytes);
   // Work on streams starts up to this much later than it could: at random, so that orderings that
   // are not enforced show.
@@ -80,6 +96,7 @@ class FakeCuda {
  private:
   mutable std::mutex mutex_;  // guards all
   int devices_ = 1;
+  GpuLinks links_;
   size_t memory_ = size_t{1} << 30;
   size_t used_ = 0;
   std::chrono::microseconds delay_{0};

@@ -157,7 +157,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   ENTER();
-  *can = valid_device(device) && valid_device(peer) ? 1 : 0;
+  if (!valid_device(device) || !valid_device(peer)) return result(cudaErrorInvalidDevice);
+  const GpuLinks links = seen().links();
+  const bool all = links.between.empty() || links.switched > 0;
+  *can = device != peer && (all || links.direct(device, peer) > 0) ? 1 : 0;
   return cudaSuccess;
 }
 

@@ -1,0 +1,74 @@
+#include "device/cuda/library_report.h"
+
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#ifdef ZERORUN_CUDNN_LIBRARY
+#include <cudnn.h>
+#endif
+#include <fmt/format.h>
+
+#include <array>
+#include <string_view>
+
+#include "core/shared_library.h"
+
+namespace zerorun {
+
+namespace {
+
+std::string soname(std::string_view name, int major) {
+  return fmt::format("lib{}.so.{}", name, major);
+}
+
+// 130101 as "13.1.1".
+std::string version_of(size_t number) {
+  return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+}
+
+std::string describe_cublas() {
+  const std::array<std::string, 2> files = {soname("cublas", CUBLAS_VER_MAJOR),
+                                            ZERORUN_CUBLAS_LIBRARY};
+  const auto version = [](const SharedLibrary& library) {
+    const auto property = library.function<decltype(cublasGetProperty)>("cublasGetProperty");
+    std::array<int, 3> parts{};
+    for (const libraryPropertyType part : {MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL}) {
+      property(part, &parts.at(static_cast<size_t>(part)));
+    }
+    return fmt::format("{}.{}.{}", parts[0], parts[1], parts[2]);
+  };
+  return describe_library("cuBLAS", files, version,
+                          "Muon needs it: pip install nvidia-cublas, or install the CUDA toolkit");
+}
+
+std::string describe_cublas_lt() {
+  const std::array<std::string, 2> files = {soname("cublasLt", CUBLAS_VER_MAJOR),
+                                            ZERORUN_CUBLASLT_LIBRARY};
+  const auto version = [](const SharedLibrary& library) {
+    return version_of(library.function<decltype(cublasLtGetVersion)>("cublasLtGetVersion")());
+  };
+  return describe_library("cuBLASLt", files, version,
+                          "train needs it: pip install nvidia-cublas, or install the CUDA toolkit");
+}
+
+std::string describe_cudnn() {
+  constexpr const char* kRemedy =
+      "Without it train's attention is much slower: pip install nvidia-cudnn-cu13";
+#ifdef ZERORUN_CUDNN_LIBRARY
+  const std::array<std::string, 2> files = {soname("cudnn", CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY};
+  const auto version = [](const SharedLibrary& library) {  // 9.28.0 is 92800
+    return version_of(library.function<decltype(cudnnGetVersion)>("cudnnGetVersion")());
+  };
+  return describe_library("cuDNN", files, version, kRemedy);
+#else
+  return fmt::format("cuDNN: missing: this build had no headers of it. {} before the build",
+                     kRemedy);
+#endif
+}
+
+}  // namespace
+
+std::vector<std::string> describe_libraries_of_cuda() {
+  return {describe_cublas(), describe_cublas_lt(), describe_cudnn()};
+}
+
+}  // namespace zerorun
