@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include <array>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <new>
@@ -13,6 +13,7 @@
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #elif defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -23,24 +24,46 @@ namespace {
 constexpr size_t kStackBytes = size_t{256} << 10;  // touched pages only
 constexpr int kMostThreads = 1024;
 
-// A thread of a block: a stack, and where it waits.
-struct Fiber {
-  enum class State { runnable, at_block_barrier, at_warp_barrier, ended };
+// Where a stack of its own was left.
+struct Place {
+  void* registers[5] = {};
+};
 
-  ucontext_t context{};
+[[noreturn, gnu::noinline]] void go_to(Place& place) { __builtin_longjmp(place.registers, 1); }
+
+// swapcontext without its system call, which took most of the time of kernels with barriers.
+// `start`: of a stack that was not left yet. ASan must not take the jump for an exception.
+[[gnu::noinline, gnu::no_sanitize_address]] void swap_places(Place& from, Place& to,
+                                                             const ucontext_t* start) {
+  if (__builtin_setjmp(from.registers) != 0) return;
+  if (start != nullptr) setcontext(start);
+  go_to(to);
+}
+
+// A stack on which threads of a block run, one after the other: the next one begins there when one
+// has ended, and a thread that waits keeps it. Kernels without barriers need one for a block.
+struct Fiber {
+  Place place;
   void* stack = nullptr;
-  State state = State::ended;
-  unsigned mask = 0;       // of the warp barrier where it waits
-  uint64_t exchanged = 0;  // what it gives to its warp
-  uint3 index{};
+  bool started = false;
 #if defined(__SANITIZE_THREAD__)
   void* tsan = nullptr;
 #endif
 };
 
+// A thread of a block.
+struct Thread {
+  enum class State { fresh, runnable, at_block_barrier, at_warp_barrier, ended };
+
+  State state = State::fresh;
+  unsigned mask = 0;       // of the warp barrier where it waits
+  uint64_t exchanged = 0;  // what it gives to its warp
+  Fiber* fiber = nullptr;  // where it runs
+};
+
 class Scheduler {
  public:
-  Scheduler() : fibers_(kMostThreads) {}
+  Scheduler() = default;
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
   ~Scheduler() {
@@ -53,35 +76,46 @@ class Scheduler {
   }
 
   void run_block(dim3 block, const std::function<void()>& body);
-  void wait(Fiber::State where, unsigned mask) {
-    Fiber& fiber = fibers_[static_cast<size_t>(current_)];
-    fiber.state = where;
-    fiber.mask = mask;
-    leave(fiber);
+  void wait(Thread::State where, unsigned mask) {
+    Thread& thread = current();
+    thread.state = where;
+    thread.mask = mask;
+    leave(*thread.fiber);
+    show_index();
   }
-  Fiber& current() { return fibers_[static_cast<size_t>(current_)]; }
+  Thread& current() { return threads_[static_cast<size_t>(current_)]; }
   int lane() const { return current_ % warpSize; }
-  // Of the current fiber's warp.
-  Fiber& peer(int lane) {
-    return fibers_[static_cast<size_t>(current_ / warpSize * warpSize + lane)];
+  // Of the current thread's warp.
+  Thread& peer(int lane) {
+    return threads_[static_cast<size_t>(current_ / warpSize * warpSize + lane)];
   }
   bool has_peer(int lane) const {
-    return lane >= 0 && lane < warpSize && current_ / warpSize * warpSize + lane < threads_;
+    return lane >= 0 && lane < warpSize && current_ / warpSize * warpSize + lane < count();
   }
 
  private:
   static void enter(unsigned high, unsigned low);
-  void start(Fiber& fiber, int thread, dim3 block);
+  int count() const { return static_cast<int>(threads_.size()); }
+  // To the current thread.
+  void show_index() const {
+    const auto i = static_cast<unsigned>(current_);
+    threadIdx = {i % block_.x, i / block_.x % block_.y, i / block_.x / block_.y};
+  }
+  void run_threads(Fiber& fiber);
+  Fiber& take_fiber();
+  void start(Fiber& fiber);
   void resume(Fiber& fiber);
   void leave(Fiber& fiber);
   bool release_barriers();
   bool release_warp(int first);
 
-  std::vector<Fiber> fibers_;
-  ucontext_t main_{};
+  std::deque<Fiber> fibers_;
+  std::vector<Fiber*> idle_;  // of fibers_
+  std::vector<Thread> threads_;
+  dim3 block_;
+  Place main_;
   const std::function<void()>* body_ = nullptr;
   std::exception_ptr error_;
-  int threads_ = 0;
   int current_ = 0;
   int ended_ = 0;
 #if defined(__SANITIZE_THREAD__)
@@ -105,50 +139,76 @@ void Scheduler::enter(unsigned high, unsigned low) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &self->main_stack_, &self->main_stack_bytes_);
 #endif
-  try {
-    (*self->body_)();
-  } catch (...) {
-    if (!self->error_) self->error_ = std::current_exception();
+  while (true) {  // until its stack goes
+    Fiber& fiber = *self->current().fiber;
+    self->run_threads(fiber);
+    self->idle_.push_back(&fiber);
+    self->leave(fiber);
   }
-  Fiber& fiber = self->current();
-  fiber.state = Fiber::State::ended;
-  ++self->ended_;
-  self->leave(fiber);
 }
 
-void Scheduler::start(Fiber& fiber, int thread, dim3 block) {
-  if (fiber.stack == nullptr) {
-    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (fiber.stack == MAP_FAILED) {
-      fiber.stack = nullptr;
-      throw std::bad_alloc();
+// The current thread, and those after it that have not begun.
+void Scheduler::run_threads(Fiber& fiber) {
+  while (true) {
+    show_index();
+    current().fiber = &fiber;
+    current().state = Thread::State::runnable;
+    try {
+      (*body_)();
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
     }
+    current().state = Thread::State::ended;
+    ++ended_;
+    const bool next = current_ + 1 < count() &&
+                      threads_[static_cast<size_t>(current_) + 1].state == Thread::State::fresh;
+    if (!next) return;
+    ++current_;
   }
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack;
-  fiber.context.uc_stack.ss_size = kStackBytes;
-  fiber.context.uc_link = &main_;
-  const auto self = reinterpret_cast<uintptr_t>(this);
-  makecontext(&fiber.context, reinterpret_cast<void (*)()>(&Scheduler::enter), 2,
-              static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
-  fiber.state = Fiber::State::runnable;
-  const auto i = static_cast<unsigned>(thread);
-  fiber.index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+}
+
+Fiber& Scheduler::take_fiber() {
+  if (idle_.empty()) {
+    Fiber& fiber = fibers_.emplace_back();
+    void* const stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) throw std::bad_alloc();
+    fiber.stack = stack;
 #if defined(__SANITIZE_THREAD__)
-  if (fiber.tsan == nullptr) fiber.tsan = __tsan_create_fiber(0);  // costly, so kept
+    fiber.tsan = __tsan_create_fiber(0);
 #endif
+    idle_.push_back(&fiber);
+  }
+  Fiber& fiber = *idle_.back();
+  idle_.pop_back();
+  return fiber;
+}
+
+// The threads that are to run begin on it.
+void Scheduler::start(Fiber& fiber) {
+  ucontext_t context{};
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack;
+  context.uc_stack.ss_size = kStackBytes;
+  const auto self = reinterpret_cast<uintptr_t>(this);
+  makecontext(&context, reinterpret_cast<void (*)()>(&Scheduler::enter), 2,
+              static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+  fiber.started = true;
+  swap_places(main_, fiber.place, &context);
 }
 
 void Scheduler::resume(Fiber& fiber) {
-  threadIdx = fiber.index;
 #if defined(__SANITIZE_THREAD__)
   tsan_main_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(fiber.tsan, 0);
 #elif defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&asan_main_, fiber.stack, kStackBytes);
 #endif
-  swapcontext(&main_, &fiber.context);
+  if (fiber.started) {
+    swap_places(main_, fiber.place, nullptr);
+  } else {
+    start(fiber);
+  }
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(asan_main_, nullptr, nullptr);
 #endif
@@ -160,10 +220,9 @@ void Scheduler::leave(Fiber& fiber) {
   __tsan_switch_to_fiber(tsan_main_, 0);
 #elif defined(__SANITIZE_ADDRESS__)
   void* fake_stack = nullptr;
-  const bool ends = fiber.state == Fiber::State::ended;
-  __sanitizer_start_switch_fiber(ends ? nullptr : &fake_stack, main_stack_, main_stack_bytes_);
+  __sanitizer_start_switch_fiber(&fake_stack, main_stack_, main_stack_bytes_);
 #endif
-  swapcontext(&fiber.context, &main_);
+  swap_places(fiber.place, main_, nullptr);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake_stack, &main_stack_, &main_stack_bytes_);
 #endif
@@ -172,20 +231,20 @@ void Scheduler::leave(Fiber& fiber) {
 // True when all threads that the barrier is for have come, and go on.
 bool Scheduler::release_warp(int first) {
   bool released = false;
-  for (int lane = 0; lane < warpSize && first + lane < threads_; ++lane) {
-    Fiber& fiber = fibers_[static_cast<size_t>(first + lane)];
-    if (fiber.state != Fiber::State::at_warp_barrier) continue;
-    const unsigned mask = fiber.mask;
+  for (int lane = 0; lane < warpSize && first + lane < count(); ++lane) {
+    const Thread& thread = threads_[static_cast<size_t>(first + lane)];
+    if (thread.state != Thread::State::at_warp_barrier) continue;
+    const unsigned mask = thread.mask;
     bool complete = (mask >> lane & 1U) != 0;
-    for (int other = 0; other < warpSize && first + other < threads_; ++other) {
-      const Fiber& peer = fibers_[static_cast<size_t>(first + other)];
+    for (int other = 0; other < warpSize && first + other < count(); ++other) {
+      const Thread& peer = threads_[static_cast<size_t>(first + other)];
       if ((mask >> other & 1U) == 0) continue;
-      complete = complete && peer.state == Fiber::State::at_warp_barrier && peer.mask == mask;
+      complete = complete && peer.state == Thread::State::at_warp_barrier && peer.mask == mask;
     }
     if (!complete) continue;
-    for (int other = 0; other < warpSize && first + other < threads_; ++other) {
+    for (int other = 0; other < warpSize && first + other < count(); ++other) {
       if ((mask >> other & 1U) == 0) continue;
-      fibers_[static_cast<size_t>(first + other)].state = Fiber::State::runnable;
+      threads_[static_cast<size_t>(first + other)].state = Thread::State::runnable;
     }
     released = true;
   }
@@ -194,35 +253,53 @@ bool Scheduler::release_warp(int first) {
 
 bool Scheduler::release_barriers() {
   int waiting = 0;
-  for (int i = 0; i < threads_; ++i) {
-    waiting += fibers_[static_cast<size_t>(i)].state == Fiber::State::at_block_barrier ? 1 : 0;
+  for (const Thread& thread : threads_) {
+    waiting += thread.state == Thread::State::at_block_barrier ? 1 : 0;
   }
-  if (waiting > 0 && waiting + ended_ == threads_) {
-    for (int i = 0; i < threads_; ++i) {
-      Fiber& fiber = fibers_[static_cast<size_t>(i)];
-      if (fiber.state == Fiber::State::at_block_barrier) fiber.state = Fiber::State::runnable;
+  if (waiting > 0 && waiting + ended_ == count()) {
+    for (Thread& thread : threads_) {
+      if (thread.state == Thread::State::at_block_barrier) thread.state = Thread::State::runnable;
     }
     return true;
   }
   bool released = false;
-  for (int first = 0; first < threads_; first += warpSize) released |= release_warp(first);
+  for (int first = 0; first < count(); first += warpSize) released |= release_warp(first);
   return released;
 }
 
 void Scheduler::run_block(dim3 block, const std::function<void()>& body) {
-  threads_ = static_cast<int>(block.x * block.y * block.z);
-  if (threads_ < 1 || threads_ > kMostThreads) throw std::logic_error("a block of no valid size");
+  const auto threads = size_t{block.x} * block.y * block.z;
+  if (threads < 1 || threads > kMostThreads) throw std::logic_error("a block of no valid size");
+  threads_.assign(threads, {});
+  block_ = block;
   body_ = &body;
   error_ = nullptr;
   ended_ = 0;
-  for (int i = 0; i < threads_; ++i) start(fibers_[static_cast<size_t>(i)], i, block);
-  while (ended_ < threads_) {
-    for (current_ = 0; current_ < threads_; ++current_) {
-      Fiber& fiber = current();
-      if (fiber.state == Fiber::State::runnable) resume(fiber);
+  // Where a block ends with an error, its threads stay where they are: their fibers begin anew.
+  const auto abandon = [this] {
+    for (const Thread& thread : threads_) {
+      if (thread.state == Thread::State::fresh || thread.state == Thread::State::ended) continue;
+      thread.fiber->started = false;
+#if defined(__SANITIZE_ADDRESS__)
+      __asan_unpoison_memory_region(thread.fiber->stack, kStackBytes);
+#endif
+      idle_.push_back(thread.fiber);
     }
-    if (error_) std::rethrow_exception(error_);
-    if (ended_ < threads_ && !release_barriers()) {
+  };
+  while (ended_ < count()) {
+    for (current_ = 0; current_ < count(); ++current_) {
+      Thread& thread = current();
+      if (thread.state == Thread::State::fresh) thread.fiber = &take_fiber();
+      const bool runs =
+          thread.state == Thread::State::fresh || thread.state == Thread::State::runnable;
+      if (runs) resume(*thread.fiber);
+    }
+    if (error_) {
+      abandon();
+      std::rethrow_exception(error_);
+    }
+    if (ended_ < count() && !release_barriers()) {
+      abandon();
       throw std::logic_error("threads of a block wait for each other at different barriers");
     }
   }
@@ -243,9 +320,9 @@ void run_grid(dim3 grid, dim3 block, const std::function<void()>& body) {
   }
 }
 
-void block_barrier() { running().wait(Fiber::State::at_block_barrier, 0); }
+void block_barrier() { running().wait(Thread::State::at_block_barrier, 0); }
 
-void warp_barrier(unsigned mask) { running().wait(Fiber::State::at_warp_barrier, mask); }
+void warp_barrier(unsigned mask) { running().wait(Thread::State::at_warp_barrier, mask); }
 
 uint64_t exchange(unsigned mask, uint64_t bits, int lane) {
   Scheduler& block = running();
