@@ -103,7 +103,10 @@ std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing)
 Buffer NcclCommunicator::allocate_block(size_t nbytes) {
   if (group_ && nbytes > 0) {
     Buffer registered;
-    if (nbytes <= device_->room()) registered = group_->allocate(nbytes, group_);
+    if (nbytes <= device_->room()) {
+      device_->make_room_within_limit(nbytes);
+      registered = group_->allocate(nbytes, group_);
+    }
     if (agree(static_cast<bool>(registered))) return registered;
   }
   return device_->allocate_uncounted(nbytes, "communication");

@@ -16,6 +16,8 @@ std::string_view name_of(MemoryCategory category) {
       return "activations";
     case MemoryCategory::other:
       return "other";
+    case MemoryCategory::kept:
+      return "kept";
     case MemoryCategory::pinned:
       return "pinned";
     case MemoryCategory::nvme:

@@ -29,6 +29,7 @@ std::string MemoryLedger::summary() const {
   std::string text;
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
+    if (category == MemoryCategory::kept) continue;
     if (i > 0) text += ", ";
     text += fmt::format("{} {}", name_of(category),
                         format_bytes(static_cast<size_t>(use(category).live_bytes)));
@@ -40,8 +41,14 @@ int64_t MemoryLedger::live_bytes() const {
   int64_t bytes = 0;
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
-    if (category == MemoryCategory::pinned || category == MemoryCategory::nvme) continue;
-    bytes += use(category).live_bytes;
+    switch (category) {
+      case MemoryCategory::kept:
+      case MemoryCategory::pinned:
+      case MemoryCategory::nvme:
+        continue;
+      default:
+        bytes += use(category).live_bytes;
+    }
   }
   return bytes;
 }

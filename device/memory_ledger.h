@@ -17,7 +17,8 @@ class MemoryLedger {
   MemoryUse use(MemoryCategory category) const;
   // "parameters 12 MiB, gradients 0 B, ...", for messages.
   std::string summary() const;
-  int64_t live_bytes() const;  // in the device's own memory
+  // In the device's own memory, without what is kept.
+  int64_t live_bytes() const;
   // Settings that would free `missing` bytes, for messages: one by itself where one is enough,
   // otherwise all that free something.
   std::string advice(size_t missing) const;

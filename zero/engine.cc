@@ -264,6 +264,7 @@ StepControl::Decision EngineImpl::decide() {
   const Stopwatch watch(timings_.optimizer_s);
   const StepControl::Decision decision = control_.decide(comm_stream());
   ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);
+  context_.device.give_back_unused();  // the host has just waited for all of the step's work
   return decision;
 }
 

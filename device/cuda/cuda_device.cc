@@ -32,7 +32,7 @@ CudaDevice::CudaDevice(int index, size_t memory_limit)
       memory_limit_(memory_limit),
       name_(describe(index)),
       ledger_(std::make_shared<MemoryLedger>()),
-      pool_(std::make_shared<CudaPool>(index)),
+      pool_(std::make_shared<CudaPool>(index, ledger_)),
       events_(std::make_shared<EventPool>(index)),
       flags_(std::make_shared<HostFlags>(index)),
       host_(make_cpu_device()),
@@ -46,7 +46,11 @@ Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
 
 Buffer CudaDevice::allocate_uncounted(size_t nbytes, std::string_view purpose) {
   if (nbytes > room()) refuse(nbytes, purpose, room());
-  void* const data = make_room([&] { return pool_->allocate(nbytes); });
+  void* data = pool_->reuse(nbytes);
+  if (data == nullptr) {
+    make_room_within_limit(nbytes);
+    data = make_room([&] { return pool_->allocate(nbytes); });
+  }
   if (data == nullptr) refuse(nbytes, purpose, pool_->available().free);
   return {data, nbytes, [data, nbytes, pool = pool_] { pool->free(data, nbytes); }};
 }
@@ -63,7 +67,7 @@ void* CudaDevice::make_room(const std::function<void*()>& allocate) {
   if (data != nullptr) return data;
   // Work that was submitted before a block was freed may still use it.
   settle(inline_stream_);
-  pool_->trim();
+  pool_->give_back(SIZE_MAX);
   data = allocate();
   if (data != nullptr || !reclaim_) return data;
   reclaim_();
@@ -75,13 +79,32 @@ size_t CudaDevice::room() const {
   return memory_limit_ - std::min(static_cast<size_t>(ledger_->live_bytes()), memory_limit_);
 }
 
+void CudaDevice::make_room_within_limit(size_t nbytes) {
+  if (memory_limit_ == 0) return;
+  const size_t held = static_cast<size_t>(ledger_->live_bytes()) + kept();
+  if (held + nbytes <= memory_limit_) return;
+  settle(inline_stream_);  // work that was submitted before a block was freed may still use it
+  pool_->give_back(held + nbytes - memory_limit_);
+}
+
+// Nothing waits in a step that has used what the one before has.
+void CudaDevice::give_back_unused() {
+  if (!pool_->end_step()) return;
+  settle(inline_stream_);
+  pool_->give_back_unused();
+}
+
+size_t CudaDevice::kept() const {
+  return static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes);
+}
+
 void CudaDevice::refuse(size_t nbytes, std::string_view purpose, size_t room) const {
-  fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}. {}", name_,
-                    format_bytes(nbytes), purpose, format_bytes(room),
-                    memory_limit_ == 0
-                        ? std::string()
-                        : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
-                    ledger_->summary(), ledger_->advice(nbytes - std::min(nbytes, room)));
+  fail<DeviceError>(
+      "{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}. {}", name_,
+      format_bytes(nbytes), purpose, format_bytes(room),
+      memory_limit_ == 0 ? std::string()
+                         : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
+      ledger_->summary(), format_bytes(kept()), ledger_->advice(nbytes - std::min(nbytes, room)));
 }
 
 Buffer CudaDevice::allocate_pinned(size_t nbytes) {

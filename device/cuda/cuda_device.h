@@ -34,8 +34,10 @@ class CudaDevice final : public Device {
   Device& host() override { return *host_; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
   MemoryUse memory_use(MemoryCategory category) const override;
-  // Bytes that are left of the limit.
+  // Bytes that are left of the limit when what is kept is given back.
   size_t room() const;
+  // Gives back as much of that as `nbytes` more need. They must not be more than room().
+  void make_room_within_limit(size_t nbytes);
   // The same memory for `purpose`, within the same limit, but not counted: the caller accounts.
   Buffer allocate_uncounted(size_t nbytes, std::string_view purpose);
   // For work on one stream only: handed back when that stream gets there. Not counted.
@@ -47,6 +49,7 @@ class CudaDevice final : public Device {
   std::optional<int> gpu() const override { return index_; }
   void use_inline_stream(void* handle) override;
   void use_reclaimer(const std::function<void()>& reclaim) override { reclaim_ = reclaim; }
+  void give_back_unused() override;
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;
@@ -62,6 +65,7 @@ class CudaDevice final : public Device {
  private:
   // `stream` as one of this device's.
   cudaStream_t handle_of(Stream& stream) const;
+  size_t kept() const;  // bytes that the pool keeps for reuse
   [[noreturn]] void refuse(size_t nbytes, std::string_view purpose, size_t room) const;
   // What `allocate` returns. Where that is null, because the device has no more: once more after
   // the pool, and once more after others, have given back what they keep.

@@ -1,17 +1,18 @@
 #include "device/cuda/cuda_memory.h"
 
 #include <algorithm>
-#include <cstdint>
+#include <iterator>
 #include <new>
+#include <utility>
 
 #include "core/check.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/current_device.h"
-#include "device/memory_ledger.h"
 
 namespace zerorun {
 
-CudaPool::CudaPool(int device) : device_(device) {
+CudaPool::CudaPool(int device, std::shared_ptr<MemoryLedger> ledger)
+    : device_(device), ledger_(std::move(ledger)) {
   const CurrentDevice current(device);
   int pools = 0;
   check_cuda(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device),
@@ -44,7 +45,7 @@ CudaPool::CudaPool(int device) : device_(device) {
 
 CudaPool::~CudaPool() {
   const CurrentDevice current(device_, std::nothrow);
-  trim();
+  give_back(SIZE_MAX);
   cudaMemPoolDestroy(pool_);
   cudaStreamDestroy(stream_);
 }
@@ -67,28 +68,51 @@ void CudaPool::free(void* data, cudaStream_t stream) noexcept {
   cudaFreeAsync(data, stream);
 }
 
-void CudaPool::trim() noexcept {
+bool CudaPool::end_step() {
+  const std::lock_guard lock(mutex_);
+  ++step_;
+  return !kept_.empty() && is_unused(kept_.front());
+}
+
+void CudaPool::give_back_unused() noexcept {
+  give_back_until([this](const Kept& next, size_t) { return !is_unused(next); });
+}
+
+void CudaPool::give_back(size_t nbytes) noexcept {
+  give_back_until([nbytes](const Kept&, size_t given) { return given >= nbytes; });
+}
+
+void CudaPool::give_back_until(const std::function<bool(const Kept&, size_t)>& enough) noexcept {
   const CurrentDevice current(device_, std::nothrow);
-  std::multimap<size_t, void*> kept;
   {
     const std::lock_guard lock(mutex_);
-    kept.swap(kept_);
+    size_t given = 0;
+    auto block = kept_.begin();
+    for (; block != kept_.end() && !enough(*block, given); ++block) {
+      cudaFreeAsync(block->data, stream_);
+      given += block->nbytes;
+    }
+    kept_.erase(kept_.begin(), block);
+    ledger_->remove(given, MemoryCategory::kept);
   }
-  for (const auto& [nbytes, data] : kept) cudaFreeAsync(data, stream_);
   // Others can have it only when it is free, and not the pool's any more.
   cudaStreamSynchronize(stream_);
   cudaMemPoolTrimTo(pool_, 0);
 }
 
+// What was freed last: so what is too much of a size is not used, and goes.
+void* CudaPool::reuse(size_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
+                                  [&](const Kept& block) { return block.nbytes == nbytes; });
+  if (found == kept_.rend()) return nullptr;
+  void* const data = found->data;
+  kept_.erase(std::next(found).base());
+  ledger_->remove(nbytes, MemoryCategory::kept);
+  return data;
+}
+
 void* CudaPool::allocate(size_t nbytes) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto found = kept_.find(nbytes); found != kept_.end()) {
-      void* const data = found->second;
-      kept_.erase(found);
-      return data;
-    }
-  }
   const CurrentDevice current(device_);
   void* const data = allocate(nbytes, stream_);
   if (data == nullptr) return nullptr;
@@ -103,7 +127,8 @@ void* CudaPool::allocate(size_t nbytes) {
 void CudaPool::free(void* data, size_t nbytes) noexcept {
   try {
     const std::lock_guard lock(mutex_);
-    kept_.emplace(nbytes, data);
+    kept_.push_back({data, nbytes, step_});
+    ledger_->add(nbytes, MemoryCategory::kept);
   } catch (const std::bad_alloc&) {
     free(data, stream_);
   }
@@ -120,8 +145,7 @@ CudaPool::Free CudaPool::available() const {
   check_cuda(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used),
              "cudaMemPoolGetAttribute");
   available.free += reserved - std::min(used, reserved);
-  const std::lock_guard lock(mutex_);
-  for (const auto& [nbytes, data] : kept_) available.free += nbytes;
+  available.free += static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes);
   return available;
 }
 

@@ -21,10 +21,11 @@ enum class MemoryCategory : uint8_t {
   buckets,
   activations,
   other,
+  kept,    // device memory that was freed and waits for the next allocation of its size
   pinned,  // host memory where offloaded states and gradients rest, and their staging
   nvme,    // bytes of files
 };
-inline constexpr int kMemoryCategories = 8;
+inline constexpr int kMemoryCategories = 9;
 ZR_API std::string_view name_of(MemoryCategory category);
 
 struct MemoryUse {
@@ -153,6 +154,9 @@ class ZR_API Device {
   // On a GPU: called where its memory is used up, before an allocation fails, so that another
   // allocator of this process gives back what it keeps for later. Must not throw.
   virtual void use_reclaimer(const std::function<void()>& /*reclaim*/) {}
+  // Called once a step. On a GPU: memory that was freed and that nobody has asked for again since
+  // the call before goes back to the driver.
+  virtual void give_back_unused() {}
 
   // Between host memory and this device's; the host block must live until the stream got there.
   // Only memory of allocate_pinned is read as it is then: other memory may be read at once.
