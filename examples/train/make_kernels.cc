@@ -26,6 +26,10 @@ std::unique_ptr<Kernels> make_kernels(Device& device, const KernelOptions& optio
   if (options.tf32) {
     fail<ConfigError>("--tf32: products on the CPU are fp32; it needs --accelerator cuda");
   }
+  if (options.attention_workspace) {
+    fail<ConfigError>(
+        "--attention_workspace: cuDNN computes on GPUs only; it needs --accelerator cuda");
+  }
   return std::make_unique<CpuKernels>();
 }
 

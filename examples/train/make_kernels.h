@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "examples/train/kernels.h"
 #include "zerorun/device.h"
@@ -10,6 +12,8 @@ namespace zerorun::train {
 struct KernelOptions {
   DType dtype = DType::fp32;  // of parameters and gradients
   bool tf32 = false;          // fp32 products in TF32: CUDA only
+  // Bytes that cuDNN may take for gradients of attention's probabilities; unset: what it likes.
+  std::optional<int64_t> attention_workspace{};
 };
 
 // The kernels of the device, which must outlive them. Throws ConfigError for options that it does

@@ -91,7 +91,6 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--recompute", options.recompute,
                "Keep only each block's input, compute the block again in backward")
       ->group(group);
-  app.add_flag("--tf32", options.tf32, "Products of an fp32 model in TF32 (CUDA)")->group(group);
 }
 
 void add_output_options(CLI::App& app, TrainOptions& options) {
@@ -137,6 +136,13 @@ void add_device_options(CLI::App& app, TrainOptions& options) {
          "What computes: auto is the rank's GPU if it has one [default: auto]")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
       ->type_name("auto|cpu|cuda")
+      ->group("Job");
+  app.add_flag("--tf32", options.tf32, "Products of an fp32 model in TF32 (CUDA)")->group("Job");
+  app.add_option("--attention_workspace", options.attention_workspace,
+                 "MiB that cuDNN's attention may take for what grows with the square of the "
+                 "sequence; with less it is slower [default: all that it needs]")
+      ->check(at_least(0))
+      ->type_name("MIB")
       ->group("Job");
 }
 

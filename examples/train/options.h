@@ -28,6 +28,7 @@ struct TrainOptions {
   std::optional<std::string> sample;
   bool recompute = false;
   bool tf32 = false;
+  std::optional<int64_t> attention_workspace;  // MiB
   std::string metrics;
 
   // On the command line only.

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,11 @@ double communication_ms(const EngineTimings& timings) {
   return 1e3 * (timings.reduce_s + timings.gather_s);
 }
 
+std::optional<int64_t> attention_workspace(const TrainOptions& options) {
+  if (!options.attention_workspace) return std::nullopt;
+  return std::min<int64_t>(*options.attention_workspace, INT64_MAX >> 20) << 20;
+}
+
 int64_t peak_rss_bytes() {
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -44,7 +50,8 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
     : Trainer(setup, comm, device,
-              make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32})) {}
+              make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32,
+                                    attention_workspace(setup.options)})) {}
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
                  std::unique_ptr<Kernels> kernels)

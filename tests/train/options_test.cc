@@ -32,12 +32,28 @@ TEST(OptionsTest, DefaultsNeedNoArguments) {
 
 TEST(OptionsTest, HelpListsEveryOption) {
   const std::string help = parse_command_line({"--help"}).help;
-  for (const char* name :
-       {"--config", "--deepspeed", "--deepspeed_config", "--data",       "--model",
-        "--init",   "--seq_len",   "--micro_batch",      "--steps",      "--seed",
-        "--dtype",  "--save",      "--save_every",       "--resume",     "--eval_every",
-        "--sample", "--recompute", "--metrics",          "--local_rank", "--accelerator",
-        "--tf32"}) {
+  for (const char* name : {"--config",
+                           "--deepspeed",
+                           "--deepspeed_config",
+                           "--data",
+                           "--model",
+                           "--init",
+                           "--seq_len",
+                           "--micro_batch",
+                           "--steps",
+                           "--seed",
+                           "--dtype",
+                           "--save",
+                           "--save_every",
+                           "--resume",
+                           "--eval_every",
+                           "--sample",
+                           "--recompute",
+                           "--metrics",
+                           "--local_rank",
+                           "--accelerator",
+                           "--tf32",
+                           "--attention_workspace"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
 }

@@ -317,6 +317,7 @@ TEST_F(TrainerTest, Tf32NeedsCuda) {
   const auto device = make_cpu_device();
   EXPECT_EQ(make_kernels(*device, {DType::fp32, false})->activation_dtype(), DType::fp32);
   EXPECT_THROW(make_kernels(*device, {DType::fp32, true}), ConfigError);
+  EXPECT_THROW(make_kernels(*device, {DType::fp32, false, 1 << 20}), ConfigError);
 }
 
 // The figure that decides is what is allocated.

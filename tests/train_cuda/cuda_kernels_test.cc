@@ -87,6 +87,16 @@ TEST(CudaKernelsTest, AWorkspaceIsReplacedWhenItsWorkIsDone) {
   EXPECT_TRUE(filled.ready());
 }
 
+TEST(CudaKernelsTest, AWorkspaceCountsAsActivations) {
+  CudaDevice device(0, 0);
+  cuda::Workspace workspace(device, device.inline_stream());
+  for (const size_t nbytes : {64, 4096}) {
+    workspace.take(nbytes);
+    EXPECT_EQ(device.memory_use(MemoryCategory::activations).live_bytes,
+              static_cast<int64_t>(nbytes));
+  }
+}
+
 TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
   const auto device = kCuda.make_device();
   const LinearShape shape{33, 64, 17};

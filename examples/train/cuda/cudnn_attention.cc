@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "core/shared_library.h"
+#include "examples/train/cuda/attention_workspace.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // through which the headers call cuDNN
@@ -125,7 +126,7 @@ class GraphBuilder {
 
 class Cudnn final : public CudnnAttention {
  public:
-  Cudnn() {
+  explicit Cudnn(std::optional<int64_t> workspace) : most_workspace_(workspace) {
     const cudnnStatus_t status = fe::detail::create_handle(&handle_);
     if (status == CUDNN_STATUS_SUCCESS) return;
     fail<DeviceError>("cudnnCreate failed: {}", fe::detail::get_error_string(status));
@@ -186,10 +187,23 @@ class Cudnn final : public CudnnAttention {
     if (at == graphs_.end()) {
       if (graphs_.size() >= 2 * kMostShapes) return nullptr;
       GraphBuilder builder(shape, dtype);
+      if (direction == Direction::backward) limit_workspace(shape);
       direction == Direction::forward ? builder.forward() : builder.backward();
       at = graphs_.emplace(key, builder.build(handle_)).first;
     }
     return at->second.graph ? &at->second : nullptr;
+  }
+
+  void limit_workspace(const AttentionShape& shape) const {
+    if (!most_workspace_) return;
+    CudnnVersion version{.number = static_cast<int64_t>(fe::detail::get_backend_version())};
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&version.architecture, cudaDevAttrComputeCapabilityMajor, device);
+    check_attention_workspace(shape, *most_workspace_, version);
+    // The headers read it when they build a graph.
+    ::setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(*most_workspace_).c_str(),
+             /*replace=*/1);
   }
 
   // The three parts of a matrix of queries, keys and values.
@@ -212,6 +226,7 @@ class Cudnn final : public CudnnAttention {
     if (!result.is_good()) fail<DeviceError>("cuDNN's attention failed: {}", result.get_message());
   }
 
+  const std::optional<int64_t> most_workspace_;
   cudnnHandle_t handle_ = nullptr;
   std::map<Key, Graph> graphs_;
 };
@@ -224,7 +239,8 @@ std::string find(const std::string& soname, const char* built) {
 
 }  // namespace
 
-std::unique_ptr<CudnnAttention> open_cudnn_attention(std::string& why) {
+std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> workspace,
+                                                     std::string& why) {
   try {
     // The headers open the CUDA runtime by name: CUDA 12's before the one that they were compiled
     // for, unless they are told.
@@ -234,7 +250,7 @@ std::unique_ptr<CudnnAttention> open_cudnn_attention(std::string& why) {
     ::setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.c_str(), /*replace=*/0);
     fe::cudnn_dlhandle =
         open(find("libcudnn.so." + std::to_string(CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY));
-    return std::make_unique<Cudnn>();
+    return std::make_unique<Cudnn>(workspace);
   } catch (const DeviceError& error) {
     why = error.what();
   } catch (const std::runtime_error& error) {  // of the headers: no libcudart to open

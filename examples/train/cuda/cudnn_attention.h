@@ -2,7 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "examples/train/cuda/workspace.h"
@@ -27,7 +29,9 @@ class CudnnAttention {
 };
 
 // cuDNN, if the build had its headers and this machine has the library; else null, and `why` says
-// what is missing.
-std::unique_ptr<CudnnAttention> open_cudnn_attention(std::string& why);
+// what is missing. Backward takes at most `workspace` bytes for gradients of probabilities, where
+// that is set, or throws ConfigError (attention_workspace.h).
+std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> workspace,
+                                                     std::string& why);
 
 }  // namespace zerorun::train::cuda

@@ -13,7 +13,7 @@ zerorun_train_make_cuda_kernels(zerorun::Device& device,
   using namespace zerorun::train::cuda;            // NOLINT: one function
   if (device.gpu()) cudaSetDevice(*device.gpu());  // which cuDNN's handle is made for
   std::string why_no_cudnn;
-  auto attention = open_cudnn_attention(why_no_cudnn);
+  auto attention = open_cudnn_attention(options.attention_workspace, why_no_cudnn);
   return new CudaKernels(device, options.dtype, open_cublas_lt(), options.tf32,
                          {std::move(attention), std::move(why_no_cudnn)});
 }

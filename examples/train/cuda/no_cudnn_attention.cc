@@ -3,7 +3,8 @@
 
 namespace zerorun::train::cuda {
 
-std::unique_ptr<CudnnAttention> open_cudnn_attention(std::string& why) {
+std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> /*workspace*/,
+                                                     std::string& why) {
   why = "this build has no cuDNN";
   return nullptr;
 }

@@ -6,7 +6,8 @@
 
 namespace zerorun::train::cuda {
 
-// Device memory that kernels of one stream use one after the other.
+// Device memory that kernels of one stream use one after the other. It grows with the micro-batch
+// and the sequence, so it is counted with the activations.
 class Workspace {
  public:
   Workspace(Device& device, Stream& stream) : device_(device), stream_(stream) {}
@@ -16,7 +17,7 @@ class Workspace {
     if (nbytes > buffer_.nbytes()) {
       stream_.synchronize();  // the memory goes to whoever asks next
       buffer_ = Buffer();
-      buffer_ = device_.allocate(nbytes, MemoryCategory::other);
+      buffer_ = device_.allocate(nbytes, MemoryCategory::activations);
     }
     return buffer_.data();
   }
