@@ -41,44 +41,73 @@ int states_of(UpdateRule rule) {
   return 0;
 }
 
-void check_state(const UpdateScalars& scalars, const UpdateTensors& tensors, size_t index) {
+void check_state(UpdateRule rule, const UpdateTensors& tensors, size_t index) {
   const TensorView state = tensors.states[index];
   if (state.data == nullptr && state.empty()) return;
   check_same_numel(tensors.master, state, "update");
   if (state.dtype != DType::uint8) return check_floating(state, "update");
   const TensorView scales = tensors.scales[index];
-  ZR_CHECK(scalars.rule == UpdateRule::adam, "update: only adam has states in uint8");
+  ZR_CHECK(rule == UpdateRule::adam, "update: only adam has states in uint8");
   ZR_CHECK(
       scales.dtype == DType::fp32 && scales.numel == (state.numel + kStateBlock - 1) / kStateBlock,
       "update: got {} scales of {} for {} elements", scales.numel, name_of(scales.dtype),
       state.numel);
 }
 
-}  // namespace
-
-void check_update(const UpdateScalars& scalars, const UpdateTensors& tensors) {
+void check_tensors(UpdateRule rule, const UpdateTensors& tensors) {
   const bool in_place = tensors.param.data == tensors.master.data;
   check_floating(tensors.master, "update");
   check_floating(tensors.param, "update");
   check_same_numel(tensors.master, tensors.param, "update");
   ZR_CHECK(in_place ? tensors.master.dtype == tensors.param.dtype || tensors.param.empty()
-                    : tensors.master.dtype == DType::fp32 || !is_step(scalars.rule),
+                    : tensors.master.dtype == DType::fp32 || !is_step(rule),
            "update: got a master in {} and a parameter in {}, expected fp32 or one tensor for both",
            name_of(tensors.master.dtype), name_of(tensors.param.dtype));
-  if (scalars.rule != UpdateRule::lamb) {
+  if (rule != UpdateRule::lamb) {
     check_floating(tensors.grad, "update");
     check_same_numel(tensors.master, tensors.grad, "update");
   }
-  const int states = states_of(scalars.rule);
+  const int states = states_of(rule);
   ZR_CHECK((tensors.states[0].numel == tensors.master.numel || states < 1) &&
                (tensors.states[1].numel == tensors.master.numel || states < 2),
            "update: got states of {} and {} elements, expected {} of {}", tensors.states[0].numel,
            tensors.states[1].numel, states, tensors.master.numel);
-  for (size_t i = 0; i < tensors.states.size(); ++i) check_state(scalars, tensors, i);
-  ZR_CHECK(tensors.element % kStateBlock == 0, "update: got element {}, expected a multiple of {}",
-           tensors.element, kStateBlock);
-  ZR_CHECK(is_step(scalars.rule) || (tensors.param.dtype == DType::fp32 && !in_place),
+  for (size_t i = 0; i < tensors.states.size(); ++i) check_state(rule, tensors, i);
+  ZR_CHECK(is_step(rule) || (tensors.param.dtype == DType::fp32 && !in_place),
            "update: a direction is written in fp32, beside the master");
+}
+
+template <typename Segment>
+void check_order(std::span<const Segment> segments, int64_t numel, std::string_view kernel) {
+  int64_t end = 0;
+  for (const Segment& segment : segments) {
+    ZR_CHECK(segment.begin >= end && segment.numel >= 0 && segment.begin + segment.numel <= numel,
+             "{}: got a segment of {} elements at {} behind {}, expected ascending ones in {}",
+             kernel, segment.numel, segment.begin, end, numel);
+    end = segment.begin + segment.numel;
+  }
+}
+
+}  // namespace
+
+void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments) {
+  if (segments.empty()) return;
+  const UpdateScalars& first = segments.front().scalars;
+  check_tensors(first.rule, tensors);
+  check_order(segments, tensors.master.numel, "update");
+  const bool in_blocks =
+      tensors.states[0].dtype == DType::uint8 || tensors.states[1].dtype == DType::uint8;
+  for (const UpdateSegment& segment : segments) {
+    const UpdateScalars& scalars = segment.scalars;
+    ZR_CHECK(
+        scalars.rule == first.rule && scalars.seed == first.seed && scalars.step == first.step,
+        "update: got a segment of rule {}, seed {} and step {}, expected {}, {} and {} as before",
+        static_cast<int>(scalars.rule), scalars.seed, scalars.step, static_cast<int>(first.rule),
+        first.seed, first.step);
+    ZR_CHECK(segment.element % kStateBlock == 0 && (!in_blocks || segment.begin % kStateBlock == 0),
+             "update: got element {} at {}, expected multiples of {}", segment.element,
+             segment.begin, kStateBlock);
+  }
 }
 
 void check_cast(TensorView src, TensorView dst) {
@@ -96,11 +125,18 @@ void check_add(TensorView src, TensorView dst) {
 
 void check_scale(TensorView dst) { check_floating(dst, "scale"); }
 
-void check_sum_of_squares(TensorView src, TensorView sum) {
+void check_sum_of_squares(TensorView src, std::span<const SquaresSegment> segments,
+                          TensorView sums) {
   check_floating(src, "sum_of_squares");
-  ZR_CHECK(sum.dtype == DType::int64 && sum.numel == ExactSum::kWords,
-           "sum_of_squares: got a sum of {} {} elements, expected {} int64", sum.numel,
-           name_of(sum.dtype), ExactSum::kWords);
+  check_order(segments, src.numel, "sum_of_squares");
+  ZR_CHECK(sums.dtype == DType::int64 && sums.numel % ExactSum::kWords == 0,
+           "sum_of_squares: got sums of {} {} elements, expected {} int64 each", sums.numel,
+           name_of(sums.dtype), ExactSum::kWords);
+  for (const SquaresSegment& segment : segments) {
+    ZR_CHECK(segment.sum >= 0 && segment.sum < sums.numel / ExactSum::kWords,
+             "sum_of_squares: got sum {}, expected one of {}", segment.sum,
+             sums.numel / ExactSum::kWords);
+  }
 }
 
 void check_orthogonalize(TensorView matrix, int64_t rows, int64_t cols, TensorView work) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "zerorun/device.h"
 
 // The contracts of Device's functions of the same names, as every device checks them: each throws
@@ -9,8 +11,9 @@ namespace zerorun {
 void check_cast(TensorView src, TensorView dst);
 void check_add(TensorView src, TensorView dst);
 void check_scale(TensorView dst);
-void check_sum_of_squares(TensorView src, TensorView sum);
-void check_update(const UpdateScalars& scalars, const UpdateTensors& tensors);
+void check_sum_of_squares(TensorView src, std::span<const SquaresSegment> segments,
+                          TensorView sums);
+void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments);
 void check_orthogonalize(TensorView matrix, int64_t rows, int64_t cols, TensorView work);
 
 }  // namespace zerorun

@@ -91,7 +91,7 @@ struct Moments {
 // Order of operations of torch.optim.Adam and AdamW (torch/optim/adam.py, _single_tensor_adam),
 // which implement Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019, algorithm 2.
 struct AdamRule : Rule<2> {
-  explicit AdamRule(const UpdateScalars& s)
+  explicit AdamRule(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale),
         decay(s),
         moments(s),
@@ -124,7 +124,7 @@ struct AdamRule : Rule<2> {
 // pass. kMomentum: false has no state.
 template <bool kMomentum>
 struct SgdRule : Rule<kMomentum ? 1 : 0> {
-  explicit SgdRule(const UpdateScalars& s)
+  explicit SgdRule(const UpdateScalars& s = {})
       : nesterov(s.nesterov),
         grad_scale(s.grad_scale),
         decay(s),
@@ -157,7 +157,7 @@ struct SgdRule : Rule<kMomentum ? 1 : 0> {
 
 // torch.optim.Adagrad (torch/optim/adagrad.py, _single_tensor_adagrad); Duchi et al. 2011.
 struct AdagradRule : Rule<1> {
-  explicit AdagradRule(const UpdateScalars& s)
+  explicit AdagradRule(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale), weight_decay(s.weight_decay), eps(s.eps), lr(s.lr) {}
 
   template <typename Math, typename Number>
@@ -180,7 +180,7 @@ struct AdagradRule : Rule<1> {
 // Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2. (DeepSpeed's
 // kernels take sign(0) for 1, so weights drift that get no gradient.)
 struct LionRule : Rule<1> {
-  explicit LionRule(const UpdateScalars& s)
+  explicit LionRule(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale),
         weight_decay(s.lr * s.weight_decay),
         one_minus_beta1(static_cast<float>(1.0 - s.beta1)),
@@ -212,7 +212,7 @@ struct LionRule : Rule<1> {
 struct LambDirection : Rule<2> {
   static constexpr bool kSteps = false;
 
-  explicit LambDirection(const UpdateScalars& s)
+  explicit LambDirection(const UpdateScalars& s = {})
       : eps_inside_sqrt(s.eps_inside_sqrt),
         grad_scale(s.grad_scale),
         weight_decay(s.weight_decay),
@@ -246,7 +246,7 @@ struct LambRule : Rule<2> {
   static constexpr bool kReadsGrad = false;
   static constexpr bool kWritesStates = false;
 
-  explicit LambRule(const UpdateScalars& s) : parts(s), lr(s.lr) {}
+  explicit LambRule(const UpdateScalars& s = {}) : parts(s), lr(s.lr) {}
 
   template <typename Math, typename Number>
   ZR_HOST_DEVICE Number operator()(const Math& math, Number /*grad*/, Number& master,
@@ -265,7 +265,7 @@ struct LambRule : Rule<2> {
 struct MuonDirection : Rule<1> {
   static constexpr bool kSteps = false;
 
-  explicit MuonDirection(const UpdateScalars& s)
+  explicit MuonDirection(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale),
         momentum(static_cast<float>(s.beta1)),
         one_minus_momentum(static_cast<float>(1.0 - s.beta1)) {}
@@ -284,24 +284,25 @@ struct MuonDirection : Rule<1> {
   float one_minus_momentum;
 };
 
-// Calls `call` with the rule. `has_state`: sgd has momentum.
+// Calls `call` with a null pointer of the rule's type. `has_state`: sgd has momentum.
 template <typename Call>
-inline void with_rule(const UpdateScalars& scalars, bool has_state, const Call& call) {
-  switch (scalars.rule) {
+inline void with_rule(UpdateRule rule, bool has_state, const Call& call) {
+  switch (rule) {
     case UpdateRule::adam:
-      return call(AdamRule(scalars));
+      return call(static_cast<AdamRule*>(nullptr));
     case UpdateRule::sgd:
-      return has_state ? call(SgdRule<true>(scalars)) : call(SgdRule<false>(scalars));
+      return has_state ? call(static_cast<SgdRule<true>*>(nullptr))
+                       : call(static_cast<SgdRule<false>*>(nullptr));
     case UpdateRule::adagrad:
-      return call(AdagradRule(scalars));
+      return call(static_cast<AdagradRule*>(nullptr));
     case UpdateRule::lion:
-      return call(LionRule(scalars));
+      return call(static_cast<LionRule*>(nullptr));
     case UpdateRule::lamb_direction:
-      return call(LambDirection(scalars));
+      return call(static_cast<LambDirection*>(nullptr));
     case UpdateRule::lamb:
-      return call(LambRule(scalars));
+      return call(static_cast<LambRule*>(nullptr));
     case UpdateRule::muon_direction:
-      return call(MuonDirection(scalars));
+      return call(static_cast<MuonDirection*>(nullptr));
   }
 }
 

@@ -85,6 +85,13 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
   return buckets;
 }
 
+std::vector<Interval> Bucket::own_intervals(int rank, int64_t begin, int64_t numel) const {
+  const int64_t shard = rank * layout.shard_numel;
+  const int64_t first = std::max(held_from + begin, shard);
+  const int64_t last = std::min(held_from + begin + numel, shard + layout.shard_numel);
+  return layout.intervals(first, last);  // none where they do not meet
+}
+
 bool reduces_in_place(const Sharding& sharding) {
   return !sharding.policy.shard_grads && sharding.accumulation_steps == 1 &&
          sharding.comm_dtype == sharding.param_dtype &&

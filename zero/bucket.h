@@ -53,6 +53,9 @@ struct Bucket {
     return begin < host_from ? reduced.slice(begin, numel)
                              : host_reduced.slice(begin - host_from, numel);
   }
+  // Parts of parameters in `numel` elements of the held part from `begin` on that lie in this
+  // rank's shard: at stage 0 each rank holds all, and adds only these to a sum over ranks.
+  std::vector<Interval> own_intervals(int rank, int64_t begin, int64_t numel) const;
 };
 
 // What every part of the engine needs to know; constant after construction.

@@ -30,7 +30,8 @@ bool GradientInspector::is_finite(TensorView gradient) {
   const TensorView view = view_of(words_, DType::int64, ExactSum::kWords);
   std::array<int64_t, ExactSum::kWords> words{};
   context_.device.fill(stream, view, 0.0F);
-  context_.device.sum_of_squares(stream, gradient, view);
+  const SquaresSegment all{.numel = gradient.numel};
+  context_.device.sum_of_squares(stream, gradient, {&all, 1}, view);
   context_.device.download(stream, view, words.data());
   stream.synchronize();
   return ExactSum::from_words(words).non_finite_terms() == 0;

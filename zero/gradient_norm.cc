@@ -1,6 +1,5 @@
 #include "zero/gradient_norm.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -15,30 +14,26 @@ GradientNorm::GradientNorm(const EngineContext& context)
   restart(context_.device.inline_stream());
 }
 
-template <typename Add>
-void GradientNorm::for_each_part(const Bucket& bucket, TensorView reduced, int64_t begin,
-                                 const Add& add) {
-  // At stage 0 each rank holds the whole reduced gradient, and adds its share of it only.
-  for (const Interval& interval : bucket.layout.shard_intervals(context_.rank)) {
-    const int64_t at = interval.offset - bucket.held_from;
-    const int64_t first = std::max(at, begin);
-    const int64_t last = std::min(at + interval.numel, begin + reduced.numel);
-    if (first < last) add(reduced.slice(first - begin, last - first));
-  }
-}
-
 void GradientNorm::add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream) {
-  for_each_part(bucket, reduced, begin, [&](TensorView part) {
-    context_.device.sum_of_squares(stream, part, view_.slice(0, ExactSum::kWords));
-  });
+  context_.device.sum_of_squares(stream, reduced, segments_of(bucket, reduced, begin),
+                                 view_.slice(0, ExactSum::kWords));
 }
 
 void GradientNorm::add_host(const Bucket& bucket, HostLane& lane) {
   lane.stream().wait(bucket.host_ready);
-  for_each_part(bucket, bucket.host_reduced, bucket.host_from, [&](TensorView part) {
-    lane.host().sum_of_squares(lane.stream(), part, view_of(std::span<int64_t>(host_)));
-  });
+  lane.host().sum_of_squares(lane.stream(), bucket.host_reduced,
+                             segments_of(bucket, bucket.host_reduced, bucket.host_from),
+                             view_of(std::span<int64_t>(host_)));
   host_done_ = lane.stream().record();
+}
+
+std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, TensorView reduced,
+                                                      int64_t begin) const {
+  std::vector<SquaresSegment> segments;
+  for (const Interval& part : bucket.own_intervals(context_.rank, begin, reduced.numel)) {
+    segments.push_back({.begin = part.offset - bucket.held_from - begin, .numel = part.numel});
+  }
+  return segments;
 }
 
 void GradientNorm::restart(Stream& stream) {

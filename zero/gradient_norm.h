@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <vector>
 
 #include "offload/host_lane.h"
 #include "zero/bucket.h"
@@ -31,8 +32,9 @@ class GradientNorm {
   Result finish(Stream& stream);
 
  private:
-  template <typename Add>
-  void for_each_part(const Bucket& bucket, TensorView reduced, int64_t begin, const Add& add);
+  // This rank's parts of `reduced`, which is as in `add`.
+  std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
+                                          int64_t begin) const;
 
   const EngineContext& context_;
   const bool has_host_;  // gradients may rest on the host

@@ -6,17 +6,11 @@
 
 namespace zerorun {
 
-namespace {
-// which: 0 of the parameter, 1 of the direction.
-int64_t place_of(ParameterId id, int64_t which) {
-  return (int64_t{id} * 2 + which) * ExactSum::kWords;
-}
-}  // namespace
-
 LambNorms::LambNorms(const EngineContext& context, HostLane* lane)
     : context_(context),
       lane_(lane),
-      words_(static_cast<int64_t>(context.specs.size()) * 2 * ExactSum::kWords),
+      parameters_(static_cast<int64_t>(context.specs.size())),
+      words_(2 * parameters_ * ExactSum::kWords),
       host_(static_cast<size_t>(lane == nullptr ? words_ : 2 * words_)) {
   const auto numel = static_cast<int64_t>(host_.size());
   buffer_ =
@@ -25,12 +19,16 @@ LambNorms::LambNorms(const EngineContext& context, HostLane* lane)
   context.device.fill(context.device.inline_stream(), sums_, 0.0F);
 }
 
-void LambNorms::add(Device& device, Stream& stream, ParameterId id, TensorView parameter,
-                    TensorView direction) {
+void LambNorms::add(const Bucket& bucket, const StatePiece& piece, TensorView parameters,
+                    TensorView directions, Device& device, Stream& stream) {
+  std::vector<SquaresSegment> segments;
+  for (const Interval& part : bucket.own_intervals(context_.rank, piece.begin, piece.numel())) {
+    segments.push_back({part.offset - bucket.held_from - piece.begin, part.numel, part.parameter});
+  }
   const bool on_host = lane_ != nullptr && &stream == &lane_->stream();
-  const TensorView sums = on_host ? view_of(std::span(host_)).slice(0, words_) : sums_;
-  device.sum_of_squares(stream, parameter, sums.slice(place_of(id, 0), ExactSum::kWords));
-  device.sum_of_squares(stream, direction, sums.slice(place_of(id, 1), ExactSum::kWords));
+  const TensorView sums = on_host ? view_of(std::span(host_)) : sums_;
+  device.sum_of_squares(stream, parameters, segments, sums.slice(0, words_ / 2));
+  device.sum_of_squares(stream, directions, segments, sums.slice(words_ / 2, words_ / 2));
 }
 
 void LambNorms::finish(Stream& comm_stream) {
@@ -46,15 +44,14 @@ void LambNorms::finish(Stream& comm_stream) {
   comm_stream.synchronize();
 }
 
-double LambNorms::norm(ParameterId id, int64_t which) const {
-  const auto at = static_cast<size_t>(place_of(id, which));
-  const std::span all(host_);
-  ExactSum sum = ExactSum::from_words(all.subspan(at, ExactSum::kWords));
-  if (lane_ != nullptr) {
-    sum.merge(
-        ExactSum::from_words(all.subspan(at + static_cast<size_t>(words_), ExactSum::kWords)));
-  }
-  return std::sqrt(sum.value());
+double LambNorms::norm(int64_t sum) const {
+  const auto words = [&](int64_t at) {
+    return ExactSum::from_words(
+        std::span(host_).subspan(static_cast<size_t>(at), ExactSum::kWords));
+  };
+  ExactSum total = words(sum * ExactSum::kWords);
+  if (lane_ != nullptr) total.merge(words(words_ + sum * ExactSum::kWords));
+  return std::sqrt(total.value());
 }
 
 }  // namespace zerorun

@@ -20,21 +20,23 @@ class LambNorms {
     if (lane_ != nullptr) lane_->settle();
   }
 
-  // Adds a part of a parameter and of its direction, which lie where `device` computes.
-  void add(Device& device, Stream& stream, ParameterId id, TensorView parameter,
-           TensorView direction);
+  // Adds this rank's share of a piece's parameters and of their directions, which lie where
+  // `device` computes.
+  void add(const Bucket& bucket, const StatePiece& piece, TensorView parameters,
+           TensorView directions, Device& device, Stream& stream);
   // Collective, after everything was added.
   void finish(Stream& comm_stream);
 
-  double parameter(ParameterId id) const { return norm(id, 0); }
-  double direction(ParameterId id) const { return norm(id, 1); }
+  double parameter(ParameterId id) const { return norm(id); }
+  double direction(ParameterId id) const { return norm(parameters_ + id); }
 
  private:
-  double norm(ParameterId id, int64_t which) const;
+  double norm(int64_t sum) const;
 
   const EngineContext& context_;
   HostLane* const lane_;
-  int64_t words_ = 0;  // of all sums that one side adds
+  const int64_t parameters_;
+  const int64_t words_;  // of all sums that one side adds: of parameters, then of directions
   Buffer buffer_;
   TensorView sums_;            // of the device; behind them, room for those of the host
   std::vector<int64_t> host_;  // of the host; then the result

@@ -116,30 +116,34 @@ TensorView ShardedOptimizer::part_of(const Bucket& bucket, TensorView view, size
   return view.slice(begin / spec.block, spec.numel(numel));
 }
 
-UpdateTensors ShardedOptimizer::tensors_of(const Work& work, const Run& run) const {
-  const int64_t numel = run.end - run.begin;
-  const int64_t begin = run.begin - work.piece.begin;
+UpdateTensors ShardedOptimizer::tensors_of(const Work& work) const {
   UpdateTensors tensors;
-  tensors.master = work.views[0].slice(begin, numel);
-  tensors.grad = work.bucket.reduced_part(run.begin, numel);
-  if (context_.master_is_param) {
-    tensors.param = tensors.master;
-  } else if (work.param.data != nullptr) {  // a first pass writes none
-    tensors.param = work.param.slice(begin, numel);
-  }
-  tensors.parameter = run.first.parameter;
-  tensors.element = run.first.begin;
+  tensors.master = work.views[0];
+  tensors.grad = work.bucket.reduced_part(work.piece.begin, work.piece.numel());
+  tensors.param = context_.master_is_param ? tensors.master : work.param;  // a first pass has none
   const std::span<const StateSpec> specs = rule_of(rules_, work.bucket).states();
   size_t states = 0;
   for (size_t i = 0; i < specs.size(); ++i) {
-    const TensorView part = part_of(work.bucket, work.views[i + 1], i + 1, begin, numel);
     if (specs[i].block == 1) {
-      tensors.states.at(states++) = part;
+      tensors.states.at(states++) = work.views[i + 1];
     } else {
-      tensors.scales.at(states - 1) = part;  // of the state before it
+      tensors.scales.at(states - 1) = work.views[i + 1];  // of the state before it
     }
   }
   return tensors;
+}
+
+void ShardedOptimizer::update(const Work& work, const UpdateTensors& tensors,
+                              const Scalars& scalars) const {
+  std::vector<UpdateSegment> segments;
+  for (const Run& run : runs(work)) {
+    segments.push_back({.begin = run.begin - work.piece.begin,
+                        .numel = run.end - run.begin,
+                        .scalars = scalars(run),
+                        .parameter = run.first.parameter,
+                        .element = run.first.begin});
+  }
+  work.device.update(work.stream, tensors, segments);
 }
 
 ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StatePiece& piece,
@@ -192,9 +196,7 @@ void ShardedOptimizer::update(const Bucket& bucket, bool on_host, const Scalars&
     if (piece.on_host != on_host) continue;
     Work work = begin(bucket, piece);
     open_param(work);
-    for (const Run& run : runs(work)) {
-      work.device.update(work.stream, scalars(run), tensors_of(work, run));
-    }
+    update(work, tensors_of(work), scalars);
     end(work);
   }
 }

@@ -71,7 +71,7 @@ class ShardedOptimizer {
   void recast(Stream& comm_stream, const Publish& publish);
 
  private:
-  // Neighbours within a piece that are updated by one call; elements of the held part.
+  // Neighbours within a piece that take the same step; elements of the held part.
   struct Run {
     int64_t begin = 0;
     int64_t end = 0;
@@ -143,8 +143,10 @@ class ShardedOptimizer {
   Event stepped(const Bucket& bucket);
   // The updated parameters, where there are any, and the states go to rest.
   void end(Work& work);
-  UpdateTensors tensors_of(const Work& work, const Run& run) const;
+  UpdateTensors tensors_of(const Work& work) const;
   using Scalars = std::function<UpdateScalars(const Run&)>;
+  // All runs of a piece, by one call of the device.
+  void update(const Work& work, const UpdateTensors& tensors, const Scalars& scalars) const;
   // One pass over the pieces that rest on the host, or over those that do not.
   void update(const Bucket& bucket, bool on_host, const Scalars& scalars);
   // One pass over all buckets, offloaded pieces beside the others; publishes.

@@ -41,13 +41,11 @@ DirectionSize direction_numel(const Sharding& sharding, std::span<const Optimize
 }
 
 void ShardedOptimizer::find_direction(const Work& work, const Step& step, TensorView out) {
-  for (const Run& run : runs(work)) {
-    UpdateTensors tensors = tensors_of(work, run);
-    tensors.param = out.slice(run.begin - work.piece.begin, run.end - run.begin);
-    work.device.update(
-        work.stream,
-        rule_of(rules_, work.bucket).scalars(step.count, step.grad_scale, step.of(run)), tensors);
-  }
+  const Optimizer& rule = rule_of(rules_, work.bucket);
+  UpdateTensors tensors = tensors_of(work);
+  tensors.param = out;
+  update(work, tensors,
+         [&](const Run& run) { return rule.scalars(step.count, step.grad_scale, step.of(run)); });
 }
 
 // Lamb scales each parameter's step by the ratio of two norms. Their sums of squares are exact, so
@@ -61,15 +59,7 @@ void ShardedOptimizer::lamb_step(const Step& step, Stream& comm_stream, const Pu
       const TensorView direction = piece.on_host ? lane_->outgoing(piece.numel(), DType::fp32)
                                                  : view_of(direction_, DType::fp32, piece.numel());
       find_direction(work, step, direction);
-      // At stage 0 each rank holds all of it, and adds its share only.
-      for (const Interval& part : bucket.layout.shard_intervals(context_.rank)) {
-        const int64_t first = std::max(part.offset - bucket.held_from, piece.begin);
-        const int64_t last = std::min(part.offset - bucket.held_from + part.numel, piece.end);
-        if (first >= last) continue;
-        norms.add(work.device, work.stream, part.parameter,
-                  work.views[0].slice(first - piece.begin, last - first),
-                  direction.slice(first - piece.begin, last - first));
-      }
+      norms.add(bucket, piece, work.views[0], direction, work.device, work.stream);
       end(work);
     }
   }
@@ -124,22 +114,20 @@ void ShardedOptimizer::muon_step(const Bucket& bucket, const Step& step, Stream&
 
 void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
                                        TensorView direction) {
+  const Optimizer& rule = rule_of(rules_, bucket);
   const Event found = context_.device.inline_stream().record();
   for (const StatePiece& piece : bucket.pieces) {
     Work work = begin(bucket, piece);
     TensorView part = direction.slice(piece.begin, piece.numel());
     if (piece.on_host) part = lane_->fetch(part, found);
     open_param(work);
-    for (const Run& run : runs(work)) {
+    UpdateTensors tensors = tensors_of(work);
+    tensors.grad = part;
+    tensors.states = {};
+    update(work, tensors, [&](const Run& run) {
       const auto& shape = context_.specs[static_cast<size_t>(run.first.parameter)].shape;
-      UpdateTensors tensors = tensors_of(work, run);
-      tensors.grad = part.slice(run.begin - piece.begin, run.end - run.begin);
-      tensors.states = {};
-      work.device.update(
-          work.stream,
-          rule_of(rules_, bucket).muon_scalars(step.count, step.of(run), shape[0], shape[1]),
-          tensors);
-    }
+      return rule.muon_scalars(step.count, step.of(run), shape[0], shape[1]);
+    });
     if (piece.on_host) lane_->fetched();
     end(work);
   }

@@ -59,12 +59,19 @@ void run(Device& device) {
   report("copy fp32", 8, [&] { device.cast(stream, view(0), view(1)); });
   report("cast fp32 to bf16", 6, [&] { device.cast(stream, view(0), view(3)); });
   report("add bf16 to fp32", 10, [&] { device.add(stream, view(3), view(0)); });
-  report("sum of squares fp32", 4, [&] { device.sum_of_squares(stream, view(0), sum); });
-  report("sum of squares bf16", 2, [&] { device.sum_of_squares(stream, view(3), sum); });
+  const SquaresSegment squares{.numel = kNumel};
+  report("sum of squares fp32", 4, [&] {
+    device.sum_of_squares(stream, view(0), {&squares, 1}, sum);
+  });
+  report("sum of squares bf16", 2, [&] {
+    device.sum_of_squares(stream, view(3), {&squares, 1}, sum);
+  });
+  const UpdateSegment step{.numel = kNumel};
   report("AdamW, bf16 grad and param", 28, [&] {
     device.update(
-        stream, {},
-        {.master = view(0), .grad = view(3), .param = view(4), .states = {view(1), view(2)}});
+        stream,
+        {.master = view(0), .grad = view(3), .param = view(4), .states = {view(1), view(2)}},
+        {&step, 1});
   });
 }
 

@@ -76,7 +76,10 @@ class Data {
             norm_row("norm fp32", tensors32().grad),
             small_row("8-bit states", in_8_bits(tensors16())),
             small_row("8-bit states, bf16 master", in_8_bits(with_16_bit_master())),
-            small_row("bf16 states and master", in_16_bits(with_16_bit_master()))};
+            small_row("bf16 states and master", in_16_bits(with_16_bit_master())),
+            small_row("adamw, 4096 at a time", tensors16(), 4096),
+            small_row("8-bit states, 4096 at a time", in_8_bits(tensors16()), 4096),
+            small_row("bf16 states, 4096 at a time", in_16_bits(with_16_bit_master()), 4096)};
   }
 
  private:
@@ -116,18 +119,22 @@ class Data {
                       view_of(scale_sq_, DType::fp32, kNumel / kStateBlock)};
     return tensors;
   }
-  Row small_row(std::string label, const UpdateTensors& tensors) {
-    Row row = adam_row(std::move(label), tensors, 0);
+  // `segment`: elements of a parameter.
+  Row small_row(std::string label, const UpdateTensors& tensors, int64_t segment = kNumel) {
+    Row row = adam_row(std::move(label), tensors, 0, segment);
     row.bounds.clear();
     row.is_small = true;
     return row;
   }
 
-  Row adam_row(std::string label, const UpdateTensors& tensors, double bytes) {
-    const auto step = [this, tensors] {
-      UpdateScalars scalars;
-      scalars.weight_decay = 0.01F;
-      device_->update(device_->inline_stream(), scalars, tensors);
+  Row adam_row(std::string label, const UpdateTensors& tensors, double bytes,
+               int64_t segment = kNumel) {
+    std::vector<UpdateSegment> segments;
+    for (int64_t begin = 0; begin < kNumel; begin += segment) {
+      segments.push_back({.begin = begin, .numel = segment, .scalars = {.weight_decay = 0.01F}});
+    }
+    const auto step = [this, tensors, segments] {
+      device_->update(device_->inline_stream(), tensors, segments);
     };
     return {std::move(label),
             bytes * kNumel,
@@ -138,7 +145,8 @@ class Data {
   Row norm_row(std::string label, TensorView grad) {
     const auto norm = [this, grad] {
       ExactSum sum;
-      device_->sum_of_squares(device_->inline_stream(), grad,
+      const SquaresSegment all{.numel = grad.numel};
+      device_->sum_of_squares(device_->inline_stream(), grad, {&all, 1},
                               view_of(std::span<int64_t>(sum.words)));
       benchmark::DoNotOptimize(sum);
     };

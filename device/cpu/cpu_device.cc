@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "device/cpu/host_memory.h"
@@ -9,6 +10,16 @@
 #include "device/device_calls.h"
 
 namespace zerorun {
+
+namespace {
+
+// The caller's segments end with the call, the work may be later.
+template <typename Segment>
+std::vector<Segment> copy_of(std::span<const Segment> segments) {
+  return {segments.begin(), segments.end()};
+}
+
+}  // namespace
 
 CpuDevice::CpuDevice(const CpuDeviceOptions& options)
     : options_(options),
@@ -75,14 +86,17 @@ void CpuDevice::scale(Stream& stream, TensorView dst, float factor) {
   cpu_stream(stream).submit([=] { kernels::scale(dst, factor); });
 }
 
-void CpuDevice::sum_of_squares(Stream& stream, TensorView src, TensorView sum) {
-  check_sum_of_squares(src, sum);
-  cpu_stream(stream).submit([=] { kernels::sum_of_squares(src, sum); });
+void CpuDevice::sum_of_squares(Stream& stream, TensorView src,
+                               std::span<const SquaresSegment> segments, TensorView sums) {
+  check_sum_of_squares(src, segments, sums);
+  cpu_stream(stream).submit(
+      [=, all = copy_of(segments)] { kernels::sum_of_squares(src, all, sums); });
 }
 
-void CpuDevice::update(Stream& stream, const UpdateScalars& scalars, const UpdateTensors& tensors) {
-  check_update(scalars, tensors);
-  cpu_stream(stream).submit([=] { kernels::update(scalars, tensors); });
+void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
+                       std::span<const UpdateSegment> segments) {
+  check_update(tensors, segments);
+  cpu_stream(stream).submit([=, all = copy_of(segments)] { kernels::update(tensors, all); });
 }
 
 void CpuDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,

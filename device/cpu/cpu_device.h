@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -34,8 +35,10 @@ class CpuDevice final : public Device {
   void cast(Stream& stream, TensorView src, TensorView dst) override;
   void add(Stream& stream, TensorView src, TensorView dst) override;
   void scale(Stream& stream, TensorView dst, float factor) override;
-  void sum_of_squares(Stream& stream, TensorView src, TensorView sum) override;
-  void update(Stream& stream, const UpdateScalars& scalars, const UpdateTensors& tensors) override;
+  void sum_of_squares(Stream& stream, TensorView src, std::span<const SquaresSegment> segments,
+                      TensorView sums) override;
+  void update(Stream& stream, const UpdateTensors& tensors,
+              std::span<const UpdateSegment> segments) override;
   void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
                      TensorView work) override;
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
@@ -15,8 +17,8 @@ void fill(TensorView dst, float value);
 void cast(TensorView src, TensorView dst);
 void add(TensorView src, TensorView dst);
 void scale(TensorView dst, float factor);
-void sum_of_squares(TensorView src, TensorView sum);
-void update(const UpdateScalars& scalars, const UpdateTensors& tensors);
+void sum_of_squares(TensorView src, std::span<const SquaresSegment> segments, TensorView sums);
+void update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments);
 void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work);
 
 }  // namespace zerorun::kernels

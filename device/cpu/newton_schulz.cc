@@ -56,7 +56,8 @@ void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, Ten
   const int64_t side = tall ? cols : rows;
   const int64_t length = tall ? rows : cols;
   ExactSum squares;
-  sum_of_squares(matrix, view_of(std::span<int64_t>(squares.words)));
+  const SquaresSegment all{.numel = matrix.numel};
+  sum_of_squares(matrix, {&all, 1}, view_of(std::span<int64_t>(squares.words)));
   scale(matrix, static_cast<float>(1.0 / (std::sqrt(squares.value()) + NewtonSchulz::kEps)));
 
   float* x = matrix.as<float>();

@@ -2,8 +2,8 @@
 #include <mutex>
 #include <type_traits>
 
-#include "core/parallel.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/shares.h"
 #include "zerorun/exact_sum.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -79,16 +79,18 @@ HWY_EXPORT(squares_range);
 
 namespace kernels {
 
-void sum_of_squares(TensorView src, TensorView sum) {
-  ExactSum total = ExactSum::from_words(sum.span<int64_t>());
+void sum_of_squares(TensorView src, std::span<const SquaresSegment> segments, TensorView sums) {
   std::mutex mutex;
-  parallel_for(src.numel, kGrain, [&](int64_t begin, int64_t end) {
-    ExactSum part;
-    HWY_DYNAMIC_DISPATCH(squares_range)(src.slice(begin, end - begin), part);
-    const std::lock_guard lock(mutex);
-    total.merge(part);  // integer additions: the order of threads does not matter
+  parallel_for_shares(segments, kNormChunk, [&](const Share<SquaresSegment>& share) {
+    share.for_each([&](const SquaresSegment& segment, int64_t begin, int64_t end) {
+      ExactSum part;
+      HWY_DYNAMIC_DISPATCH(squares_range)(src.slice(begin, end - begin), part);
+      int64_t* const words = sums.as<int64_t>() + segment.sum * ExactSum::kWords;
+      const std::lock_guard lock(mutex);
+      // Integer additions: the order of threads does not matter.
+      for (size_t i = 0; i < part.words.size(); ++i) words[i] += part.words[i];
+    });
   });
-  std::copy(total.words.begin(), total.words.end(), sum.as<int64_t>());
 }
 
 }  // namespace kernels

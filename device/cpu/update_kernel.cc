@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/parallel.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/shares.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "device/cpu/update_kernel.cc"
@@ -34,6 +34,12 @@ struct VectorMath {
     return hn::IfThenElse(hn::Gt(hn::Abs(a), hn::Zero(d)), hn::CopySign(hn::Set(d, 1.0F), a), a);
   }
 };
+
+// A view's element and what follows.
+template <typename T>
+T* at(TensorView view, int64_t i) {
+  return view.data == nullptr ? nullptr : view.as<T>() + i;
+}
 
 // The parameter is the master copy itself: nothing more to write.
 struct InPlace {};
@@ -162,13 +168,18 @@ void narrow_elements(const float* HWY_RESTRICT from, T* HWY_RESTRICT to, int64_t
 // through a block in the first-level cache.
 class Stage {
  public:
-  Stage() = default;
-  Stage(TensorView view, TensorView scales, bool is_signed, const StochasticRounding& rounding)
-      : view_(view), scales_(scales), is_signed_(is_signed), rounding_(rounding) {}
+  // `tensor`: as in StochasticRounding. The second state is never negative.
+  Stage(TensorView view, TensorView scales, uint32_t tensor)
+      : view_(view), scales_(scales), rounding_{.tensor = tensor} {}
+
+  // What follows is of this segment.
+  void start(const UpdateSegment& segment) {
+    const UpdateScalars& s = segment.scalars;
+    rounding_ = {s.seed, s.step, segment.parameter, rounding_.tensor};
+  }
 
   float* load(int64_t begin, int64_t count) {
-    if (view_.dtype == DType::fp32)
-      return view_.data == nullptr ? nullptr : view_.as<float>() + begin;
+    if (view_.dtype == DType::fp32) return at<float>(view_, begin);
     if (count < kStateBlock) std::fill_n(block_, kStateBlock, 0.0F);
     if (view_.dtype == DType::uint8) {
       decode(begin, count);
@@ -192,20 +203,22 @@ class Stage {
   }
 
  private:
+  bool is_signed() const { return rounding_.tensor != 2; }
+
   void decode(int64_t begin, int64_t count) {
     const uint8_t* codes = view_.as<uint8_t>() + begin;
     uint8_t last[kStateBlock] = {};
     if (count < kStateBlock) codes = std::copy_n(codes, count, last) - count;
     const float scale = scales_.as<float>()[begin / kStateBlock];
-    is_signed_ ? decode_block<true>(codes, scale, block_)
-               : decode_block<false>(codes, scale, block_);
+    is_signed() ? decode_block<true>(codes, scale, block_)
+                : decode_block<false>(codes, scale, block_);
   }
 
   void encode(int64_t begin, int64_t count) {
     uint8_t last[kStateBlock];
     uint8_t* codes = count < kStateBlock ? last : view_.as<uint8_t>() + begin;
     scales_.as<float>()[begin / kStateBlock] =
-        is_signed_ ? encode_block<true>(block_, codes) : encode_block<false>(block_, codes);
+        is_signed() ? encode_block<true>(block_, codes) : encode_block<false>(block_, codes);
     if (count < kStateBlock) std::copy_n(last, count, view_.as<uint8_t>() + begin);
   }
 
@@ -220,80 +233,108 @@ class Stage {
     if (count < kStateBlock) std::copy_n(last, count, to);
   }
 
-  TensorView view_;
-  TensorView scales_;
-  bool is_signed_ = true;
+  const TensorView view_;
+  const TensorView scales_;
   StochasticRounding rounding_;
   HWY_ALIGN float block_[kStateBlock] = {};
 };
 
-// The same update for tensors that are not all in fp32.
+// The update of elements [begin, end) of tensors that are all in fp32 but for gradient and
+// parameter, where they lie.
 template <class Rule, typename Grad, typename Param>
-void update_staged(const Rule& rule, const UpdateScalars& s, const UpdateTensors& t) {
-  StochasticRounding rounding{s.seed, s.step, t.parameter};
-  Stage master(t.master, {}, true, rounding);
-  Stage states[2];
-  for (size_t k = 0; k < Rule::kStates; ++k) {
-    rounding.tensor = static_cast<uint32_t>(k) + 1;
-    states[k] = Stage(t.states[k], t.scales[k], k == 0, rounding);
-  }
-  Stage grad(t.grad, {}, true, rounding);
-  const bool casts = std::is_same_v<Param, InPlace> && t.param.data != t.master.data;
-  for (int64_t begin = 0; begin < t.master.numel; begin += kStateBlock) {
-    const int64_t count = std::min(kStateBlock, t.master.numel - begin);
-    Pointers<Grad, Param> p = {};
-    if constexpr (!std::is_same_v<Param, InPlace>) p.param = t.param.as<Param>() + begin;
-    if constexpr (Rule::kReadsGrad && std::is_same_v<Grad, float>) {
-      p.grad = grad.load(begin, count);
-    } else if constexpr (Rule::kReadsGrad) {
-      p.grad = t.grad.as<Grad>() + begin;
-    }
-    p.master = master.load(begin, count);
-    if constexpr (Rule::kStates > 0) p.state0 = states[0].load(begin, count);
-    if constexpr (Rule::kStates > 1) p.state1 = states[1].load(begin, count);
-    update_elements(rule, p, count);
-    const int64_t element = t.element + begin;
-    if constexpr (Rule::kSteps) master.store(begin, count, element);
-    for (size_t k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
-      states[k].store(begin, count, element);
-    }
-    if (!casts) continue;
-    with_floating(t.param.dtype, [&](auto* type) {
-      narrow_elements(p.master, t.param.as<std::remove_pointer_t<decltype(type)>>() + begin, count);
-    });
-  }
+void update_fused(const UpdateTensors& t, const UpdateSegment& segment, int64_t begin,
+                  int64_t end) {
+  Pointers<Grad, Param> p = {};
+  p.master = at<float>(t.master, begin);
+  if constexpr (Rule::kReadsGrad) p.grad = at<Grad>(t.grad, begin);
+  if constexpr (Rule::kStates > 0) p.state0 = at<float>(t.states[0], begin);
+  if constexpr (Rule::kStates > 1) p.state1 = at<float>(t.states[1], begin);
+  if constexpr (!std::is_same_v<Param, InPlace>) p.param = at<Param>(t.param, begin);
+  update_elements(Rule(segment.scalars), p, end - begin);
 }
 
+// The same update for any dtypes.
 template <class Rule, typename Grad, typename Param>
-void update_typed(const Rule& rule, const UpdateScalars& s, const UpdateTensors& t) {
+class StagedUpdate {
+ public:
+  explicit StagedUpdate(const UpdateTensors& tensors)
+      : tensors_(tensors),
+        master_(tensors.master, {}, 0),
+        states_{{tensors.states[0], tensors.scales[0], 1},
+                {tensors.states[1], tensors.scales[1], 2}},
+        grad_(tensors.grad, {}, 0) {}
+
+  void operator()(const UpdateSegment& segment, int64_t begin, int64_t end) {
+    const Rule rule(segment.scalars);
+    master_.start(segment);
+    for (Stage& state : states_) state.start(segment);
+    for (; begin < end; begin += kStateBlock) {
+      update_block(rule, segment, begin, std::min(kStateBlock, end - begin));
+    }
+  }
+
+ private:
+  HWY_INLINE void update_block(const Rule& rule, const UpdateSegment& segment, int64_t begin,
+                               int64_t count) {
+    const UpdateTensors& t = tensors_;
+    Pointers<Grad, Param> p = {};
+    if constexpr (!std::is_same_v<Param, InPlace>) p.param = at<Param>(t.param, begin);
+    if constexpr (Rule::kReadsGrad && std::is_same_v<Grad, float>) {
+      p.grad = grad_.load(begin, count);
+    } else if constexpr (Rule::kReadsGrad) {
+      p.grad = at<Grad>(t.grad, begin);
+    }
+    p.master = master_.load(begin, count);
+    if constexpr (Rule::kStates > 0) p.state0 = states_[0].load(begin, count);
+    if constexpr (Rule::kStates > 1) p.state1 = states_[1].load(begin, count);
+    update_elements(rule, p, count);
+    const int64_t element = segment.element + begin - segment.begin;
+    if constexpr (Rule::kSteps) master_.store(begin, count, element);
+    for (size_t k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
+      states_[k].store(begin, count, element);
+    }
+    if (!std::is_same_v<Param, InPlace> || t.param.data == t.master.data) return;
+    with_floating(t.param.dtype, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      narrow_elements(p.master, at<T>(t.param, begin), count);
+    });
+  }
+
+  const UpdateTensors& tensors_;
+  Stage master_;
+  Stage states_[2];
+  Stage grad_;
+};
+
+template <class Rule, typename Grad, typename Param>
+void update_typed(const UpdateTensors& t, const Share<UpdateSegment>& share) {
   const auto is_fp32 = [](TensorView view) { return view.dtype == DType::fp32; };
   const bool fused = is_fp32(t.master) && is_fp32(t.states[0]) && is_fp32(t.states[1]) &&
                      t.grad.dtype == dtype_of<Grad>() &&
                      (t.param.data == t.master.data || !std::is_same_v<Param, InPlace>);
-  if (!fused) return update_staged<Rule, Grad, Param>(rule, s, t);
-  Param* param = nullptr;
-  if constexpr (!std::is_same_v<Param, InPlace>) param = t.param.as<Param>();
-  const Pointers<Grad, Param> pointers = {t.grad.as<Grad>(), t.master.as<float>(),
-                                          t.states[0].as<float>(), t.states[1].as<float>(), param};
-  update_elements(rule, pointers, t.master.numel);
+  if (!fused) return share.for_each(StagedUpdate<Rule, Grad, Param>(t));
+  share.for_each([&](const UpdateSegment& segment, int64_t begin, int64_t end) {
+    update_fused<Rule, Grad, Param>(t, segment, begin, end);
+  });
 }
 
-void update_range(const UpdateScalars& s, const UpdateTensors& t) {
-  with_rule(s, t.states[0].data != nullptr, [&](const auto& rule) {
-    using Rule = std::remove_cvref_t<decltype(rule)>;
+void update_share(const UpdateTensors& t, const Share<UpdateSegment>& share) {
+  const UpdateRule rule = share.segments.front().scalars.rule;
+  with_rule(rule, t.states[0].data != nullptr, [&](auto* rule_type) {
+    using Rule = std::remove_pointer_t<decltype(rule_type)>;
     if constexpr (std::is_same_v<Rule, AdamRule>) {
       // The one worth an instance for every dtype; the others convert block by block.
       with_floating(t.grad.dtype, [&](auto* grad) {
         using Grad = std::remove_pointer_t<decltype(grad)>;
-        if (t.param.data == t.master.data) return update_typed<Rule, Grad, InPlace>(rule, s, t);
+        if (t.param.data == t.master.data) return update_typed<Rule, Grad, InPlace>(t, share);
         with_floating(t.param.dtype, [&](auto* param) {
-          update_typed<Rule, Grad, std::remove_pointer_t<decltype(param)>>(rule, s, t);
+          update_typed<Rule, Grad, std::remove_pointer_t<decltype(param)>>(t, share);
         });
       });
     } else if constexpr (Rule::kSteps) {
-      update_typed<Rule, float, InPlace>(rule, s, t);
+      update_typed<Rule, float, InPlace>(t, share);
     } else {
-      update_typed<Rule, float, float>(rule, s, t);
+      update_typed<Rule, float, float>(t, share);
     }
   });
 }
@@ -305,26 +346,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zerorun {
 
-HWY_EXPORT(update_range);
+HWY_EXPORT(update_share);
 
 namespace kernels {
 
-void update(const UpdateScalars& scalars, const UpdateTensors& tensors) {
-  parallel_for(tensors.master.numel, kGrain, [&](int64_t begin, int64_t end) {
-    const auto part = [&](TensorView view, int64_t block = 1) {
-      if (view.data == nullptr) return view;
-      return view.slice(begin / block, (end - begin + block - 1) / block);
-    };
-    UpdateTensors range = tensors;
-    range.master = part(tensors.master);
-    range.grad = part(tensors.grad);
-    range.param = part(tensors.param);
-    for (size_t k = 0; k < tensors.states.size(); ++k) {
-      range.states[k] = part(tensors.states[k]);
-      range.scales[k] = part(tensors.scales[k], kStateBlock);
-    }
-    range.element = tensors.element + begin;
-    HWY_DYNAMIC_DISPATCH(update_range)(scalars, range);
+void update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments) {
+  parallel_for_shares(segments, kStateBlock, [&](const Share<UpdateSegment>& share) {
+    HWY_DYNAMIC_DISPATCH(update_share)(tensors, share);
   });
 }
 

@@ -199,19 +199,20 @@ void CudaDevice::scale(Stream& stream, TensorView dst, float factor) {
   cuda::scale(handle_of(stream), dst, factor);
 }
 
-void CudaDevice::sum_of_squares(Stream& stream, TensorView src, TensorView sum) {
-  check_sum_of_squares(src, sum);
+void CudaDevice::sum_of_squares(Stream& stream, TensorView src,
+                                std::span<const SquaresSegment> segments, TensorView sums) {
+  check_sum_of_squares(src, segments, sums);
   const CurrentDevice current(index_);
   const ProfilerRange range("norm");
-  cuda::sum_of_squares(handle_of(stream), src, sum);
+  cuda::sum_of_squares(handle_of(stream), src, segments, sums);
 }
 
-void CudaDevice::update(Stream& stream, const UpdateScalars& scalars,
-                        const UpdateTensors& tensors) {
-  check_update(scalars, tensors);
+void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
+                        std::span<const UpdateSegment> segments) {
+  check_update(tensors, segments);
   const CurrentDevice current(index_);
   const ProfilerRange range("update");
-  cuda::update(handle_of(stream), scalars, tensors);
+  cuda::update(handle_of(stream), tensors, segments);
 }
 
 void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,

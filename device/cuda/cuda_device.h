@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -57,8 +58,10 @@ class CudaDevice final : public Device {
   void cast(Stream& stream, TensorView src, TensorView dst) override;
   void add(Stream& stream, TensorView src, TensorView dst) override;
   void scale(Stream& stream, TensorView dst, float factor) override;
-  void sum_of_squares(Stream& stream, TensorView src, TensorView sum) override;
-  void update(Stream& stream, const UpdateScalars& scalars, const UpdateTensors& tensors) override;
+  void sum_of_squares(Stream& stream, TensorView src, std::span<const SquaresSegment> segments,
+                      TensorView sums) override;
+  void update(Stream& stream, const UpdateTensors& tensors,
+              std::span<const UpdateSegment> segments) override;
   void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
                      TensorView work) override;
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "device/cuda/cuda_stream.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
@@ -17,7 +19,10 @@ void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger);
 void scale(cudaStream_t stream, TensorView dst, float factor);
 // dst[i] /= sqrt(sum) + NewtonSchulz::kEps, with the ExactSum words of sum_of_squares.
 void normalize(cudaStream_t stream, TensorView dst, TensorView sum);
-void sum_of_squares(cudaStream_t stream, TensorView src, TensorView sum);
-void update(cudaStream_t stream, const UpdateScalars& scalars, const UpdateTensors& tensors);
+// One launch for about as many segments as 4 KB hold (device/cuda/segments.h).
+void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const SquaresSegment> segments,
+                    TensorView sums);
+void update(cudaStream_t stream, const UpdateTensors& tensors,
+            std::span<const UpdateSegment> segments);
 
 }  // namespace zerorun::cuda

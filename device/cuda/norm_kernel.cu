@@ -5,7 +5,9 @@
 #include "device/convert.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/launch.h"
+#include "device/cuda/segments.h"
 #include "device/cuda/vector.h"
+#include "device/host_device.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun::cuda {
@@ -20,6 +22,10 @@ constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
 // hardware), which hold the sum of this many terms.
 constexpr int64_t kMostChunksOfBlock = 65536;
 constexpr unsigned kWholeWarp = 0xffffffffU;
+
+ZR_HOST_DEVICE inline int64_t chunks_of(int64_t numel) {
+  return (numel + kNormChunk - 1) / kNormChunk;
+}
 
 __device__ inline void add_square(float element, double& lane) {
   const double value = element;
@@ -69,17 +75,26 @@ __device__ inline void add_term(double term, uint32_t (*halves)[2]) {
   }
 }
 
+template <typename T>
+using SquaresSegments = Segments<SquaresSegment, const T*, int64_t*>;
+
 template <bool kAligned, typename T>
-__global__ void squares(const T* values, int64_t numel, int64_t chunks, int64_t* sum) {
+__global__ void squares(const __grid_constant__ SquaresSegments<T> segments, const T* all,
+                        int64_t* sums) {
   __shared__ uint32_t halves[ExactSum::kWords][2];
   const int word = static_cast<int>(threadIdx.x);
   if (word < ExactSum::kWords) halves[word][0] = halves[word][1] = 0;
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x) % kThreadsOfChunk;
-  const int64_t stride = int64_t{gridDim.x} * kChunksOfBlock;
-  const int64_t first = int64_t{blockIdx.x} * kChunksOfBlock + threadIdx.x / kThreadsOfChunk;
+  const auto place = segments.place();
+  const SquaresSegment& segment = segments.at[place.segment];
+  const T* const values = all + segment.begin;
+  const int64_t numel = segment.numel;
+  const int64_t stride = int64_t{place.blocks} * kChunksOfBlock;
+  const int64_t block_first = int64_t{place.block} * kChunksOfBlock;
+  const int64_t first = block_first + threadIdx.x / kThreadsOfChunk;
   // The same number of rounds for all threads of a warp, which exchange values.
-  const int64_t rounds = (chunks - int64_t{blockIdx.x} * kChunksOfBlock + stride - 1) / stride;
+  const int64_t rounds = (chunks_of(numel) - block_first + stride - 1) / stride;
   for (int64_t round = 0; round < rounds; ++round) {
     const int64_t begin = (first + round * stride) * kNormChunk;
     const int64_t count =
@@ -93,29 +108,43 @@ __global__ void squares(const T* values, int64_t numel, int64_t chunks, int64_t*
   if (word >= ExactSum::kWords) return;
   const uint64_t total = uint64_t{halves[word][0]} + (uint64_t{halves[word][1]} << 16);
   if (total != 0) {
+    int64_t* const sum = sums + segment.sum * ExactSum::kWords;
     atomicAdd(reinterpret_cast<unsigned long long*>(sum + word),
               static_cast<unsigned long long>(total));
   }
 }
 
-template <bool kAligned, typename T>
-void add_squares_of(cudaStream_t stream, TensorView src, TensorView sum) {
+// Thread blocks of a segment.
+int64_t blocks_of(const SquaresSegment& segment) {
   constexpr int64_t kBlocks = 2048;  // enough for any GPU
-  const int64_t chunks = (src.numel + kNormChunk - 1) / kNormChunk;
+  const int64_t chunks = chunks_of(segment.numel);
   const int64_t most =
       std::max<int64_t>(kBlocks, (chunks + kMostChunksOfBlock - 1) / kMostChunksOfBlock);
-  launch(squares<kAligned, T>, blocks_for(chunks * kThreadsOfChunk, most), kThreads, stream,
-         src.as<const T>(), src.numel, chunks, sum.as<int64_t>());
+  return std::min((chunks + kChunksOfBlock - 1) / kChunksOfBlock, most);
+}
+
+template <bool kAligned, typename T>
+void add_squares_of(cudaStream_t stream, const T* all, std::span<const SquaresSegment> segments,
+                    int64_t* sums) {
+  using Some = SquaresSegments<T>;
+  for_each_launch<Some>(segments, blocks_of, [&](const Some& some) {
+    launch(squares<kAligned, T>, some.blocks(), kThreads, stream, some, all, sums);
+  });
 }
 
 }  // namespace
 
-void sum_of_squares(cudaStream_t stream, TensorView src, TensorView sum) {
-  if (src.empty()) return;
+void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const SquaresSegment> segments,
+                    TensorView sums) {
   with_floating(src.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    if (is_aligned(src.data, 4 * sizeof(T))) return add_squares_of<true, T>(stream, src, sum);
-    add_squares_of<false, T>(stream, src, sum);
+    const auto aligned = [&](const SquaresSegment& segment) {
+      return is_aligned(src.as<T>() + segment.begin, 4 * sizeof(T));
+    };
+    const auto add = std::all_of(segments.begin(), segments.end(), aligned)
+                         ? add_squares_of<true, T>
+                         : add_squares_of<false, T>;
+    add(stream, src.as<const T>(), segments, sums.as<int64_t>());
   });
 }
 

@@ -23,7 +23,8 @@ void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, in
                    const OrthogonalizeMemory& memory) {
   const auto [elements, rows, cols] = matrix;
   fill(stream, memory.sum, 0.0F);
-  sum_of_squares(stream, elements, memory.sum);
+  const SquaresSegment all{.numel = elements.numel};
+  sum_of_squares(stream, elements, {&all, 1}, memory.sum);
   normalize(stream, elements, memory.sum);
 
   // The square A belongs to the shorter side: XX' from the left, or X'X from the right.

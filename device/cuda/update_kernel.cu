@@ -5,6 +5,7 @@
 #include "device/convert.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/launch.h"
+#include "device/cuda/segments.h"
 #include "device/cuda/vector.h"
 #include "device/stochastic_rounding.h"
 #include "device/update_rules.h"
@@ -111,15 +112,34 @@ struct Tensors {
   View param;
   View states[2];
   View scales[2];
-  int64_t numel = 0;
   bool in_place = false;  // the parameter is the master
 };
 
-// The last elements, which fill no vector.
+// What it gets of an UpdateSegment.
 template <class Rule>
-__device__ void update_elements(const Rule& rule, const Tensors& t, int64_t i) {
+struct RuleSegment {
+  RuleSegment() = default;
+  explicit RuleSegment(const UpdateSegment& segment)
+      : rule(segment.scalars),
+        begin(segment.begin),
+        numel(segment.numel),
+        parameter(segment.parameter),
+        element(segment.element) {}
+
+  Rule rule;
+  int64_t begin = 0;
+  int64_t numel = 0;
+  int64_t parameter = 0;
+  int64_t element = 0;
+};
+template <class Rule>
+using RuleSegments = Segments<RuleSegment<Rule>, Tensors, StochasticRounding>;
+
+// The first and last elements of a segment, which fill no vector.
+template <class Rule>
+__device__ void update_elements(const Rule& rule, const Tensors& t, int64_t i, int64_t end) {
   const DeviceMath math;
-  for (; i < t.numel; ++i) {
+  for (; i < end; ++i) {
     float none = 0.0F;
     float& state0 = Rule::kStates > 0 ? t.states[0].as<float>()[i] : none;
     float& state1 = Rule::kStates > 1 ? t.states[1].as<float>()[i] : none;
@@ -131,12 +151,21 @@ __device__ void update_elements(const Rule& rule, const Tensors& t, int64_t i) {
   }
 }
 
-// Master and states in fp32, everything aligned: kVector elements a thread, one pass over memory.
+// Master and states in fp32, all tensors aligned: kVector elements a thread, one pass over memory.
 template <class Rule>
-__global__ void update_vectors(Rule rule, Tensors t) {
-  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kVector;
-  if (i >= t.numel) return;
-  if (i + kVector > t.numel) return update_elements(rule, t, i);
+__global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segments, Tensors t) {
+  const auto place = segments.place();
+  const RuleSegment<Rule>& segment = segments.at[place.segment];
+  const Rule rule = segment.rule;
+  const int64_t end = segment.begin + segment.numel;
+  // Vectors are those of the tensors, wherever segments begin and end.
+  const int64_t vector = segment.begin / kVector + int64_t{place.block} * blockDim.x + threadIdx.x;
+  const int64_t i = vector * kVector;
+  if (i >= end) return;
+  if (i < segment.begin || i + kVector > end) {
+    const int64_t first = i < segment.begin ? segment.begin : i;
+    return update_elements(rule, t, first, i + kVector < end ? i + kVector : end);
+  }
   const DeviceMath math;
   auto* const masters = t.master.as<float>() + i;
   Floats master = load_vector<float, kVector>(masters);
@@ -170,9 +199,9 @@ static_assert(kGroupsOfBlock * StochasticRounding::kColumns == kWarp && kRows ==
 // One warp's block of one tensor: thread t has kRows elements, kColumns apart.
 class Staged {
  public:
-  __device__ Staged(int64_t begin, int64_t numel, int lane)
+  __device__ Staged(int64_t begin, int64_t end, int lane)
       : begin_(begin),
-        numel_(numel),
+        end_(end),
         group_(lane / static_cast<int>(StochasticRounding::kColumns)),
         column_(lane % static_cast<int>(StochasticRounding::kColumns)) {}
 
@@ -180,7 +209,7 @@ class Staged {
     return begin_ + group_ * StochasticRounding::kGroup + row * StochasticRounding::kColumns +
            column_;
   }
-  __device__ bool has(int row) const { return at(row) < numel_; }
+  __device__ bool has(int row) const { return at(row) < end_; }
 
   __device__ void load(const View& view, const View& scales, bool is_signed, float* values) const {
     const bool coded = view.dtype == DType::uint8;
@@ -245,18 +274,23 @@ class Staged {
   }
 
   int64_t begin_;
-  int64_t numel_;
+  int64_t end_;
   int group_;
   int column_;
 };
 
-// The same update for any dtypes and alignment: one warp per kStateBlock elements.
+// The same update for any dtypes and alignment: one warp per kStateBlock elements of a segment.
 template <class Rule>
-__global__ void update_blocks(Rule rule, Tensors t, StochasticRounding rounding, int64_t element) {
-  const int64_t warp = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
-  const int64_t begin = warp * kStateBlock;
-  if (begin >= t.numel) return;  // the whole warp
-  const Staged staged(begin, t.numel, static_cast<int>(threadIdx.x) % kWarp);
+__global__ void update_blocks(const __grid_constant__ RuleSegments<Rule> segments, Tensors t,
+                              StochasticRounding rounding) {
+  const auto place = segments.place();
+  const RuleSegment<Rule>& segment = segments.at[place.segment];
+  const int64_t end = segment.begin + segment.numel;
+  const int64_t warp = (int64_t{place.block} * blockDim.x + threadIdx.x) / kWarp;
+  const int64_t begin = segment.begin + warp * kStateBlock;
+  if (begin >= end) return;  // the whole warp
+  const Staged staged(begin, end, static_cast<int>(threadIdx.x) % kWarp);
+  const Rule rule = segment.rule;
   const DeviceMath math;
   float master[kRows];
   float states[2][kRows] = {};
@@ -270,7 +304,8 @@ __global__ void update_blocks(Rule rule, Tensors t, StochasticRounding rounding,
     const float result = rule(math, grad[row], master[row], states[0][row], states[1][row]);
     if (!t.in_place) store_nearest(result, t.param, staged.at(row));
   }
-  element += begin;
+  rounding.parameter = segment.parameter;
+  const int64_t element = segment.element + warp * kStateBlock;
   if constexpr (Rule::kSteps) staged.store(master, t.master, {}, true, rounding, element);
 #pragma unroll
   for (int k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
@@ -285,39 +320,50 @@ bool takes_vectors(const TensorView& view) {
 
 bool is_fp32(const TensorView& view) { return view.dtype == DType::fp32; }
 
+int64_t blocks_of(int64_t threads) { return (threads + kThreads - 1) / kThreads; }
+
 template <class Rule>
-void update_with(cudaStream_t stream, const Rule& rule, const UpdateScalars& s,
-                 const UpdateTensors& from) {
+void update_with(cudaStream_t stream, const UpdateTensors& from,
+                 std::span<const UpdateSegment> all) {
+  using Some = RuleSegments<Rule>;
   const auto& states = from.states;
   const Tensors t = {.master = from.master,
                      .grad = from.grad,
                      .param = from.param,
                      .states = {states[0], states[1]},
                      .scales = {from.scales[0], from.scales[1]},
-                     .numel = from.master.numel,
                      .in_place = from.param.data == from.master.data};
   const bool vectors = is_fp32(from.master) && is_fp32(states[0]) && is_fp32(states[1]) &&
                        takes_vectors(from.master) && takes_vectors(states[0]) &&
                        takes_vectors(states[1]) && takes_vectors(from.grad) &&
                        takes_vectors(from.param);
   if (vectors) {
-    const int64_t threads = (t.numel + kVector - 1) / kVector;
-    launch(update_vectors<Rule>, blocks_for(threads), kThreads, stream, rule, t);
-    return;
+    const auto blocks = [](const UpdateSegment& s) {
+      const int64_t end = s.begin + s.numel;
+      return blocks_of((end + kVector - 1) / kVector - s.begin / kVector);
+    };
+    return for_each_launch<Some>(all, blocks, [&](const Some& some) {
+      launch(update_vectors<Rule>, some.blocks(), kThreads, stream, some, t);
+    });
   }
-  const int64_t warps = (t.numel + kStateBlock - 1) / kStateBlock;
-  launch(update_blocks<Rule>, blocks_for(warps * kWarp), kThreads, stream, rule, t,
-         StochasticRounding{s.seed, s.step, from.parameter}, from.element);
+  const UpdateScalars& scalars = all.front().scalars;
+  const StochasticRounding rounding{scalars.seed, scalars.step};
+  const auto blocks = [](const UpdateSegment& s) {
+    return blocks_of((s.numel + kStateBlock - 1) / kStateBlock * kWarp);
+  };
+  for_each_launch<Some>(all, blocks, [&](const Some& some) {
+    launch(update_blocks<Rule>, some.blocks(), kThreads, stream, some, t, rounding);
+  });
 }
 
 }  // namespace
 
-// A bucket's shard is flat, so one call, and one launch, covers all parameters that lie in it and
-// share hyperparameters.
-void update(cudaStream_t stream, const UpdateScalars& scalars, const UpdateTensors& tensors) {
-  if (tensors.master.empty()) return;
-  with_rule(scalars, tensors.states[0].data != nullptr,
-            [&](const auto& rule) { update_with(stream, rule, scalars, tensors); });
+void update(cudaStream_t stream, const UpdateTensors& tensors,
+            std::span<const UpdateSegment> segments) {
+  if (segments.empty()) return;
+  with_rule(segments.front().scalars.rule, tensors.states[0].data != nullptr, [&](auto* type) {
+    update_with<std::remove_pointer_t<decltype(type)>>(stream, tensors, segments);
+  });
 }
 
 }  // namespace zerorun::cuda

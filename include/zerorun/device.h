@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -104,9 +105,7 @@ struct UpdateScalars {
   int64_t step = 1;               // likewise: each step draws anew
 };
 
-// Elements updated together: all views have the same numel. What is kept in 16 bits between steps
-// and has no fp32 copy (master or states) is rounded stochastically, with random bits that depend
-// on seed, step, parameter and element only.
+// Flat tensors, all of the same numel, of which segments are updated.
 struct UpdateTensors {
   TensorView master;  // fp32, or the parameter itself; read and written
   TensorView grad;    // fp32, bf16 or fp16, read
@@ -115,12 +114,28 @@ struct UpdateTensors {
   // for each kStateBlock of them (device/block8.h).
   std::array<TensorView, 2> states{};
   std::array<TensorView, 2> scales{};  // fp32; for states in uint8
-  int64_t parameter = 0;               // which elements these are; matters to stochastic rounding
-  int64_t element = 0;                 // a multiple of kStateBlock
+};
+
+// Neighbours in UpdateTensors that take the same step. What is kept in 16 bits between steps and
+// has no fp32 copy (master or states) is rounded stochastically, with random bits that depend on
+// seed, step, parameter and element only.
+struct UpdateSegment {
+  int64_t begin = 0;  // in the tensors; a multiple of kStateBlock where states are in uint8
+  int64_t numel = 0;
+  UpdateScalars scalars{};
+  int64_t parameter = 0;  // which elements these are; matters to stochastic rounding
+  int64_t element = 0;    // a multiple of kStateBlock
+};
+
+// Neighbours in a tensor whose squares have one sum.
+struct SquaresSegment {
+  int64_t begin = 0;
+  int64_t numel = 0;
+  int64_t sum = 0;  // which
 };
 
 // The one place where CPU and GPU differ. Calls are enqueued on the stream and return at once
-// unless the stream is inline; the views must live until then. All sizes in elements.
+// unless the stream is inline; what views point to must live until then. All sizes in elements.
 class ZR_API Device {
  public:
   virtual ~Device() = default;
@@ -171,13 +186,15 @@ class ZR_API Device {
   virtual void add(Stream& stream, TensorView src, TensorView dst) = 0;
   // dst[i] *= factor, computed in fp32.
   virtual void scale(Stream& stream, TensorView dst, float factor) = 0;
-  // Adds the squares of `src` to `sum` (ExactSum::kWords int64 words on this device). The result
-  // does not depend on how a tensor is cut, as long as cuts lie at multiples of kNormChunk elements
-  // from its start.
-  virtual void sum_of_squares(Stream& stream, TensorView src, TensorView sum) = 0;
-  // One pass: scale, states, update, cast.
-  virtual void update(Stream& stream, const UpdateScalars& scalars,
-                      const UpdateTensors& tensors) = 0;
+  // Adds the squares of each segment of `src` to its sum among `sums` (ExactSum::kWords int64 words
+  // each, on this device). Segments ascend and do not overlap. The sum does not depend on how a
+  // tensor is cut, as long as cuts lie at multiples of kNormChunk elements from its start.
+  virtual void sum_of_squares(Stream& stream, TensorView src,
+                              std::span<const SquaresSegment> segments, TensorView sums) = 0;
+  // One pass over the segments, as a whole: scale, states, update, cast. Segments ascend, do not
+  // overlap, and have one rule, seed and step; what is between them stays as it is.
+  virtual void update(Stream& stream, const UpdateTensors& tensors,
+                      std::span<const UpdateSegment> segments) = 0;
   // Brings a row-major fp32 matrix [rows, cols] close to the nearest orthogonal one, by `steps` of
   // Newton and Schulz's iteration (device/cpu/newton_schulz.cc). `work` holds
   // orthogonalize_work(rows, cols) fp32 elements.

@@ -49,11 +49,13 @@ void use_device() {
   device.add(*stream, other, matrix);
   device.scale(*stream, matrix, 0.5F);
   device.fill(*stream, words, 0.0F);
-  device.sum_of_squares(*stream, matrix, words);
+  const SquaresSegment squares{.numel = matrix.numel};
+  device.sum_of_squares(*stream, matrix, {&squares, 1}, words);
   device.inline_stream().wait(stream->record());
   device.orthogonalize(device.inline_stream(), matrix, 2, 2, 3, work);
-  device.update(device.inline_stream(), {.rule = UpdateRule::sgd},
-                {.master = matrix, .grad = other, .param = matrix});
+  const UpdateSegment segment{.numel = matrix.numel, .scalars = {.rule = UpdateRule::sgd}};
+  device.update(device.inline_stream(), {.master = matrix, .grad = other, .param = matrix},
+                {&segment, 1});
   const auto host_stream = make_worker_stream("host");
   host_stream->submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
   device.inline_stream().wait(host_stream->record());

@@ -184,8 +184,13 @@ TEST_P(ElementwiseConformance, EmptyViewsNeedNoMemory) {
   device_->cast(*stream_, none, none16);
   device_->add(*stream_, none, none16);
   device_->scale(*stream_, none, 2.0F);
-  device_->update(*stream_, {},
-                  {.master = none, .grad = none, .param = none16, .states = {none, none}});
+  const UpdateSegment empty;
+  for (const std::span<const UpdateSegment> segments :
+       {std::span(&empty, 0), std::span(&empty, 1)}) {
+    device_->update(*stream_,
+                    {.master = none, .grad = none, .param = none16, .states = {none, none}},
+                    segments);
+  }
   device_->orthogonalize(*stream_, none, 0, 4, 5, none);
   stream_->synchronize();
 }

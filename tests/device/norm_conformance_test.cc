@@ -20,12 +20,13 @@ class NormConformance : public DeviceConformance {
     const auto src = array(values);
     const auto sum = array(std::vector<int64_t>(ExactSum::kWords, 0));
     cuts.push_back(static_cast<int64_t>(values.size()));
+    std::vector<SquaresSegment> segments;
     int64_t begin = 0;
     for (const int64_t cut : cuts) {
-      device_->sum_of_squares(device_->inline_stream(), src.view().slice(begin, cut - begin),
-                              sum.view());
+      segments.push_back({.begin = begin, .numel = cut - begin});
       begin = cut;
     }
+    device_->sum_of_squares(device_->inline_stream(), src.view(), segments, sum.view());
     device_->inline_stream().synchronize();
     return ExactSum::from_words(sum.host());
   }
@@ -80,7 +81,10 @@ TEST_P(NormConformance, AddsToTheSum) {
   const std::vector<float> values = {3.0F, 4.0F};
   const auto src = array(values);
   const auto sum = array(std::vector<int64_t>(ExactSum::kWords, 0));
-  for (int i = 0; i < 3; ++i) device_->sum_of_squares(*stream_, src.view(), sum.view());
+  const SquaresSegment all{.numel = 2};
+  for (int i = 0; i < 3; ++i) {
+    device_->sum_of_squares(*stream_, src.view(), {&all, 1}, sum.view());
+  }
   stream_->synchronize();
   EXPECT_EQ(ExactSum::from_words(sum.host()).value(), 75.0);
 }
@@ -103,12 +107,50 @@ TEST_P(NormConformance, CoversTheRangeOfFp32) {
   EXPECT_EQ(squares(std::vector<float>(512, largest)).value(), 512 * square);
 }
 
-TEST_P(NormConformance, RejectsASumOfAnotherShape) {
+// More segments than one kernel takes, from every alignment; sums that several share, and what lies
+// between segments.
+TEST_P(NormConformance, SumsEachSegmentByItself) {
+  constexpr int64_t kSums = 7;
+  constexpr int64_t kSizes[] = {1, 0, 255, 3, 256, 1000, 17, 513};
+  std::vector<SquaresSegment> segments;
+  int64_t end = 0;
+  for (int64_t i = 0; i < 400; ++i) {
+    segments.push_back({end + i % 5, kSizes[i % 8], i * i % kSums});
+    end = segments.back().begin + segments.back().numel;
+  }
+  const std::vector<float> values = random_normal<float>(end, 6);
+  std::array<ExactSum, kSums> expected;
+  for (const SquaresSegment& segment : segments) {
+    const auto first = values.begin() + segment.begin;
+    expected[static_cast<size_t>(segment.sum)].merge(
+        squares_in_order(std::vector<float>(first, first + segment.numel)));
+  }
+  for_thread_counts([&] {
+    const auto src = array(values);
+    const auto sums = array(std::vector<int64_t>(kSums * ExactSum::kWords, 0));
+    device_->sum_of_squares(*stream_, src.view(), segments, sums.view());
+    stream_->synchronize();
+    const std::vector<int64_t> words = sums.host();
+    for (size_t i = 0; i < kSums; ++i) {
+      const auto sum = std::span(words).subspan(i * ExactSum::kWords, ExactSum::kWords);
+      EXPECT_EQ(ExactSum::from_words(sum).words, expected[i].words) << i;
+    }
+  });
+}
+
+TEST_P(NormConformance, WrongArgumentsAreErrorsAtTheCall) {
   const auto src = array(std::vector<float>(4));
+  const auto sum = array(std::vector<int64_t>(ExactSum::kWords));
   const auto short_sum = array(std::vector<int64_t>(ExactSum::kWords - 1));
-  EXPECT_THROW(device_->sum_of_squares(*stream_, src.view(), short_sum.view()), InternalError);
-  EXPECT_THROW(device_->sum_of_squares(*stream_, short_sum.view(), short_sum.view()),
-               InternalError);
+  const auto expect_error = [&](TensorView from, const std::vector<SquaresSegment>& segments,
+                                TensorView to) {
+    EXPECT_THROW(device_->sum_of_squares(*stream_, from, segments, to), InternalError);
+  };
+  expect_error(src.view(), {{0, 4, 0}}, short_sum.view());
+  expect_error(sum.view(), {{0, 4, 0}}, sum.view());
+  expect_error(src.view(), {{0, 4, 1}}, sum.view());
+  expect_error(src.view(), {{1, 4, 0}}, sum.view());
+  expect_error(src.view(), {{2, 2, 0}, {0, 2, 0}}, sum.view());
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, NormConformance, ::testing::ValuesIn(devices_under_test()),

@@ -7,48 +7,101 @@
 namespace zerorun::testing {
 namespace {
 
+// What is updated, and how.
+struct Case {
+  Storage storage{};
+  int states = 0;
+  int64_t numel = 0;
+  std::vector<UpdateSegment> segments;
+  bool aligned = false;  // tensors begin where vectors may
+  bool one_call = true;  // else one for each segment
+};
+
 class UpdateConformance : public DeviceConformance {
  protected:
-  // Updates on the device in the given cuts and compares every bit with the scalar formulas.
-  void check(const UpdateScalars& s, const Storage& storage, int states, int64_t numel,
-             const std::vector<int64_t>& cuts) {
-    const Values before = random_values(numel, storage);
-    const Stored master(*device_, before.master, storage.master, true, 1);
-    const Stored grad(*device_, before.grad, storage.grad, true, 5);
-    const Stored param(*device_, before.param, storage.param.value_or(DType::fp32), true, 7);
-    const Stored state0(*device_, before.states[0], storage.state, true, 2);
-    const Stored state1(*device_, before.states[1], storage.state, false, 3);
-    const bool in_place = !storage.param;
-    int64_t begin = 0;
-    for (const int64_t end : cuts) {
-      const auto part = [&](TensorView view, int64_t block = 1) {
-        if (view.data == nullptr) return view;
-        return view.slice(begin / block, (end - begin + block - 1) / block);
-      };
-      UpdateTensors tensors{.master = part(master.view()),
-                            .grad = part(grad.view()),
-                            .param = in_place ? part(master.view()) : part(param.view()),
-                            .parameter = 9,
-                            .element = kElement + begin};
-      if (states > 0) tensors.states[0] = part(state0.view());
-      if (states > 1) tensors.states[1] = part(state1.view());
-      tensors.scales = {part(state0.scales(), kStateBlock), part(state1.scales(), kStateBlock)};
-      device_->update(*stream_, s, tensors);
-      begin = end;
+  // Updates on the device and compares every bit with the scalar formulas.
+  void check(const Case& c) {
+    const Storage& storage = c.storage;
+    const Values before = random_values(c.numel, storage);
+    const auto stored = [&](const std::vector<float>& values, DType dtype, int64_t offset,
+                            bool is_signed = true) {
+      return Stored(*device_, values, dtype, is_signed, c.aligned ? 0 : offset);
+    };
+    const Stored master = stored(before.master, storage.master, 1);
+    const Stored grad = stored(before.grad, storage.grad, 5);
+    const Stored param = stored(before.param, storage.param.value_or(DType::fp32), 7);
+    const Stored state0 = stored(before.states[0], storage.state, 2);
+    const Stored state1 = stored(before.states[1], storage.state, 3, false);
+    UpdateTensors tensors{.master = master.view(),
+                          .grad = grad.view(),
+                          .param = storage.param ? param.view() : master.view()};
+    if (c.states > 0) tensors.states[0] = state0.view();
+    if (c.states > 1) tensors.states[1] = state1.view();
+    tensors.scales = {state0.scales(), state1.scales()};
+    if (c.one_call) {
+      device_->update(*stream_, tensors, c.segments);
+    } else {
+      for (const UpdateSegment& one : c.segments) device_->update(*stream_, tensors, {&one, 1});
     }
     stream_->synchronize();
-    const Values expected = updated(before, s, storage, states);
+    const Values expected = updated(before, c.segments, storage, c.states);
     EXPECT_EQ(bits_of(master.values()), bits_of(expected.master));
     EXPECT_EQ(bits_of(grad.values()), bits_of(before.grad));
-    if (states > 0) {
-      EXPECT_EQ(bits_of(state0.values()), bits_of(expected.states[0]));
-    }
-    if (states > 1) {
-      EXPECT_EQ(bits_of(state1.values()), bits_of(expected.states[1]));
-    }
-    if (!in_place) {
+    if (storage.param) {
       EXPECT_EQ(bits_of(param.values()), bits_of(expected.param));
     }
+    if (c.states > 0) {
+      expect_states(c, state0.values(), expected.states[0]);
+    }
+    if (c.states > 1) {
+      expect_states(c, state1.values(), expected.states[1]);
+    }
+  }
+
+  // What shares a block of 8 bits with the end of a segment gets its scale.
+  static void expect_states(const Case& c, std::vector<float> got, std::vector<float> expected) {
+    if (c.storage.state != DType::uint8) {
+      EXPECT_EQ(bits_of(got), bits_of(expected));
+      return;
+    }
+    for (const UpdateSegment& segment : c.segments) {
+      const auto bits = [&](std::vector<float>& values) {
+        const std::span<float> part = part_of(values, segment);
+        return bits_of(std::vector<float>(part.begin(), part.end()));
+      };
+      EXPECT_EQ(bits(got), bits(expected));
+    }
+  }
+
+  // One parameter, cut before `cuts`.
+  static std::vector<UpdateSegment> cut(const UpdateScalars& s, int64_t numel,
+                                        std::vector<int64_t> cuts = {}) {
+    std::vector<UpdateSegment> segments;
+    int64_t begin = 0;
+    cuts.push_back(numel);
+    for (const int64_t end : cuts) {
+      segments.push_back({begin, end - begin, s, 9, 512 + begin});
+      begin = end;
+    }
+    return segments;
+  }
+
+  // `count` parts of parameters of odd sizes, not all next to each other, each with scalars of its
+  // own.
+  static Case many(UpdateRule rule, const Storage& storage, int64_t count) {
+    constexpr int64_t kSizes[] = {31, 1, 0, 300, 2, 256, 65, 517};
+    Case c{.storage = storage, .states = states_of(rule)};
+    const int64_t grid = storage.state == DType::uint8 ? kStateBlock : 1;
+    for (int64_t i = 0; i < count; ++i) {
+      UpdateScalars s = scalars_of(rule, i % 2 == 0);
+      s.lr *= static_cast<float>(1 + i % 7);
+      s.beta1 -= 0.01 * static_cast<double>(i % 5);
+      s.grad_scale /= static_cast<float>(1 + i % 3);
+      const int64_t begin = (c.numel + i % 4 + grid - 1) / grid * grid;
+      c.segments.push_back({begin, kSizes[i % 8], s, i, i % 3 * kStateBlock});
+      c.numel = begin + c.segments.back().numel;
+    }
+    return c;
   }
 
   static bool is_direction(UpdateRule rule) {
@@ -89,7 +142,7 @@ TEST_P(UpdateConformance, HasTheBitsOfTheScalarFormulaForEveryRuleAndType) {
                        << "rule " << static_cast<int>(rule) << " variant " << variant << " master "
                        << name_of(storage.master) << " grad " << name_of(storage.grad) << " state "
                        << name_of(storage.state) << " numel " << numel);
-          check(scalars_of(rule, variant), storage, states_of(rule), numel, {numel});
+          check({storage, states_of(rule), numel, cut(scalars_of(rule, variant), numel)});
           if (HasFailure()) return;
         }
       }
@@ -98,8 +151,8 @@ TEST_P(UpdateConformance, HasTheBitsOfTheScalarFormulaForEveryRuleAndType) {
 }
 
 TEST_P(UpdateConformance, SgdWithoutMomentumHasNoState) {
-  check(scalars_of(UpdateRule::sgd, false), {}, 0, 1027, {1027});
-  check(scalars_of(UpdateRule::sgd, true), {DType::bf16, DType::bf16}, 0, 1027, {1027});
+  check({{}, 0, 1027, cut(scalars_of(UpdateRule::sgd, false), 1027)});
+  check({{DType::bf16, DType::bf16}, 0, 1027, cut(scalars_of(UpdateRule::sgd, true), 1027)});
 }
 
 TEST_P(UpdateConformance, DoesNotDependOnCutsOrThreads) {
@@ -109,37 +162,80 @@ TEST_P(UpdateConformance, DoesNotDependOnCutsOrThreads) {
                                    Storage{DType::bf16, DType::bf16, std::nullopt, DType::bf16},
                                    Storage{DType::fp32, DType::bf16, DType::bf16, DType::uint8}}) {
       const UpdateScalars s = scalars_of(UpdateRule::adam, true);
-      check(s, storage, 2, kNumel, {kNumel});
-      check(s, storage, 2, kNumel, {256, 1024, 70'144, kNumel});
+      check({storage, 2, kNumel, cut(s, kNumel)});
+      for (const bool one_call : {true, false}) {
+        check({.storage = storage,
+               .states = 2,
+               .numel = kNumel,
+               .segments = cut(s, kNumel, {256, 1024, 70'144}),
+               .one_call = one_call});
+      }
     }
   });
 }
 
-// The formulas of the papers in double, term by term.
+TEST_P(UpdateConformance, SegmentsHaveTheBitsOfTheScalarFormulaForEveryRuleAndType) {
+  for (const UpdateRule rule : kRules) {
+    for (const Storage& storage : storages(rule)) {
+      for (const bool aligned : {true, false}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "rule " << static_cast<int>(rule) << " master " << name_of(storage.master)
+                     << " grad " << name_of(storage.grad) << " state " << name_of(storage.state)
+                     << " aligned " << aligned);
+        Case c = many(rule, storage, 16);
+        c.aligned = aligned;
+        check(c);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// More than one kernel takes, and more than there are threads.
+TEST_P(UpdateConformance, HundredsOfSegmentsAreOneCall) {
+  for_thread_counts([&] {
+    for (const Storage& storage : {Storage{DType::fp32, DType::bf16, DType::bf16, DType::fp32},
+                                   Storage{DType::bf16, DType::bf16, std::nullopt, DType::bf16},
+                                   Storage{DType::fp32, DType::bf16, DType::bf16, DType::uint8}}) {
+      Case c = many(UpdateRule::adam, storage, 300);
+      c.aligned = true;
+      check(c);
+    }
+  });
+}
+
+// The formulas of the papers in double, term by term; segments of both kinds of decay.
 TEST_P(UpdateConformance, AdamAgreesWithDoublePrecision) {
-  for (const bool decoupled : {true, false}) {
-    const UpdateScalars s = scalars_of(UpdateRule::adam, decoupled);
-    const Values before = random_values(1000, {});
-    const auto master = array(before.master);
-    const auto exp_avg = array(before.states[0]);
-    const auto exp_avg_sq = array(before.states[1]);
-    const auto grad = array(before.grad);
-    device_->update(*stream_, s,
-                    {.master = master.view(),
-                     .grad = grad.view(),
-                     .param = master.view(),
-                     .states = {exp_avg.view(), exp_avg_sq.view()}});
-    stream_->synchronize();
-    const std::vector<float> result = master.host();
-    for (size_t i = 0; i < result.size(); ++i) {
+  Case c = many(UpdateRule::adam, {}, 20);
+  for (UpdateSegment& segment : c.segments) {
+    segment.scalars = scalars_of(UpdateRule::adam, segment.scalars.decoupled);
+  }
+  const Values before = random_values(c.numel, {});
+  const auto master = array(before.master);
+  const auto exp_avg = array(before.states[0]);
+  const auto exp_avg_sq = array(before.states[1]);
+  const auto grad = array(before.grad);
+  device_->update(*stream_,
+                  {.master = master.view(),
+                   .grad = grad.view(),
+                   .param = master.view(),
+                   .states = {exp_avg.view(), exp_avg_sq.view()}},
+                  c.segments);
+  stream_->synchronize();
+  const std::vector<float> result = master.host();
+  for (const UpdateSegment& segment : c.segments) {
+    const UpdateScalars& s = segment.scalars;
+    for (int64_t k = 0; k < segment.numel; ++k) {
+      const auto i = static_cast<size_t>(segment.begin + k);
       const double p = before.master[i];
       const double decay = static_cast<double>(s.weight_decay) * p;
-      const double g = static_cast<double>(before.grad[i]) * s.grad_scale + (decoupled ? 0 : decay);
+      const double g =
+          static_cast<double>(before.grad[i]) * s.grad_scale + (s.decoupled ? 0 : decay);
       const double m = s.beta1 * before.states[0][i] + (1 - s.beta1) * g;
       const double v = s.beta2 * before.states[1][i] + (1 - s.beta2) * g * g;
       const double m_hat = m / s.bias_correction1;
       const double v_hat = v / s.bias_correction2;
-      const double step = m_hat / (std::sqrt(v_hat) + s.eps) + (decoupled ? decay : 0);
+      const double step = m_hat / (std::sqrt(v_hat) + s.eps) + (s.decoupled ? decay : 0);
       EXPECT_NEAR(result[i], p - s.lr * step, 4e-7 * std::max(1.0, std::abs(p))) << i;
     }
   }
@@ -154,11 +250,13 @@ TEST_P(UpdateConformance, NonFiniteGradientsShowInTheResult) {
       const auto state1 = array(std::vector<float>(40, 0.0F));
       const auto grad = array(std::vector<float>(40, value));
       const auto param = array(std::vector<Bf16>(40));
-      device_->update(*stream_, scalars_of(rule, true),
+      const UpdateSegment all{.numel = 40, .scalars = scalars_of(rule, true)};
+      device_->update(*stream_,
                       {.master = master.view(),
                        .grad = grad.view(),
                        .param = param.view(),
-                       .states = {state0.view(), state1.view()}});
+                       .states = {state0.view(), state1.view()}},
+                      {&all, 1});
       stream_->synchronize();
       for (const Bf16 result : param.host()) EXPECT_FALSE(std::isfinite(to_float(result)));
     }
@@ -176,12 +274,14 @@ TEST_P(UpdateConformance, StatesIn8BitsKeepInfinityAndNan) {
     std::vector<float> gradient(300, 1.0F);
     gradient[17] = value;
     const auto grad = array(gradient);
-    device_->update(*stream_, scalars_of(UpdateRule::adam, true),
+    const UpdateSegment all{.numel = 300, .scalars = scalars_of(UpdateRule::adam, true)};
+    device_->update(*stream_,
                     {.master = master.view(),
                      .grad = grad.view(),
                      .param = master.view(),
                      .states = {codes.view(), codes_sq.view()},
-                     .scales = {scales.view(), scales_sq.view()}});
+                     .scales = {scales.view(), scales_sq.view()}},
+                    {&all, 1});
     stream_->synchronize();
     EXPECT_FALSE(std::isfinite(scales.host()[0]));
     EXPECT_TRUE(std::isfinite(scales.host()[1]));
@@ -199,22 +299,47 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
                               .grad = fp32.view(),
                               .param = fp32.view(),
                               .states = {fp32.view(), fp32.view()}};
-  const auto expect_error = [&](const UpdateScalars& scalars, auto change) {
+  const auto expect_error = [&](const std::vector<UpdateSegment>& segments, auto change) {
     UpdateTensors tensors = good;
     change(tensors);
-    EXPECT_THROW(device_->update(*stream_, scalars, tensors), InternalError);
+    EXPECT_THROW(device_->update(*stream_, tensors, segments), InternalError);
   };
-  expect_error({}, [&](UpdateTensors& t) { t.states[0] = short32.view(); });
-  expect_error({}, [&](UpdateTensors& t) { t.states[1] = {}; });
-  expect_error({}, [&](UpdateTensors& t) { t.states[1] = codes.view(); });  // without scales
-  expect_error({}, [&](UpdateTensors& t) { t.param = {fp32.view().data, 4, DType::bf16}; });
-  expect_error({}, [&](UpdateTensors& t) { t.master = bf16.view(); });  // and another parameter
-  expect_error({}, [&](UpdateTensors& t) { t.element = 1; });
-  expect_error({.rule = UpdateRule::muon_direction}, [](UpdateTensors&) {});  // in place
-  expect_error({.rule = UpdateRule::lion}, [&](UpdateTensors& t) {
+  const std::vector<UpdateSegment> all = {{.numel = 4}};
+  expect_error(all, [&](UpdateTensors& t) { t.states[0] = short32.view(); });
+  expect_error(all, [&](UpdateTensors& t) { t.states[1] = {}; });
+  expect_error(all, [&](UpdateTensors& t) { t.states[1] = codes.view(); });  // without scales
+  expect_error(all, [&](UpdateTensors& t) { t.param = {fp32.view().data, 4, DType::bf16}; });
+  expect_error(all, [&](UpdateTensors& t) { t.master = bf16.view(); });  // and another parameter
+  expect_error({{.numel = 4, .scalars = {.rule = UpdateRule::muon_direction}}},
+               [](UpdateTensors&) {});  // in place
+  expect_error({{.numel = 4, .scalars = {.rule = UpdateRule::lion}}}, [&](UpdateTensors& t) {
     t.states[0] = codes.view();
     t.scales[0] = fp32.view().slice(0, 1);
   });
+}
+
+TEST_P(UpdateConformance, SegmentsThatDoNotGoTogetherAreErrorsAtTheCall) {
+  const auto fp32 = array(std::vector<float>(4));
+  const auto codes = array(std::vector<uint8_t>(4));
+  UpdateTensors tensors = {.master = fp32.view(),
+                           .grad = fp32.view(),
+                           .param = fp32.view(),
+                           .states = {fp32.view(), fp32.view()}};
+  const auto expect_error = [&](const std::vector<UpdateSegment>& segments) {
+    EXPECT_THROW(device_->update(*stream_, tensors, segments), InternalError);
+  };
+  expect_error({{.numel = 5}});
+  expect_error({{.begin = -1, .numel = 1}});
+  expect_error({{.numel = -1}});
+  expect_error({{.begin = 2, .numel = 2}, {.begin = 0, .numel = 2}});
+  expect_error({{.numel = 2}, {.begin = 1, .numel = 2}});
+  expect_error({{.numel = 4, .element = 1}});
+  expect_error({{.numel = 1}, {.begin = 1, .scalars = {.rule = UpdateRule::sgd}}});
+  expect_error({{.numel = 1}, {.begin = 1, .scalars = {.step = 2}}});
+  expect_error({{.numel = 1}, {.begin = 1, .scalars = {.seed = 2}}});
+  tensors.states = {codes.view(), codes.view()};
+  tensors.scales = {fp32.view().slice(0, 1), fp32.view().slice(1, 1)};
+  expect_error({{.begin = 1, .numel = 3}});  // within a block of 8 bits
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, UpdateConformance, ::testing::ValuesIn(devices_under_test()),

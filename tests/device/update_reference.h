@@ -11,8 +11,6 @@
 
 namespace zerorun::testing {
 
-inline constexpr int64_t kElement = 512;  // of the parameter: where updates begin
-
 inline UpdateScalars scalars_of(UpdateRule rule, bool variant) {
   return {.rule = rule,
           .lr = 0.01F,
@@ -74,14 +72,19 @@ inline float nearest(float value, DType dtype) {
   return value;
 }
 
-inline void requantize(std::vector<float>& values, bool is_signed) {
+inline void requantize(std::span<float> values, bool is_signed) {
   const Block8 code{is_signed};
   for (size_t begin = 0; begin < values.size(); begin += kStateBlock) {
     const std::span block =
-        std::span(values).subspan(begin, std::min<size_t>(kStateBlock, values.size() - begin));
+        values.subspan(begin, std::min<size_t>(kStateBlock, values.size() - begin));
     const float scale = Block8::scale_of(block);
     for (float& value : block) value = code.decode(code.encode(value, scale), scale);
   }
+}
+
+inline std::span<float> part_of(std::vector<float>& values, const UpdateSegment& segment) {
+  return std::span(values).subspan(static_cast<size_t>(segment.begin),
+                                   static_cast<size_t>(segment.numel));
 }
 
 inline Values random_values(int64_t numel, const Storage& storage) {
@@ -99,26 +102,35 @@ inline Values random_values(int64_t numel, const Storage& storage) {
   return values;
 }
 
-// By the scalar formulas.
-inline Values updated(Values v, const UpdateScalars& s, const Storage& storage, int states) {
-  with_rule(s, states > 0, [&](const auto& rule) {
-    using Rule = std::remove_cvref_t<decltype(rule)>;
-    for (size_t i = 0; i < v.master.size(); ++i) {
-      const auto element = kElement + static_cast<int64_t>(i);
-      v.param[i] = rule(ScalarMath{}, v.grad[i], v.master[i], v.states[0][i], v.states[1][i]);
-      const auto at = [&](uint32_t tensor) {
-        return StochasticRounding{s.seed, s.step, 9, tensor};
-      };
-      if (Rule::kSteps) v.master[i] = rounded(v.master[i], storage.master, at(0), element);
-      for (uint32_t k = 0; k < 2 && storage.state != DType::uint8; ++k) {
-        v.states[k][i] = rounded(v.states[k][i], storage.state, at(k + 1), element);
+// By the scalar formulas; `segments` are of one rule.
+inline Values updated(Values v, std::span<const UpdateSegment> segments, const Storage& storage,
+                      int states) {
+  with_rule(segments.front().scalars.rule, states > 0, [&](auto* type) {
+    using Rule = std::remove_pointer_t<decltype(type)>;
+    for (const UpdateSegment& segment : segments) {
+      const UpdateScalars& s = segment.scalars;
+      const Rule rule(s);
+      for (int64_t k = 0; k < segment.numel; ++k) {
+        const auto i = static_cast<size_t>(segment.begin + k);
+        v.param[i] =
+            nearest(rule(ScalarMath{}, v.grad[i], v.master[i], v.states[0][i], v.states[1][i]),
+                    storage.param.value_or(DType::fp32));
+        const auto at = [&](uint32_t tensor) {
+          return StochasticRounding{s.seed, s.step, segment.parameter, tensor};
+        };
+        const int64_t element = segment.element + k;
+        if (Rule::kSteps) v.master[i] = rounded(v.master[i], storage.master, at(0), element);
+        for (uint32_t j = 0; j < 2 && storage.state != DType::uint8; ++j) {
+          v.states[j][i] = rounded(v.states[j][i], storage.state, at(j + 1), element);
+        }
       }
     }
   });
   if (storage.state == DType::uint8) {
-    for (size_t k = 0; k < 2; ++k) requantize(v.states[k], k == 0);
+    for (const UpdateSegment& segment : segments) {
+      for (size_t k = 0; k < 2; ++k) requantize(part_of(v.states[k], segment), k == 0);
+    }
   }
-  for (float& value : v.param) value = nearest(value, storage.param.value_or(DType::fp32));
   return v;
 }
 

@@ -36,11 +36,14 @@ class Trained {
 
   void step(std::vector<float> grad, float grad_scale = 1.0F) {
     const TensorView param = view_of(std::span(param_));
-    device_->update(device_->inline_stream(), optimizer_.scalars(++steps_, grad_scale, group_),
+    const UpdateSegment all{.numel = param.numel,
+                            .scalars = optimizer_.scalars(++steps_, grad_scale, group_)};
+    device_->update(device_->inline_stream(),
                     {.master = param,
                      .grad = view_of(std::span(grad)),
                      .param = param,
-                     .states = {view_of(std::span(exp_avg_)), view_of(std::span(exp_avg_sq_))}});
+                     .states = {view_of(std::span(exp_avg_)), view_of(std::span(exp_avg_sq_))}},
+                    {&all, 1});
   }
 
   const std::vector<float>& param() const { return param_; }
@@ -259,7 +262,8 @@ TEST(Adam8bit, ConvergesAsAdam) {
         grad[i] = curvature(i) * (param[i] + 0.3F * normal(random));
       }
       const float lr = 0.01F * static_cast<float>(2000 - step) / 2000;
-      device->update(device->inline_stream(), rule.scalars(step, 1.0F, {.lr = lr}), tensors);
+      const UpdateSegment all{.numel = kNumel, .scalars = rule.scalars(step, 1.0F, {.lr = lr})};
+      device->update(device->inline_stream(), tensors, {&all, 1});
     }
     for (const float value : param) loss += value * value / kNumel;
     return loss;

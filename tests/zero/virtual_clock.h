@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -118,13 +119,17 @@ class VirtualTimeDevice final : public Device {
     pass(stream, 0.0);
     device_->scale(now(), dst, factor);
   }
-  void sum_of_squares(Stream& stream, TensorView src, TensorView sum) override {
+  void sum_of_squares(Stream& stream, TensorView src, std::span<const SquaresSegment> segments,
+                      TensorView sums) override {
     pass(stream, 0.0);
-    device_->sum_of_squares(now(), src, sum);
+    device_->sum_of_squares(now(), src, segments, sums);
   }
-  void update(Stream& stream, const UpdateScalars& scalars, const UpdateTensors& tensors) override {
-    pass(stream, costs_.update_per_element * static_cast<double>(tensors.master.numel));
-    device_->update(now(), scalars, tensors);
+  void update(Stream& stream, const UpdateTensors& tensors,
+              std::span<const UpdateSegment> segments) override {
+    for (const UpdateSegment& segment : segments) {
+      pass(stream, costs_.update_per_element * static_cast<double>(segment.numel));
+    }
+    device_->update(now(), tensors, segments);
   }
   void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
                      TensorView work) override {

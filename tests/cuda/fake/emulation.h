@@ -10,12 +10,14 @@
 #include <cstring>
 #include <functional>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
 // One block at a time runs on a thread. As on a GPU, what it holds at a block's start is anything.
@@ -52,16 +54,16 @@ T exchange_value(unsigned mask, T value, int lane) {
   return value;
 }
 
-// `task` runs on the stream; the name is for the log.
-cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                   std::function<void()> thread);
+// `thread` runs on the stream; the kernel's type is for the log.
+cudaError_t launch(const std::type_info& kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, std::function<void()> thread);
 
 template <typename... Parameters, size_t... kIndices>
 cudaError_t launch_with(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                         size_t shared_bytes, cudaStream_t stream,
                         std::index_sequence<kIndices...> /*indices*/) {
   std::tuple<Parameters...> copies(*static_cast<Parameters*>(arguments[kIndices])...);
-  return launch(grid, block, shared_bytes, stream,
+  return launch(typeid(kernel), grid, block, shared_bytes, stream,
                 [kernel, copies = std::move(copies)] { std::apply(kernel, copies); });
 }
 

@@ -1,6 +1,10 @@
 #include "tests/cuda/fake/fake_cuda.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <stdexcept>
 
 namespace zerorun::fake {
@@ -23,6 +27,7 @@ void FakeCuda::reset() {
   failures_.clear();
   counts_.clear();
   calls_.clear();
+  launches_.clear();
   violations_.clear();
 }
 
@@ -108,6 +113,17 @@ std::vector<Call> FakeCuda::calls() const {
   return calls_;
 }
 
+std::map<std::string, int> FakeCuda::launches() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, int> launches;
+  for (const auto& [mangled, count] : launches_) {
+    const std::unique_ptr<char, void (*)(void*)> name(
+        abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, nullptr), std::free);
+    launches[name.get()] += count;
+  }
+  return launches;
+}
+
 std::vector<std::string> FakeCuda::violations() const {
   const std::lock_guard lock(mutex_);
   return violations_;
@@ -129,6 +145,11 @@ int FakeCuda::enter(std::string_view name, const void* stream) {
   calls_.push_back({key, stream});
   const auto planned = failures_.find({key, call});
   return planned == failures_.end() ? 0 : planned->second;
+}
+
+void FakeCuda::note_launch(const char* mangled_type) {
+  const std::lock_guard lock(mutex_);
+  ++launches_[mangled_type];
 }
 
 void FakeCuda::violate(std::string text) {

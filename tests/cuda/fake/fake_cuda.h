@@ -69,6 +69,8 @@ class FakeCuda {
   // Functions that were called since reset(), with how often.
   std::map<std::string, int> counts() const;
   std::vector<Call> calls() const;
+  // Kernels that were launched since reset(), with how often, by their types: their parameters'.
+  std::map<std::string, int> launches() const;
   // Devices on which a context was made, by setting or by using them.
   std::set<int> used_devices() const;
 
@@ -79,6 +81,7 @@ class FakeCuda {
 
   // For the fakes. Records the call; the error it shall return, or 0.
   int enter(std::string_view name, const void* stream = nullptr);
+  void note_launch(const char* mangled_type);
   void violate(std::string text);
   void use_device(int device);
   void hold(std::string_view kind, const void* handle);
@@ -107,6 +110,7 @@ class FakeCuda {
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   std::map<std::string, int> counts_;
   std::vector<Call> calls_;
+  std::map<std::string, int> launches_;  // by mangled types
   std::vector<std::string> violations_;
   std::map<std::string, std::set<const void*>> held_;
 };

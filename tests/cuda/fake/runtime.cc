@@ -49,12 +49,13 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
   return cudaSuccess;
 }
 
-cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                   std::function<void()> thread) {
+cudaError_t launch(const std::type_info& kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, std::function<void()> thread) {
   if (const cudaError_t planned = enter("cudaLaunchKernel", stream); planned != cudaSuccess) {
     return planned;
   }
   NEED("streams", stream);
+  seen().note_launch(kernel.name());
   const unsigned threads = block.x * block.y * block.z;
   if (shared_bytes != 0 || threads == 0 || threads > 1024 || grid.x == 0 || grid.y > 65535 ||
       grid.z > 65535) {
