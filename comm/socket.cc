@@ -134,7 +134,8 @@ Listener listen_on(const std::string& host, uint16_t port) {
   return {std::move(socket), bound_port};
 }
 
-FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline) {
+FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
+                          Absence absence) {
   constexpr std::chrono::milliseconds kLongestPause(50);
   std::chrono::milliseconds pause(1);
   const Deadline started = Clock::now();
@@ -146,6 +147,9 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
       FileDescriptor connected;
       error = try_connect(*address, deadline, connected);
       if (error == 0) return connected;
+    }
+    if (error == ECONNREFUSED && absence == Absence::gone) {
+      fail<CommError>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
     }
     std::this_thread::sleep_for(pause);  // rank 0 has not started yet
     pause = std::min(2 * pause, kLongestPause);

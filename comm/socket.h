@@ -23,8 +23,12 @@ struct Listener {
 // Throws CommError naming the port when it is in use.
 Listener listen_on(const std::string& host, uint16_t port);
 
-// Connects, and tries again until the deadline while nobody listens. Throws CommError.
-FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline);
+// What it means that nobody listens.
+enum class Absence { not_yet, gone };
+// Connects, and tries again until the deadline while nobody listens yet. Throws CommError, at once
+// when who listened is gone.
+FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
+                          Absence absence = Absence::not_yet);
 
 // A frame is a length (4 bytes, little endian) and that many bytes.
 std::string frame_of(const std::string& payload);

@@ -45,7 +45,7 @@ class ServingTcpStore final : public TcpStore {
 class ClientTcpStore final : public TcpStore {
  public:
   explicit ClientTcpStore(const TcpStoreOptions& options) : options_(options) {
-    idle_.push_back(connect());
+    idle_.push_back(connect(Clock::now() + options_.timeout, Absence::not_yet));
   }
 
   void set(const std::string& key, const std::string& value) override {
@@ -69,8 +69,8 @@ class ClientTcpStore final : public TcpStore {
       fail<CommError>("got {} bytes for the store, at most {} are allowed", text.size(),
                       store_protocol::kMostBytes);
     }
-    FileDescriptor connection = take_connection();
     const Deadline deadline = Clock::now() + timeout;
+    FileDescriptor connection = take_connection(deadline);
     send_frame(connection, text, deadline);
     std::string answer = receive_frame(connection, store_protocol::kMostBytes + 1, deadline);
     if (!answer.starts_with(store_protocol::kGranted)) {
@@ -81,7 +81,7 @@ class ClientTcpStore final : public TcpStore {
     return answer.substr(1);
   }
 
-  FileDescriptor take_connection() {
+  FileDescriptor take_connection(Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
       if (!idle_.empty()) {
@@ -90,13 +90,12 @@ class ClientTcpStore final : public TcpStore {
         return connection;
       }
     }
-    return connect();
+    return connect(deadline, Absence::gone);
   }
 
-  FileDescriptor connect() const {
-    const Deadline deadline = Clock::now() + options_.timeout;
+  FileDescriptor connect(Deadline deadline, Absence absence) const {
     while (true) {
-      FileDescriptor connection = connect_to(options_.host, options_.port, deadline);
+      FileDescriptor connection = connect_to(options_.host, options_.port, deadline, absence);
       try {
         greet(connection, deadline);
         return connection;

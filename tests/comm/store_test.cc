@@ -158,6 +158,16 @@ TEST(StoreTest, AServerThatGoesEndsTheWaitOfItsClients) {
   EXPECT_THAT(waiting.get(), HasSubstr("rank 0"));
 }
 
+TEST(StoreTest, AServerThatHasGoneIsAnErrorAtOnce) {
+  TcpPair pair = make_tcp_pair();
+  pair.server.reset();
+  const auto before = std::chrono::steady_clock::now();
+  for (int i = 0; i < 2; ++i) {  // on the connection that broke, and without one
+    EXPECT_THAT(error_of([&] { pair.client->set("key", ""); }), HasSubstr("rank 0"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
+}
+
 // True when the server has closed the connection.
 bool is_dropped(const FileDescriptor& socket) {
   std::array<char, 4096> bytes{};
