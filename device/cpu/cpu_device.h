@@ -12,7 +12,7 @@
 namespace zerorun {
 
 // Host memory and the host's cores as a Device.
-class CpuDevice final : public Device {
+class CpuDevice : public Device {
  public:
   explicit CpuDevice(const CpuDeviceOptions& options);
 

@@ -3,11 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <barrier>
 #include <map>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "comm/host_staged_communicator.h"
@@ -15,6 +13,7 @@
 #include "device/cuda/cuda_device.h"
 #include "tests/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
+#include "tests/zero/stream_program.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 
@@ -44,64 +43,6 @@ Config config_of(const Setting& setting) {
   config.offload.param.device = setting.param;
   return config;
 }
-
-std::vector<ParameterId> parameters_of(const Engine& engine, const std::string& module) {
-  std::vector<ParameterId> ids;
-  for (size_t id = 0; id < engine.parameters().size(); ++id) {
-    if (engine.parameters()[id].module == module) ids.push_back(static_cast<ParameterId>(id));
-  }
-  return ids;
-}
-
-// Training code that gives everything to the inline stream: forward adds the parameters up, the
-// gradient is the parameter plus that sum.
-class Program {
- public:
-  Program(Engine& engine, Device& device)
-      : engine_(engine),
-        device_(device),
-        memory_(device.allocate(kMost * sizeof(float), MemoryCategory::activations)),
-        sum_(view_of(memory_, DType::fp32, kMost)) {}
-
-  void micro_step() {
-    Stream& stream = device_.inline_stream();
-    device_.fill(stream, sum_, 0.0F);
-    for (const std::string& module : ToyModel::modules()) {
-      engine_.gather(engine_.module_id(module));
-      for (const ParameterId id : parameters_of(engine_, module)) {
-        device_.add(stream, engine_.parameter(id), sum_.slice(0, engine_.numel(id)));
-      }
-      engine_.release(engine_.module_id(module));
-    }
-    std::vector<std::string> modules = ToyModel::modules();
-    std::reverse(modules.begin(), modules.end());
-    for (const std::string& module : modules) backward(module);
-    engine_.end_micro_step();
-  }
-
- private:
-  static constexpr int64_t kMost = 37 * 41;  // elements of a parameter
-
-  void backward(const std::string& module) {
-    Stream& stream = device_.inline_stream();
-    engine_.gather(engine_.module_id(module));
-    for (const ParameterId id : parameters_of(engine_, module)) {
-      const ParameterSpec& spec = engine_.parameters()[static_cast<size_t>(id)];
-      if (!spec.trainable) continue;
-      const GradientView gradient = engine_.gradient(id);
-      if (!gradient.accumulate) device_.fill(stream, gradient.view, 0.0F);
-      device_.add(stream, engine_.parameter(id), gradient.view);
-      device_.add(stream, sum_.slice(0, engine_.numel(id)), gradient.view);
-      if (spec.alias_of.empty()) engine_.grad_ready(id);
-    }
-    engine_.release(engine_.module_id(module));
-  }
-
-  Engine& engine_;
-  Device& device_;
-  const Buffer memory_;
-  const TensorView sum_;
-};
 
 std::shared_ptr<Communicator> connect(CommunicatorOptions& options, Where where) {
   if (where == Where::cpu) {
@@ -140,7 +81,7 @@ Outcome train(const Setting& setting, Where where) {
     const auto engine =
         Engine::create(config_of(setting), device, *comm, testing::toy_specs(), ToyModel::groups());
     testing::toy_initialize(*engine);
-    Program program(*engine, device);
+    testing::StreamProgram program(*engine, device, rank);
     for (int step = 0; step < kFirst + kSteps; ++step) {
       if (step >= kFirst) all.arrive_and_wait();
       for (int micro = 0; micro < 2; ++micro) program.micro_step();

@@ -1,0 +1,118 @@
+// The engine's orders between streams, on the CPU's asynchronous streams with delays: a missing
+// wait changes the bits, and ThreadSanitizer sees it. Ranks are threads.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <ostream>
+#include <string>
+
+#include "comm/host_staged_communicator.h"
+#include "tests/harness.h"
+#include "tests/zero/delayed_device.h"
+#include "tests/zero/stream_program.h"
+#include "tests/zero/toy_run.h"
+
+namespace zerorun {
+namespace {
+
+using testing::DelayedDevice;
+using testing::DelayedKind;
+using testing::ToyModel;
+
+struct Setting {
+  int stage = 0;
+  double offloaded = 0.0;  // part of the optimizer's states that rests on the host
+  OffloadDevice param = OffloadDevice::none;
+};
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << "stage " << setting.stage << ", offloaded " << setting.offloaded << ", parameters "
+       << (setting.param == OffloadDevice::none ? "on the device" : "on the host");
+}
+
+Config config_of(const Setting& setting, int64_t accumulation) {
+  Config config;
+  config.batch.accumulation_steps = accumulation;
+  config.precision.param_dtype = DType::fp32;
+  config.zero.stage = setting.stage;
+  config.zero.reduce_bucket_size = 300;
+  config.zero.overlap_comm = true;
+  config.zero.param_persistence_threshold = 10;
+  config.zero.max_reuse_distance = 0;  // every module is gathered again in backward
+  config.share_parameters = false;     // gathers move something
+  config.gradient_clipping = 0.5;
+  config.offload.sub_group_size = 256;
+  config.offload.param.device = setting.param;
+  if (setting.offloaded > 0) {
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = setting.offloaded;
+  }
+  return config;
+}
+
+using Connect = std::function<std::shared_ptr<Communicator>(CommunicatorOptions&)>;
+
+uint64_t train(const Config& config, const Connect& connect) {
+  constexpr int kRanks = 2;
+  constexpr int kSteps = 3;
+  const auto store = make_memory_store();
+  std::mutex mutex;
+  uint64_t hash = 0;
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    const auto comm = connect(options);
+    Device& device = *options.device;
+    const auto engine =
+        Engine::create(config, device, *comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    testing::StreamProgram program(*engine, device, rank);
+    for (int step = 0; step < kSteps; ++step) {
+      for (int64_t i = 0; i < config.batch.accumulation_steps; ++i) program.micro_step();
+      EXPECT_TRUE(engine->step().applied);
+    }
+    const uint64_t found = engine->parameter_hash();
+    const std::lock_guard lock(mutex);
+    if (rank == 0) hash = found;
+  });
+  return hash;
+}
+
+std::shared_ptr<Communicator> connect_synchronously(CommunicatorOptions& options) {
+  options.device = make_cpu_device({.synchronous_streams = true});
+  auto on_cpu = options;
+  on_cpu.device = nullptr;
+  return make_communicator(on_cpu);
+}
+
+Connect connect_delayed(DelayedKind kind, unsigned seed) {
+  return [=](CommunicatorOptions& options) {
+    options.device =
+        std::make_shared<DelayedDevice>(kind, seed + 100U * static_cast<unsigned>(options.rank));
+    if (kind == DelayedKind::accelerator) return make_host_staged_communicator(options);
+    return make_communicator(options);
+  };
+}
+
+class StreamOrderTest : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(StreamOrderTest, DelaysChangeNoBit) {
+  for (const int64_t accumulation : {1, 2}) {
+    const Config config = config_of(GetParam(), accumulation);
+    const uint64_t expected = train(config, connect_synchronously);
+    for (const DelayedKind kind : {DelayedKind::host, DelayedKind::accelerator}) {
+      for (const unsigned seed : {1U, 2U, 3U}) {
+        EXPECT_EQ(train(config, connect_delayed(kind, seed)), expected)
+            << (kind == DelayedKind::host ? "host" : "accelerator") << ", seed " << seed
+            << ", micro-steps " << accumulation;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, StreamOrderTest,
+                         ::testing::Values(Setting{0}, Setting{1}, Setting{1, 0.5}, Setting{2},
+                                           Setting{2, 1.0}, Setting{3}, Setting{3, 0.5},
+                                           Setting{3, 0.0, OffloadDevice::cpu},
+                                           Setting{3, 1.0, OffloadDevice::cpu}));
+
+}  // namespace
+}  // namespace zerorun
