@@ -43,16 +43,18 @@ class Aborted final : public CudaStream::Watched {
 class NcclCommunicator final : public CallCommunicator {
  public:
   NcclCommunicator(const CommunicatorOptions& options, std::shared_ptr<CudaDevice> device)
-      : CallCommunicator(options.rank, options.world_size),
-        device_(std::move(device)),
-        word_(device_->allocate(sizeof(int64_t), MemoryCategory::other)) {
+      : CallCommunicator(options.rank, options.world_size), device_(std::move(device)) {
     if (options.world_size > 1 || options.store) {
       group_ = std::make_shared<NcclGroup>(options, device_->index());
+      // Within a process NCCL lets a GPU read its peers' memory where it lies.
+      for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
       watched_ = group_;
     } else {
       aborted_ = std::make_shared<Aborted>();
       watched_ = aborted_;
     }
+    // After joining: peers learn of an error.
+    word_ = device_->allocate(sizeof(int64_t), MemoryCategory::other);
   }
 
   std::string transport() const override { return group_ ? "nccl" : "self"; }
@@ -80,7 +82,7 @@ class NcclCommunicator final : public CallCommunicator {
   bool agree(bool mine);
 
   const std::shared_ptr<CudaDevice> device_;
-  const Buffer word_;                                // what a barrier reduces
+  Buffer word_;                                      // what a barrier reduces
   std::shared_ptr<NcclGroup> group_;                 // null for one rank by itself,
   std::shared_ptr<Aborted> aborted_;                 // which has this
   std::shared_ptr<CudaStream::Watched> watched_;     // either

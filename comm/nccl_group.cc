@@ -1,7 +1,6 @@
 #include "comm/nccl_group.h"
 
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -15,50 +14,48 @@ namespace {
 
 constexpr std::chrono::milliseconds kSpin{2};
 constexpr std::chrono::milliseconds kPoll{1};
-constexpr std::chrono::milliseconds kLook{100};  // between two looks at what runs
-
-// The value, if the store has it or gets it in time.
-std::optional<std::string> find(Store& store, const std::string& key,
-                                std::chrono::milliseconds timeout) {
-  try {
-    return store.get(key, timeout);
-  } catch (const CommError&) {
-    return std::nullopt;
-  }
-}
+constexpr std::chrono::milliseconds kPause{20};  // between two looks at what runs
+constexpr std::chrono::milliseconds kLook{100};  // at what peers report
 
 }  // namespace
 
 NcclGroup::NcclGroup(const CommunicatorOptions& options, int device)
-    : nccl_(open_nccl()), options_(options), device_(device) {
+    : nccl_(open_nccl()), options_(options), device_(device), peers_(options_, device) {
   const CurrentDevice current(device);
+  watcher_ = std::thread([this] { watch(); });
   try {
     join();
-    watcher_ = std::thread([this] { watch(); });
-  } catch (...) {
-    if (comm_ != nullptr) nccl_.abort(comm_);
+  } catch (const std::exception& error) {
+    fail_with(error.what());
+    stop_watching();
     throw;
   }
 }
 
 NcclGroup::~NcclGroup() {
+  leave();
+  stop_watching();
+}
+
+void NcclGroup::stop_watching() noexcept {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
   }
   changed_.notify_all();
   watcher_.join();
-  end();
 }
 
 void NcclGroup::join() {
-  const std::string key = options_.name + "/nccl/id";
+  constexpr std::string_view kJoining = "joining the other ranks (ncclCommInitRankConfig)";
+  begin({.what = std::string(kJoining)});
+  peers_.arrive();
   ncclUniqueId id{};
   if (options_.rank == 0) {
     settle(nccl_.unique_id(&id), "ncclGetUniqueId");
-    options_.store->set(key, std::string(id.internal, sizeof(id.internal)));
+    peers_.give_id(std::string(id.internal, sizeof(id.internal)));
   } else {
-    const std::string bytes = options_.store->get(key, options_.timeout);
+    const std::string bytes = peers_.wait_for_id([this] { check(); });
     if (bytes.size() != sizeof(id.internal)) {
       fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}", options_.rank,
                       bytes.size(), sizeof(id.internal));
@@ -67,18 +64,32 @@ void NcclGroup::join() {
   }
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // no call waits for peers, so none outlives the deadline
-  settle(nccl_.init(&comm_, options_.world_size, id, options_.rank, &config),
-         "joining the other ranks (ncclCommInitRankConfig)");
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
+    result = nccl_.init(&comm_, options_.world_size, id, options_.rank, &config);
+  }
+  settle(result, kJoining);
+  peers_.meet();
+  const std::lock_guard lock(mutex_);
+  calling_.reset();
 }
 
-// Waits until NCCL is done with a call that goes on in the background.
+void NcclGroup::begin(Call call) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
+    calling_ = std::move(call);
+  }
+  changed_.notify_all();
+}
+
 void NcclGroup::settle(ncclResult_t result, std::string_view what) {
-  const auto begin = Clock::now();
+  const auto begun = Clock::now();
   while (result == ncclInProgress) {
-    const auto waited = Clock::now() - begin;
-    if (waited > options_.timeout) throw CommError(explain_delay(what));
     // NCCL gives every call to a thread of its own, which mostly needs less than a pause.
-    if (waited < kSpin) {
+    if (Clock::now() - begun < kSpin) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kPoll);
@@ -105,47 +116,49 @@ void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& 
   const std::lock_guard one(calls_);
   check();
   try {
-    enqueue_and_settle(what, enqueue);
+    begin({.what = what, .number = ++made_, .reached = stream.record()});
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) throw CommError(error_);
+      result = enqueue(nccl_, comm_);
+    }
+    settle(result, what);
     Event done = stream.record();
     const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
     forget_done();
-    pending_.push_back({what, std::move(done), Clock::now()});
+    calling_->done = std::move(done);
+    pending_.push_back(*std::exchange(calling_, std::nullopt));
   } catch (const Error& error) {
     fail_with(error.what());
-    throw CommError(error.what());
+    check();
   }
-  changed_.notify_all();
 }
 
-// Meanwhile the watcher looks for errors of peers, and may abort.
-void NcclGroup::enqueue_and_settle(const std::string& what, const Enqueue& enqueue) {
-  ncclResult_t result = ncclSuccess;
-  {
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) throw CommError(error_);
-    result = enqueue(nccl_, comm_);
-    enqueuing_ = true;
-  }
-  changed_.notify_all();
-  const auto end = [this] {
-    const std::lock_guard lock(mutex_);
-    enqueuing_ = false;
-  };
-  try {
-    settle(result, what);
-  } catch (...) {
-    end();
-    throw;
-  }
-  end();
-}
-
-// The front's deadline begins when it is the front.
 void NcclGroup::forget_done() {
-  while (!pending_.empty() && pending_.front().done.ready()) {
-    pending_.pop_front();
-    if (!pending_.empty()) pending_.front().since = Clock::now();
+  while (!pending_.empty() && pending_.front().done.ready()) pending_.pop_front();
+}
+
+// Null where NCCL refuses, or has no use for it here (NCCL_LOCAL_REGISTER=0, for one).
+void* NcclGroup::register_memory(void* data, size_t nbytes) {
+  constexpr std::string_view kWhat = "ncclCommRegister";
+  void* handle = nullptr;
+  try {
+    begin({.what = std::string(kWhat)});
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) return nullptr;
+      result = nccl_.register_memory(comm_, data, nbytes, &handle);
+    }
+    settle(result, kWhat);
+  } catch (const CommError&) {
+    handle = nullptr;
   }
+  const std::lock_guard lock(mutex_);
+  calling_.reset();
+  return handle;
 }
 
 Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
@@ -157,28 +170,23 @@ Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
     cudaGetLastError();  // the next call shall not meet it
     return {};
   }
-  void* handle = nullptr;
-  ncclResult_t registered = ncclInvalidUsage;
-  {
-    const std::lock_guard lock(mutex_);
-    if (comm_ != nullptr) registered = nccl_.register_memory(comm_, data, nbytes, &handle);
-  }
-  if (registered != ncclSuccess) {
+  void* const handle = register_memory(data, nbytes);
+  if (handle == nullptr) {
     nccl_.free(data);
     check();
     return {};
   }
-  return {data, nbytes, [self = std::move(self), data, handle] {
-            const CurrentDevice of_group(self->device_, std::nothrow);
-            const std::lock_guard last(self->calls_);
-            {
-              const std::lock_guard group_lock(self->mutex_);
-              if (handle != nullptr && self->comm_ != nullptr) {
-                self->nccl_.deregister_memory(self->comm_, handle);
-              }
-            }
-            self->nccl_.free(data);
-          }};
+  return {data, nbytes, [self = std::move(self), data, handle] { self->give_back(data, handle); }};
+}
+
+void NcclGroup::give_back(void* data, void* handle) noexcept {
+  const CurrentDevice current(device_, std::nothrow);
+  const std::lock_guard one(calls_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ != nullptr) nccl_.deregister_memory(comm_, handle);
+  }
+  nccl_.free(data);
 }
 
 void NcclGroup::abort(std::string_view reason) noexcept {
@@ -196,69 +204,65 @@ void NcclGroup::fail_with(std::string text) noexcept {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) return;
     error_ = std::move(text);
+    calling_.reset();
     pending_.clear();
     comm = std::exchange(comm_, nullptr);
   }
-  try {
-    if (options_.store) options_.store->set(options_.name + "/nccl/error", error_);
-  } catch (const Error&) {  // the store is gone: peers have the deadline
-  }
+  peers_.report(error_);
   if (comm != nullptr) nccl_.abort(comm);
 }
 
-// Where the ranks are that did not come: every rank that meets its deadline says what it waits for.
-std::string NcclGroup::ask_peers() {
-  constexpr std::chrono::milliseconds kAnswer{500};
-  std::string answers;
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    if (rank == options_.rank) continue;
-    const auto waits =
-        find(*options_.store, fmt::format("{}/nccl/waits/{}", options_.name, rank), kAnswer);
-    answers += fmt::format("; rank {} {}", rank, waits ? "waits in " + *waits : "did not answer");
-  }
-  return answers;
-}
-
-std::string NcclGroup::explain_delay(std::string_view what) {
-  options_.store->set(fmt::format("{}/nccl/waits/{}", options_.name, options_.rank),
-                      std::string(what));
-  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.rank, what,
-                     std::chrono::duration<double>(options_.timeout).count(), ask_peers());
-}
-
-std::string NcclGroup::examine() {
-  std::string late;
-  {
-    const std::lock_guard lock(mutex_);
-    forget_done();
-    if (pending_.empty() || comm_ == nullptr) return {};
-    const Pending& first = pending_.front();
-    ncclResult_t result = ncclSuccess;
+NcclGroup::Look NcclGroup::look() {
+  const std::lock_guard lock(mutex_);
+  forget_done();
+  if (pending_.empty() && !calling_) return {};
+  Call& first = pending_.empty() ? *calling_ : pending_.front();
+  Look look{.what = first.what, .number = first.number};
+  ncclResult_t result = ncclSuccess;
+  if (!pending_.empty() && comm_ != nullptr) {
     const ncclResult_t asked = nccl_.async_error(comm_, &result);
     if (asked != ncclSuccess) result = asked;
-    if (result != ncclSuccess && result != ncclInProgress) {
-      const char* detail = nccl_.last_error(nullptr);
-      return fmt::format("rank {}: {} failed: {} {}", options_.rank, first.what,
-                         nccl_.error_string(result), detail == nullptr ? "" : detail);
-    }
-    if (Clock::now() - first.since > options_.timeout) late = first.what;
   }
-  return late.empty() ? std::string() : explain_delay(late);
+  if (result != ncclSuccess && result != ncclInProgress) {
+    const char* detail = nccl_.last_error(nullptr);
+    look.error = fmt::format("rank {}: {} failed: {} {}", options_.rank, first.what,
+                             nccl_.error_string(result), detail == nullptr ? "" : detail);
+  }
+  if (!first.reached.ready()) return look;
+  const auto now = Clock::now();
+  look.waits = first.since.has_value();
+  look.late = look.waits && now - *first.since > options_.timeout;
+  if (!look.waits) first.since = now;
+  return look;
+}
+
+bool NcclGroup::is_first(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  forget_done();
+  if (pending_.empty()) return calling_ && calling_->number == number;
+  return pending_.front().number == number;
 }
 
 void NcclGroup::watch() {
   cudaSetDevice(device_);
   const RelaxedCapture relaxed;
-  const std::string key = options_.name + "/nccl/error";
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closing_ || enqueuing_ || !pending_.empty(); });
-      if (closing_) return;
+      changed_.wait(lock, [&] { return closing_ || calling_ || !pending_.empty(); });
+      if (changed_.wait_for(lock, kPause, [&] { return closing_; })) return;
     }
     try {
-      std::string problem = examine();
-      if (problem.empty()) problem = find(*options_.store, key, kLook).value_or("");
+      const Look first = look();
+      std::string problem = first.error;
+      // Most calls are soon done: then nobody is asked.
+      if (problem.empty() && !first.waits) continue;
+      if (problem.empty() && first.late) problem = peers_.explain_delay(first.what);
+      const bool ask = problem.empty() && first.number > 0;
+      const std::string missing = ask ? peers_.missing(first.number, first.what) : "";
+      if (problem.empty()) problem = peers_.error(kLook).value_or("");
+      // It may have been the last that the peer took part in: then it is done by now.
+      if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
       if (!problem.empty()) fail_with(std::move(problem));
     } catch (const Error& error) {
       fail_with(fmt::format("rank {}: {}", options_.rank, error.what()));
@@ -266,15 +270,40 @@ void NcclGroup::watch() {
   }
 }
 
-void NcclGroup::end() noexcept {
-  if (comm_ == nullptr) return;
+// Under watch: NCCL may wait for peers here, too.
+void NcclGroup::leave() noexcept {
+  peers_.leave(made_);
   try {
-    const CurrentDevice current(device_);
-    settle(nccl_.finalize(comm_), "ncclCommFinalize");
-    nccl_.destroy(comm_);
-  } catch (...) {  // nobody is left to tell
-    nccl_.abort(comm_);
+    finalize();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
   }
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+    calling_.reset();
+    pending_.clear();
+  }
+  if (comm != nullptr) nccl_.abort(comm);  // it is not over in order
+}
+
+void NcclGroup::finalize() {
+  constexpr std::string_view kLeaving = "leaving the other ranks (ncclCommFinalize)";
+  const CurrentDevice current(device_);
+  begin({.what = std::string(kLeaving)});
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) return;
+    result = nccl_.finalize(comm_);
+  }
+  settle(result, kLeaving);
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  if (comm != nullptr) nccl_.destroy(comm);
 }
 
 }  // namespace zerorun

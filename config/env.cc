@@ -21,7 +21,6 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"OMP_NUM_THREADS", "threads of one rank; the launcher divides the cores when it is unset"},
     {"CUDA_VISIBLE_DEVICES", "base set of GPUs; --include and --exclude select within it"},
     {"ZERORUN_JOB_SECRET", "shared by the ranks of one job; peers that do not know it are dropped"},
-    {"ZERORUN_COMM_TIMEOUT", "seconds before a collective that waits becomes an error"},
     {"ZERORUN_SHARE_GPUS",
      "1: more ranks than GPUs may run, sharing them; nccl: through NCCL all the same; for tests"},
     {"ZERORUN_LOG_LEVEL", "debug, info, warning or error"},

@@ -26,9 +26,11 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
     block("/zerorun", "Settings that DeepSpeed does not have."),
     {.pointer = "/zerorun/comm_timeout",
      .type = KeyType::number,
-     .fallback = "120",
+     .fallback = "600",
      .range = {.low = 0, .high = 1e9, .above_low = true},
-     .doc = "Seconds that a collective may wait for other ranks before it is an error.",
+     .doc =
+         "Seconds that a collective may wait for other ranks before it is an error, from when this "
+         "rank has got there. A rank that died or left is an error at once.",
      .nickname = "timeout",
      .binding = bind_member<&Config::comm_timeout_s>()},
     {.pointer = "/zerorun/share_parameters",

@@ -18,10 +18,14 @@ GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t sl
     : context_(context), dtype_(dtype) {
   const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(dtype);
   const size_t nbytes = slot_nbytes * static_cast<size_t>(slots);
-  std::optional<Buffer> slab = context.comm.allocate(nbytes, Sharing::per_rank);
-  ZR_CHECK(slab, "transport {} gives no per-rank memory", context.comm.transport());
-  slab_ = std::move(*slab);
-  ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
+  if (context.comm.reads_peers()) {
+    std::optional<Buffer> slab = context.comm.allocate(nbytes, Sharing::per_rank);
+    ZR_CHECK(slab, "transport {} gives no per-rank memory", context.comm.transport());
+    slab_ = std::move(*slab);
+    ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
+  } else {
+    slab_ = context.device.allocate(nbytes, MemoryCategory::buckets);
+  }
   for (int i = 0; i < slots; ++i) {
     Slot slot;
     slot.view = view_of(slab_, dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);

@@ -15,8 +15,11 @@
 namespace zerorun {
 
 // Lends flat gradient buffers to buckets from their first gradient to the end of their reduction.
-// Slots lie in memory that peers read in place. When all are taken by buckets that still wait for
-// gradients, private memory helps out: that costs a copy, never correctness.
+// Slots lie in memory that peers read in place, where the transport can do that. When all are taken
+// by buckets that still wait for gradients, private memory helps out: that costs a copy, never
+// correctness. Other transports get ordinary memory in any case: ranks that take different paths
+// through a model use different slots, and NCCL may be given registered memory by all ranks, at one
+// offset, or by none.
 class GradientPool {
  public:
   GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots);

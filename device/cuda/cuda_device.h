@@ -41,6 +41,8 @@ class CudaDevice final : public Device {
   void make_room_within_limit(size_t nbytes);
   // The same memory for `purpose`, within the same limit, but not counted: the caller accounts.
   Buffer allocate_uncounted(size_t nbytes, std::string_view purpose);
+  // Its memory, for kernels on another GPU of this process.
+  void share_memory_with(int peer) { pool_->share_with(peer); }
   // For work on one stream only: handed back when that stream gets there. Not counted.
   Buffer scratch(const CudaStream& stream, size_t nbytes);
 

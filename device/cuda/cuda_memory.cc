@@ -50,6 +50,18 @@ CudaPool::~CudaPool() {
   cudaStreamDestroy(stream_);
 }
 
+void CudaPool::share_with(int peer) {
+  const CurrentDevice current(device_);
+  int can = 0;
+  check_cuda(cudaDeviceCanAccessPeer(&can, peer, device_), "cudaDeviceCanAccessPeer");
+  if (can == 0) return;
+  cudaMemAccessDesc access = {};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = peer;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  check_cuda(cudaMemPoolSetAccess(pool_, &access, 1), "cudaMemPoolSetAccess");
+}
+
 void* CudaPool::allocate(size_t nbytes, cudaStream_t stream) {
   const CurrentDevice current(device_);
   void* data = nullptr;

@@ -34,6 +34,9 @@ class CudaPool {
   void* allocate(size_t nbytes, cudaStream_t stream);
   void free(void* data, cudaStream_t stream) noexcept;
 
+  // Kernels on the GPU `peer` may use this memory as well, if it can reach it.
+  void share_with(int peer);
+
   // A step has ended. Whether something is kept that was not used in the whole of it.
   bool end_step();
   // These give CUDA what end_step() found, and of all that is kept at least so many bytes, what was

@@ -145,8 +145,9 @@ struct CommunicatorOptions {
   int world_size = 1;
   std::shared_ptr<Store> store;  // required when world_size > 1
   std::string name = "world";    // prefix of the store's keys
-  // A wait longer than this is an error that names the missing ranks.
-  std::chrono::milliseconds timeout{120000};
+  // A wait for other ranks that is longer is an error that names them. A rank that died or left is
+  // one at once.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
   // In whose memory and on whose streams collectives work; null: the CPU's.
   std::shared_ptr<Device> device{};
 };
@@ -154,7 +155,7 @@ ZR_API std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions
 // Store and communicator for this process, as the environment says. `device`: as in
 // CommunicatorOptions.
 ZR_API std::shared_ptr<Communicator> connect(
-    const RankInfo& info, std::chrono::milliseconds timeout = std::chrono::milliseconds(120000),
+    const RankInfo& info, std::chrono::milliseconds timeout = std::chrono::minutes(10),
     std::shared_ptr<Device> device = nullptr);
 
 }  // namespace zerorun

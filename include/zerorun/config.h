@@ -178,7 +178,7 @@ struct Config {
   bool wall_clock_breakdown = false;
 
   // zerorun.* keys: this project's own, absent in DeepSpeed.
-  double comm_timeout_s = 120.0;     // zerorun.comm_timeout
+  double comm_timeout_s = 600.0;     // zerorun.comm_timeout
   bool share_parameters = true;      // zerorun.share_parameters: stage 3, once per host
   std::string train_options = "{}";  // zerorun.train, as JSON text checked against the key table
   std::string source;                // the file's path, or "<dict>"

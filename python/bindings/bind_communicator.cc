@@ -193,7 +193,7 @@ void register_communicator(py::module_& m) {
                               .timeout = milliseconds(timeout_s)},
                              std::move(gpu));
       },
-      "rank"_a, "world_size"_a, "store"_a = nullptr, "name"_a = "world", "timeout_s"_a = 120.0,
+      "rank"_a, "world_size"_a, "store"_a = nullptr, "name"_a = "world", "timeout_s"_a = 600.0,
       "gpu"_a = nullptr,
       "A communicator; `store` is needed for more than one rank. `gpu`: where its engine works.");
   m.def(
@@ -204,7 +204,7 @@ void register_communicator(py::module_& m) {
             ending_without_gil(connect(rank_from_environment(), milliseconds(timeout_s)));
         return Self(comm, {comm, nullptr});
       },
-      "timeout_s"_a = 120.0, "The communicator of this process's job.");
+      "timeout_s"_a = 600.0, "The communicator of this process's job.");
 }
 
 }  // namespace zerorun

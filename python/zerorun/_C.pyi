@@ -251,10 +251,10 @@ def connect(
     world_size: int,
     store: Store | None = None,
     name: str = "world",
-    timeout_s: float = 120.0,
+    timeout_s: float = 600.0,
     gpu: Gpu | None = None,
 ) -> Communicator: ...
-def connect_from_environment(timeout_s: float = 120.0) -> Communicator: ...
+def connect_from_environment(timeout_s: float = 600.0) -> Communicator: ...
 
 EXTERNAL_OPTIMIZER: str
 

@@ -15,7 +15,7 @@ _SECRET_BYTES = 32
 _world: _C.Communicator | None = None
 
 
-def world(timeout_s: float = 120.0) -> _C.Communicator:
+def world(timeout_s: float = 600.0) -> _C.Communicator:
     """The communicator of all ranks, made at the first call (collective).
 
     Ranks are those of ``torch.distributed`` when its default group exists, else those that the
@@ -79,7 +79,7 @@ def _connect_through(rank: int, world_size: int, group: Any, timeout_s: float) -
 
 
 def duplicate(
-    parent: _C.Communicator, timeout_s: float = 120.0, gpu: _C.Gpu | None = None
+    parent: _C.Communicator, timeout_s: float = 600.0, gpu: _C.Gpu | None = None
 ) -> _C.Communicator:
     """Another communicator of the same ranks, for an engine; on `gpu` if given (collective).
 

@@ -35,11 +35,11 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
 }
 
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
-  if (const auto planned = enter(__func__); planned != CUBLAS_STATUS_SUCCESS) return planned;
+  const auto planned = enter(__func__);
   if (!FakeCuda::instance().release("cuBLAS handles", handle)) return CUBLAS_STATUS_INVALID_VALUE;
   check_device(handle);
   delete handle;
-  return CUBLAS_STATUS_SUCCESS;
+  return planned;
 }
 
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {

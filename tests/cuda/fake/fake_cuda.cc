@@ -25,6 +25,7 @@ void FakeCuda::reset() {
   capturing_ = false;
   used_devices_.clear();
   failures_.clear();
+  met_failures_ = 0;
   counts_.clear();
   calls_.clear();
   launches_.clear();
@@ -103,6 +104,11 @@ void FakeCuda::fail(std::string_view name, int nth, int error) {
   failures_[{key, counts_[key] + nth}] = error;
 }
 
+int FakeCuda::failures() const {
+  const std::lock_guard lock(mutex_);
+  return met_failures_;
+}
+
 std::map<std::string, int> FakeCuda::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
@@ -144,7 +150,9 @@ int FakeCuda::enter(std::string_view name, const void* stream) {
   const int call = counts_[key]++;
   calls_.push_back({key, stream});
   const auto planned = failures_.find({key, call});
-  return planned == failures_.end() ? 0 : planned->second;
+  if (planned == failures_.end()) return 0;
+  ++met_failures_;
+  return planned->second;
 }
 
 void FakeCuda::note_launch(const char* mangled_type) {

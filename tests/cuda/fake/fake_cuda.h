@@ -66,6 +66,8 @@ class FakeCuda {
   // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
   // own type of errors.
   void fail(std::string_view name, int nth, int error);
+  // How many of these calls were made.
+  int failures() const;
   // Functions that were called since reset(), with how often.
   std::map<std::string, int> counts() const;
   std::vector<Call> calls() const;
@@ -108,6 +110,7 @@ class FakeCuda {
   std::set<int> used_devices_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
+  int met_failures_ = 0;
   std::map<std::string, int> counts_;
   std::vector<Call> calls_;
   std::map<std::string, int> launches_;  // by mangled types
@@ -118,6 +121,8 @@ class FakeCuda {
 // Device memory of other libraries than the runtime.
 bool add_device_memory(void** data, size_t bytes);
 bool remove_device_memory(void* data);
+// Whether kernels on `device` may use it.
+bool reachable(const void* data, int device);
 // Memory that is not from here, and is taken for the device's until it is disowned.
 void adopt_device_memory(const void* data, size_t bytes);
 void disown_device_memory(const void* data);

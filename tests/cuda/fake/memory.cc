@@ -4,12 +4,14 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "tests/cuda/fake/runtime_call.h"
 
 struct CUmemPoolHandle_st {
   int device = 0;
+  std::set<int> readers{};  // other devices that may use its memory; set before there is any work
 };
 
 using namespace zerorun::fake;
@@ -19,14 +21,14 @@ namespace {
 // Blocks of device memory, and of host memory that the device may read.
 class Blocks {
  public:
-  void* add(size_t bytes, bool on_device) {
+  void* add(size_t bytes, bool on_device, cudaMemPool_t pool = nullptr) {
     const size_t alignment = on_device ? 512 : 4096;  // as the driver's
     void* const data =
         std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
     if (data == nullptr) return nullptr;
     std::memset(data, 0xcd, bytes);  // as on a GPU, it holds anything
     const std::lock_guard lock(mutex_);
-    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device};
+    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device, pool};
     return data;
   }
   // The block's size; its memory is released, so that AddressSanitizer sees later uses.
@@ -46,10 +48,19 @@ class Blocks {
   bool on_device(const void* data, size_t bytes) const {
     return find(data, bytes) == Place::device;
   }
+  // Whether kernels on `device` may use it: memory of a pool is its own device's, unless it is
+  // shared.
+  bool reachable(const void* data, int device) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = find_block(blocks_, static_cast<const std::byte*>(data), 1);
+    if (found == blocks_.end() || found->second.pool == nullptr) return true;
+    const CUmemPoolHandle_st& pool = *found->second.pool;
+    return pool.device == device || pool.readers.contains(device);
+  }
   // Memory of another library, which that says is on the device.
   void adopt(const void* data, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    adopted_[static_cast<const std::byte*>(data)] = {bytes, true};
+    adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr};
   }
   void disown(const void* data) {
     const std::lock_guard lock(mutex_);
@@ -63,15 +74,20 @@ class Blocks {
   struct Block {
     size_t bytes;
     bool on_device;
+    cudaMemPool_t pool;
   };
 
   using Map = std::map<const std::byte*, Block>;
 
-  static Place find_in(const Map& map, const std::byte* first, size_t bytes) {
+  static Map::const_iterator find_block(const Map& map, const std::byte* first, size_t bytes) {
     auto found = map.upper_bound(first);
-    if (found == map.begin()) return Place::none;
+    if (found == map.begin()) return map.end();
     --found;
-    if (first + bytes > found->first + found->second.bytes) return Place::none;
+    return first + bytes > found->first + found->second.bytes ? map.end() : found;
+  }
+  static Place find_in(const Map& map, const std::byte* first, size_t bytes) {
+    const auto found = find_block(map, first, bytes);
+    if (found == map.end()) return Place::none;
     return found->second.on_device ? Place::device : Place::host;
   }
   Place find(const void* data, size_t bytes) const {
@@ -95,12 +111,20 @@ Blocks& blocks() {
 
 namespace zerorun::fake {
 
-bool add_device_memory(void** data, size_t bytes) {
+namespace {
+
+bool add_from(cudaMemPool_t pool, void** data, size_t bytes) {
   if (!seen().take_memory(bytes)) return false;
-  *data = blocks().add(bytes, true);
+  *data = blocks().add(bytes, true, pool);
   seen().hold("device memory", *data);
   return true;
 }
+
+}  // namespace
+
+bool add_device_memory(void** data, size_t bytes) { return add_from(nullptr, data, bytes); }
+
+bool reachable(const void* data, int device) { return blocks().reachable(data, device); }
 
 bool remove_device_memory(void* data) {
   if (!seen().release("device memory", data)) return false;
@@ -129,9 +153,17 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* prope
 }
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
-  ENTER();
+  ENTER_UNDO();
   if (!seen().release("pools", pool)) return result(cudaErrorInvalidValue);
   delete pool;
+  return planned;
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access,
+                                 size_t count) {
+  ENTER();
+  NEED("pools", pool);
+  for (size_t i = 0; i < count; ++i) pool->readers.insert(access[i].location.id);
   return cudaSuccess;
 }
 
@@ -162,16 +194,16 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
   NEED("pools", pool);
   NEED("streams", stream);
   if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
-  if (!zerorun::fake::add_device_memory(data, bytes)) return result(cudaErrorMemoryAllocation);
+  if (!zerorun::fake::add_from(pool, data, bytes)) return result(cudaErrorMemoryAllocation);
   return cudaSuccess;
 }
 
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
-  ENTER(stream);
+  ENTER_UNDO(stream);
   NEED("streams", stream);
   if (!seen().release("device memory", data)) return result(cudaErrorInvalidValue);
   stream->worker->submit([data] { seen().give_memory(blocks().remove(data)); });
-  return cudaSuccess;
+  return planned;
 }
 
 // What the real one does is not promised, but it may wait for the whole device.
@@ -190,13 +222,13 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
 }
 
 cudaError_t cudaFreeHost(void* data) {
-  ENTER();
+  ENTER_UNDO();
   use_device();
   spoil_capture(__func__);
   synchronize_device();
   if (!seen().release("pinned memory", data)) return result(cudaErrorInvalidValue);
   blocks().remove(data);
-  return cudaSuccess;
+  return planned;
 }
 
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags*/) {
@@ -224,7 +256,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
       std::memmove(to, now.data(), now.size());
     });
   }
-  return zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
+  zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
+  // As CUDA says: a copy to such memory is over when the call returns.
+  if (blocks().pageable(to, bytes)) stream->worker->synchronize();
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {

@@ -2,6 +2,7 @@
 // read each other's memory. In the place of comm/nccl_library.cc, which opens the real library.
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -9,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,22 +45,6 @@ ncclResult_t enter(const char* name, const void* stream = nullptr) {
     }                                                                            \
   } while (false)
 
-}  // namespace
-
-struct ncclComm {
-  std::shared_ptr<Group> group;
-  int rank = 0;
-  int device = 0;
-  int64_t meetings = 0;  // that this rank's collectives have asked for
-  bool aborted = false;  // guarded by the group's mutex
-  bool finalized = false;
-  // Enqueued when the caller asks again how the communicator is: guarded by the group's mutex.
-  std::vector<std::function<void()>> unfinished;
-  std::set<const void*> registered;  // ends with the communicator
-};
-
-namespace {
-
 // Collectives hold the communicator's state: it may be aborted while they wait.
 using Shared = std::shared_ptr<ncclComm>;
 std::mutex comms_mutex;
@@ -95,6 +79,19 @@ ncclResult_t launch_collected() {
   return ncclInProgress;
 }
 
+// Between GPUs of one process NCCL's kernels use the ranks' memory where it lies.
+void expect_reachable(const Shared& comm, const Operation& operation) {
+  if (operation.count == 0) return;
+  const std::lock_guard lock(comm->group->mutex);
+  for (const int device : comm->group->devices) {
+    if (zerorun::fake::reachable(operation.in, device) &&
+        zerorun::fake::reachable(operation.out, device)) {
+      continue;
+    }
+    seen().violate(operation.name + " on memory that the GPU of a peer cannot reach");
+  }
+}
+
 // A communicator may not be used before it is done with the last call.
 void expect_finished(const Shared& comm, const char* what) {
   const std::lock_guard lock(comm->group->mutex);
@@ -113,6 +110,15 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
   if (comm->device != zerorun::fake::current_device) {
     seen().violate(operation.name + " with another device than the communicator's");
   }
+  expect_reachable(comm, operation);
+  // A collective in place has this rank's part where its rank says.
+  operation.in_place = comm->place_of(operation.in);
+  if (operation.name == "ncclAllGather")
+    operation.in_place = std::min<int64_t>(operation.in_place, 0);
+  operation.out_place = comm->place_of(operation.out);
+  if (operation.name == "ncclReduceScatter") {
+    operation.out_place = std::min<int64_t>(operation.out_place, 0);
+  }
   const int64_t first = ++comm->meetings;
   comm->meetings += 2;
   auto task = [comm, operation = std::move(operation), first] {
@@ -126,12 +132,17 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
       mine.input.assign(in, in + input_bytes(group, operation));
     }
     if (!meet(*comm, first)) return;
+    bool differs = false;
     for (const Operation& other : group.operations) {
       if (!operation.matches(other)) {
         seen().violate("ranks differ: " + operation.name + " and " + other.name);
+        differs = true;
+      } else if (!operation.lies_like(other)) {
+        seen().violate(operation.name +
+                       " on registered memory of some ranks only, or elsewhere in it");
       }
     }
-    const Bytes result = compute(group, operation, comm->rank);
+    const Bytes result = differs ? Bytes() : compute(group, operation, comm->rank);
     if (!meet(*comm, first + 1)) return;  // all have read
     std::memcpy(operation.out, result.data(), result.size());
     meet(*comm, first + 2);
@@ -194,6 +205,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   seen().hold("NCCL communicators", *comm);
   const std::lock_guard lock(group->mutex);
   ++group->joined;
+  group->devices.push_back(made->device);
   return ncclInProgress;
 }
 
@@ -248,10 +260,11 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  ENTER();
+  const ncclResult_t planned = enter(__func__);
   const Shared shared = find(comm);
   if (shared && !shared->finalized) seen().violate("a communicator is destroyed unfinalized");
-  return forget(comm);
+  const ncclResult_t forgotten = forget(comm);
+  return planned != ncclSuccess ? planned : forgotten;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
@@ -260,7 +273,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     const std::lock_guard lock(shared->group->mutex);
     shared->aborted = true;
     shared->group->changed.notify_all();
-    for (const void* data : shared->registered) seen().release("registered buffers", data);
+    for (const auto& [data, bytes] : shared->registered) {
+      seen().release("registered buffers", data);
+    }
   }
   const ncclResult_t forgotten = forget(comm);
   return planned != ncclSuccess ? planned : forgotten;
@@ -277,29 +292,39 @@ ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
 }
 
 ncclResult_t ncclMemFree(void* data) {
-  ENTER();
+  const ncclResult_t planned = enter(__func__);
   zerorun::fake::synchronize_device();
-  return zerorun::fake::remove_device_memory(data) ? ncclSuccess : ncclInvalidArgument;
+  return zerorun::fake::remove_device_memory(data) ? planned : ncclInvalidArgument;
 }
 
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t /*bytes*/, void** handle) {
-  ENTER();
+// A test may have it go on in the background, as any call of a non-blocking communicator may.
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, void** handle) {
+  const ncclResult_t planned = enter(__func__);
+  if (planned != ncclSuccess && planned != ncclInProgress) return planned;
   const Shared shared = find(comm);
   if (!shared) return ncclInvalidArgument;
   expect_finished(shared, __func__);
-  shared->registered.insert(data);
-  *handle = data;
-  seen().hold("registered buffers", data);
-  return ncclSuccess;
+  auto finish = [held = shared.get(), data, bytes, handle] {
+    held->registered[static_cast<const std::byte*>(data)] = bytes;
+    *handle = data;
+    seen().hold("registered buffers", data);
+  };
+  if (planned == ncclSuccess) {
+    finish();
+  } else {
+    const std::lock_guard lock(shared->group->mutex);
+    shared->unfinished.push_back(std::move(finish));
+  }
+  return planned;
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
-  ENTER();
+  const ncclResult_t planned = enter(__func__);
   const Shared shared = find(comm);
-  if (!shared || shared->registered.erase(handle) == 0) {
+  if (!shared || shared->registered.erase(static_cast<const std::byte*>(handle)) == 0) {
     seen().violate("memory is deregistered from a communicator that does not have it");
   }
-  return seen().release("registered buffers", handle) ? ncclSuccess : ncclInvalidArgument;
+  return seen().release("registered buffers", handle) ? planned : ncclInvalidArgument;
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,

@@ -5,6 +5,9 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -23,7 +26,15 @@ struct Operation {
   size_t count = 0;  // of the caller's argument
   ncclDataType_t type = ncclUint8;
   int detail = 0;  // root, or operation
+  // Where in registered memory they lie; kElsewhere: it is none.
+  static constexpr int64_t kElsewhere = -1;
+  int64_t in_place = kElsewhere;
+  int64_t out_place = kElsewhere;
 
+  // NCCL wants registered memory from all ranks, at one offset, or from none.
+  bool lies_like(const Operation& other) const {
+    return in_place == other.in_place && out_place == other.out_place;
+  }
   bool matches(const Operation& other) const {
     return name == other.name && count == other.count && type == other.type &&
            detail == other.detail;
@@ -38,7 +49,8 @@ struct Group {
   std::condition_variable changed;
   const int ranks;
   int joined = 0;
-  int64_t arrived = 0;  // at meeting points, over all
+  std::vector<int> devices{};  // of those who have joined
+  int64_t arrived = 0;         // at meeting points, over all
   std::vector<Operation> operations;
 };
 
@@ -86,3 +98,26 @@ inline Bytes compute(const Group& group, const Operation& mine, int rank) {
 }
 
 }  // namespace zerorun::fake
+
+struct ncclComm {
+  std::shared_ptr<zerorun::fake::Group> group;
+  int rank = 0;
+  int device = 0;
+  int64_t meetings = 0;  // that this rank's collectives have asked for
+  bool aborted = false;  // guarded by the group's mutex
+  bool finalized = false;
+  // Enqueued when the caller asks again how the communicator is: guarded by the group's mutex.
+  std::vector<std::function<void()>> unfinished;
+  std::map<const std::byte*, size_t> registered;  // with their sizes; ends with the communicator
+
+  // Where in registered memory `data` lies.
+  int64_t place_of(const void* data) const {
+    const auto* const at = static_cast<const std::byte*>(data);
+    auto found = registered.upper_bound(at);
+    if (found == registered.begin()) return zerorun::fake::Operation::kElsewhere;
+    --found;
+    const auto offset = static_cast<size_t>(at - found->first);
+    return offset < found->second ? static_cast<int64_t>(offset)
+                                  : zerorun::fake::Operation::kElsewhere;
+  }
+};

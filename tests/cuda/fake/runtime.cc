@@ -177,18 +177,20 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  ENTER(stream);
+  ENTER_UNDO(stream);
   use_device();
   if (!seen().release("streams", stream)) return result(cudaErrorInvalidResourceHandle);
   delete stream;
-  return cudaSuccess;
+  return planned;
 }
 
+// An error is told when the work is over, as by the real ones: no copy is under way any more.
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  ENTER(stream);
+  const cudaError_t planned = enter(__func__, stream);
   spoil_capture(__func__);
   NEED("streams", stream);
-  return wait_for(stream->worker->record());
+  const cudaError_t waited = wait_for(stream->worker->record());
+  return planned != cudaSuccess ? planned : waited;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -232,11 +234,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  ENTER();
+  ENTER_UNDO();
   use_device();
   if (!seen().release("events", event)) return result(cudaErrorInvalidResourceHandle);
   delete event;
-  return cudaSuccess;
+  return planned;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -259,8 +261,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  ENTER();
+  const cudaError_t planned = enter(__func__);
   spoil_capture(__func__);
   NEED("events", event);
-  return wait_for(event->last);
+  const cudaError_t waited = wait_for(event->last);
+  return planned != cudaSuccess ? planned : waited;
 }

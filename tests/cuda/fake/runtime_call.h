@@ -69,6 +69,9 @@ inline bool valid_device(int device) { return device >= 0 && device < seen().dev
       return planned;                                                           \
     }                                                                           \
   } while (false)
+// A call that gives something back does so also when it reports an error, as CUDA's do: of earlier
+// work.
+#define ENTER_UNDO(...) const cudaError_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__)
 // Whichever device it is of, the runtime begins with the thread's current one.
 #define NEED(kind, handle) \
   use_device();            \

@@ -72,12 +72,18 @@ struct cudaPointerAttributes {
   cudaMemoryType type;
 };
 
+struct cudaMemLocation {
+  cudaMemLocationType type;
+  int id;
+};
 struct cudaMemPoolProps {
   cudaMemAllocationType allocType;
-  struct {
-    cudaMemLocationType type;
-    int id;
-  } location;
+  cudaMemLocation location;
+};
+enum cudaMemAccessFlags { cudaMemAccessFlagsProtReadWrite = 3 };
+struct cudaMemAccessDesc {
+  cudaMemLocation location;
+  cudaMemAccessFlags flags;
 };
 struct cudaDeviceProp {
   char name[256];
@@ -133,6 +139,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties);
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access, size_t count);
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep);
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
