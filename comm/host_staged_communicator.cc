@@ -31,6 +31,8 @@ class HostStagedCommunicator final : public CallCommunicator {
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
     host_->allocate(0, Sharing::per_rank);  // throws the error of an aborted job
     if (sharing == Sharing::per_host) return std::nullopt;
+    // Counted here as `other`, and by the caller as what it is: the ledger of ranks that share a
+    // GPU says too much, never too little.
     Buffer block = device_->allocate(nbytes, MemoryCategory::other);
     Stream& stream = device_->inline_stream();
     device_->fill(stream, view_of(block, DType::uint8, static_cast<int64_t>(nbytes)), 0.0F);
@@ -52,10 +54,10 @@ class HostStagedCommunicator final : public CallCommunicator {
   void start_on_host(const CollectiveCall& call);
 
   const std::shared_ptr<Device> device_;
-  const std::shared_ptr<Communicator> host_;
+  std::shared_ptr<Communicator> host_;
   std::array<Staging, 4> staging_;  // in turn: calls that are on their way at once
   size_t next_ = 0;
-  const std::unique_ptr<CpuStream> worker_;  // last: it ends before what its tasks use
+  std::unique_ptr<CpuStream> worker_;
 };
 
 void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
@@ -78,9 +80,12 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
   }
 }
 
-// The stream reads and writes the host's memory up to the last upload.
+// The stream reads and writes the host's memory up to the last upload. Then this rank leaves before
+// memory is unpinned: that may wait for the whole GPU, and so for peers that wait for this rank.
 HostStagedCommunicator::~HostStagedCommunicator() {
   for (const Staging& staging : staging_) settle(staging.free);
+  worker_.reset();
+  host_.reset();
 }
 
 HostStagedCommunicator::Staging& HostStagedCommunicator::stage(const CollectiveCall& call,
