@@ -61,10 +61,13 @@ class FailingCalls {
   // Whether a failure is an error: not of functions that give back, only look or help others, or
   // can be done without.
   static bool must_tell(const std::string& function) {
-    for (const char* end : {"Destroy", "Destroy_v2", "FreeAsync", "MemFree", "Abort", "Finalize",
-                            "Deregister", "FreeHost", "TrimTo", "CaptureMode", "EventQuery",
-                            "EventSynchronize", "StreamSynchronize", "SetDevice", "GetDevice",
-                            "GetAsyncError", "EntryPointByVersion", "MemAlloc", "CommRegister"}) {
+    for (const char* end : {"Destroy",           "Destroy_v2",   "FreeAsync",
+                            "MemFree",           "Abort",        "Finalize",
+                            "Deregister",        "FreeHost",     "TrimTo",
+                            "CaptureMode",       "EventQuery",   "EventSynchronize",
+                            "StreamSynchronize", "SetDevice",    "GetDevice",
+                            "GetAsyncError",     "GetHeuristic", "EntryPointByVersion",
+                            "MemAlloc",          "CommRegister"}) {
       if (function.ends_with(end)) return false;
     }
     return true;
@@ -116,7 +119,7 @@ class FailingCalls {
     for (const Result& result : results) {
       if (result.error) {
         texts += text_of(result.error) + "\n";
-      } else {
+      } else if (!function.ends_with("GetHeuristic")) {  // another kernel, which rounds otherwise
         EXPECT_EQ(result.hash, expected_) << "without an error; the other rank's: " << texts;
       }
     }

@@ -59,14 +59,16 @@ cublasStatus_t create(const char* name, T** handle, T value) {
 
 template <typename T>
 cublasStatus_t destroy(const char* name, T* handle) {
-  if (const auto planned = enter(name); planned != CUBLAS_STATUS_SUCCESS) return planned;
+  const auto planned = enter(name);
   if (!FakeCuda::instance().release("cuBLASLt handles", handle)) return CUBLAS_STATUS_INVALID_VALUE;
   delete handle;
-  return CUBLAS_STATUS_SUCCESS;
+  return planned;
 }
 
 template <typename Attributes, typename Attribute>
-cublasStatus_t set(Attributes& attributes, Attribute attribute, const void* value, size_t bytes) {
+cublasStatus_t set(const char* name, Attributes& attributes, Attribute attribute, const void* value,
+                   size_t bytes) {
+  if (const auto planned = enter(name); planned != CUBLAS_STATUS_SUCCESS) return planned;
   if (bytes > sizeof(int64_t)) return violate("an attribute of a wrong size");
   int64_t bits = 0;
   std::memcpy(&bits, value, bytes);
@@ -248,7 +250,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t bytes) {
-  return set(desc->attributes, attribute, value, bytes);
+  return set(__func__, desc->attributes, attribute, value, bytes);
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type,
@@ -270,7 +272,7 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void* value, size_t bytes) {
-  return set(preference->attributes, attribute, value, bytes);
+  return set(__func__, preference->attributes, attribute, value, bytes);
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
