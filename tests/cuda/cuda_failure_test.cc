@@ -5,6 +5,7 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/cuda/drain.h"
 #include "tests/cuda/failing_calls.h"
 #include "tests/cuda/fake_cuda_test.h"
 #include "zerorun/error.h"
@@ -18,16 +19,6 @@ using ::testing::HasSubstr;
 
 class CudaFailureTest : public testing::FakeCudaTest {};
 
-// Ends what uses memory before the memory ends, on errors too.
-struct Drain {
-  CudaDevice& device;
-  ~Drain() {
-    const cudaStream_t stream = cuda_stream(device.inline_stream()).handle();
-    // The first may be the call that shall fail.
-    if (cudaStreamSynchronize(stream) != cudaSuccess) cudaStreamSynchronize(stream);
-  }
-};
-
 // Every function of the device at least once.
 void use_device() {
   std::vector<float> host(4, 1.0F);  // outlives the streams
@@ -35,7 +26,7 @@ void use_device() {
   const Buffer buffer = device.allocate(4096, MemoryCategory::other);
   const Buffer sum = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
   const auto stream = device.make_stream("work");
-  const Drain drain{device};
+  const testing::Drain drain{device};
   const TensorView words = view_of(sum, DType::int64, ExactSum::kWords);
   const TensorView matrix = view_of(buffer, DType::fp32, 4);
   const TensorView work = view_of(buffer, DType::fp32, 12, 256);

@@ -11,13 +11,13 @@
 #include "comm/host_staged_communicator.h"
 #include "comm/nccl_communicator.h"
 #include "device/cuda/cuda_device.h"
-#include "device/settle.h"
+#include "tests/cuda/drain.h"
 #include "tests/cuda/failing_calls.h"
 #include "tests/cuda/fake_cuda_test.h"
 #include "tests/zero/stream_program.h"
 #include "zerorun/engine.h"
 
-namespace zerorun {
+namespace zerorun::engine_failure {
 namespace {
 
 using testing::FailingCalls;
@@ -72,12 +72,6 @@ struct Rank {
   std::shared_ptr<Communicator> comm;
 };
 
-// Ends what uses memory before the memory ends, on errors too.
-struct Drain {
-  CudaDevice& device;
-  ~Drain() { settle(device.inline_stream()); }
-};
-
 // Every collective, one with several in it, and host memory.
 uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store) {
   const Rank own(where, rank, store);
@@ -85,7 +79,7 @@ uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store)
   Stream& stream = own.device->inline_stream();
   const Buffer full = *comm.allocate(1024, Sharing::per_rank);
   const Buffer part = own.device->allocate(1024, MemoryCategory::buckets);
-  const Drain drain{*own.device};
+  const testing::Drain drain{*own.device};
   const TensorView in = view_of(full, DType::bf16, 8 * kRanks);
   const TensorView out = view_of(part, DType::fp32, 8);
   own.device->fill(stream, in, 1.0F);
@@ -195,4 +189,4 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{Where::shared_gpu, Which::last, 3, 1.0, OffloadDevice::cpu}));
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::engine_failure

@@ -15,6 +15,7 @@
 #include "comm/process_identity.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/current_device.h"
+#include "tests/cuda/drain.h"
 #include "tests/cuda/fake_cuda_test.h"
 #include "tests/cuda/nccl_test.h"
 #include "tests/gate.h"
@@ -26,12 +27,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
-
-// Ends what uses memory before the memory ends, on errors too.
-struct Drain {
-  CudaDevice& device;
-  ~Drain() { cudaStreamSynchronize(cuda_stream(device.inline_stream()).handle()); }
-};
 
 class NcclFailureTest : public testing::NcclTest {};
 
@@ -192,7 +187,7 @@ TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
 // Gathers `count` pieces together.
 void gather_together(Communicator& communicator, CudaDevice& device, int count) {
   const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
-  const Drain drain{device};
+  const testing::Drain drain{device};
   const TensorView all = view_of(memory, DType::bf16, 2048);
   const int64_t part = all.numel / count;
   const int64_t mine = part / communicator.world_size();
