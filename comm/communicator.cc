@@ -65,7 +65,7 @@ std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::millise
   store.serve = info.rank == 0;
   store.secret = info.secret;
   store.timeout = timeout;
-  // Needed until all ranks have met; then the port is free again.
+  // On CPUs needed until all ranks have met; NCCL's ranks watch each other through it to the end.
   options.store = make_tcp_store(store);
   return make_communicator(options);
 }

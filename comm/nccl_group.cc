@@ -7,6 +7,7 @@
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/current_device.h"
 #include "device/cuda/relaxed_capture.h"
+#include "device/settle.h"
 
 namespace zerorun {
 
@@ -33,6 +34,10 @@ NcclGroup::NcclGroup(const CommunicatorOptions& options, int device)
 }
 
 NcclGroup::~NcclGroup() {
+  if (!peers_.is_this_process()) {
+    watcher_.detach();
+    return;
+  }
   leave();
   stop_watching();
 }
@@ -182,6 +187,12 @@ Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
 void NcclGroup::give_back(void* data, void* handle) noexcept {
   const CurrentDevice current(device_, std::nothrow);
   const std::lock_guard one(calls_);
+  Event last;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pending_.empty()) last = pending_.back().done;
+  }
+  zerorun::settle(last);  // while the watcher may still abort what it waits for
   {
     const std::lock_guard lock(mutex_);
     if (comm_ != nullptr) nccl_.deregister_memory(comm_, handle);
@@ -285,6 +296,7 @@ void NcclGroup::leave() noexcept {
     pending_.clear();
   }
   if (comm != nullptr) nccl_.abort(comm);  // it is not over in order
+  peers_.see_off();
 }
 
 void NcclGroup::finalize() {

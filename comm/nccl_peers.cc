@@ -3,16 +3,19 @@
 #include <cstring>
 #include <thread>
 
+#include "comm/memory_store.h"
+#include "comm/socket.h"
 #include "core/check.h"
 
 namespace zerorun {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::milliseconds kAnswer{500};  // of a rank that may wait as well
 constexpr std::chrono::milliseconds kSlice{100};
+constexpr std::chrono::seconds kFarewell{3};
+// A collective may still be on its way when rank 0 has done its part and left.
+constexpr std::chrono::seconds kGrace{5};
 
 }  // namespace
 
@@ -25,10 +28,13 @@ std::optional<std::string> NcclPeers::find(const std::string& key,
   const auto until = Clock::now() + timeout;
   try {
     return options_.store->get(key, timeout);
-  } catch (const CommError&) {
-    std::this_thread::sleep_until(until);
-    return std::nullopt;
+  } catch (const Dropped&) {
+    auto never = Clock::time_point::max();
+    gone_since_.compare_exchange_strong(never, Clock::now());
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): there is nothing of the name
   }
+  std::this_thread::sleep_until(until);
+  return std::nullopt;
 }
 
 void NcclPeers::show(const Presence& presence) const {
@@ -48,7 +54,18 @@ std::optional<NcclPeers::Presence> NcclPeers::presence(int rank,
   return presence;
 }
 
-void NcclPeers::arrive() { show(own_); }
+void NcclPeers::arrive() {
+  try {
+    show(own_);
+  } catch (const Dropped&) {
+    fail_to_join();
+  }
+}
+
+void NcclPeers::fail_to_join() const {
+  fail<CommError>("rank {}: rank 0 left, and the store with it, before all ranks had joined",
+                  options_.rank);
+}
 
 void NcclPeers::give_id(const std::string& id) { options_.store->set(key("id"), id); }
 
@@ -56,6 +73,7 @@ std::string NcclPeers::wait_for_id(const std::function<void()>& check) const {
   while (true) {
     check();
     if (std::optional<std::string> id = find(key("id"), kSlice)) return *std::move(id);
+    if (gone_since_.load() <= Clock::now()) fail_to_join();
   }
 }
 
@@ -89,7 +107,10 @@ void NcclPeers::report(const std::string& error) noexcept {
 }
 
 std::string NcclPeers::explain_delay(const std::string& what) {
-  options_.store->set(key(fmt::format("waits/{}", options_.rank)), what);
+  try {
+    options_.store->set(key(fmt::format("waits/{}", options_.rank)), what);
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): nobody learns it, nobody answers
+  }
   std::string answers;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     if (rank == options_.rank) continue;
@@ -109,18 +130,39 @@ void NcclPeers::leave(int64_t calls) noexcept {
   }
 }
 
+void NcclPeers::see_off() const noexcept {
+  // Ranks that are threads share a store that does not go.
+  if (options_.rank != 0 || dynamic_cast<MemoryStore*>(options_.store.get()) != nullptr) return;
+  constexpr std::chrono::milliseconds kPause{5};
+  const auto until = Clock::now() + kFarewell;
+  try {
+    for (size_t i = 1; i < met_.size(); ++i) {
+      while (Clock::now() < until && !has_died(met_[i].process)) {
+        const std::optional<Presence> now = presence(static_cast<int>(i), kSlice);
+        if (!now || now->calls != kStays) break;
+        std::this_thread::sleep_for(kPause);
+      }
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever stays has the deadline
+  }
+}
+
 std::string NcclPeers::missing(int64_t call, const std::string& what) const {
   for (size_t i = 0; i < met_.size(); ++i) {
     const auto rank = static_cast<int>(i);
     if (rank == options_.rank) continue;
     const ProcessIdentity& process = met_[i].process;
-    const bool died = own_.process.can_see(process) && !is_running(process);
+    const bool died = has_died(process);
     const std::optional<Presence> now = presence(rank, kSlice);
     const bool left = now && now->calls != kStays;
     if (left ? now->calls >= call : !died) continue;
     return fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}", rank, process.pid,
                        left ? "left (its communicator was destroyed)" : "died", options_.rank,
                        what);
+  }
+  if (Clock::now() - kGrace > gone_since_.load()) {
+    return fmt::format("rank 0 left, and the store with it, while rank {} waited in {}",
+                       options_.rank, what);
   }
   return {};
 }

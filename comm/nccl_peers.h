@@ -1,5 +1,8 @@
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -38,11 +41,16 @@ class NcclPeers {
 
   // This rank makes no more than the `calls` that it has made.
   void leave(int64_t calls) noexcept;
+  // Rank 0's store goes with it: it stays until the others have left, for some seconds at most.
+  void see_off() const noexcept;
+  // A forked child is no rank.
+  bool is_this_process() const { return own_.process.pid == getpid(); }
   // Why some rank will never make its `call`th call, `what`, for which this rank waits; empty while
   // all may.
   std::string missing(int64_t call, const std::string& what) const;
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr int64_t kStays = -1;
   struct Presence {
     ProcessIdentity process;
@@ -55,10 +63,16 @@ class NcclPeers {
   std::optional<std::string> find(const std::string& key, std::chrono::milliseconds timeout) const;
   std::optional<Presence> presence(int rank, std::chrono::milliseconds timeout) const;
   void show(const Presence& presence) const;
+  [[noreturn]] void fail_to_join() const;
+  bool has_died(const ProcessIdentity& process) const {
+    return own_.process.can_see(process) && !is_running(process);
+  }
 
   const CommunicatorOptions& options_;
   Presence own_;
   std::vector<Presence> met_;  // by rank; empty until all have met
+  // When the store was first found to be gone, and rank 0 with it.
+  mutable std::atomic<Clock::time_point> gone_since_ = Clock::time_point::max();
 };
 
 }  // namespace zerorun

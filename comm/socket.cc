@@ -149,7 +149,7 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
       if (error == 0) return connected;
     }
     if (error == ECONNREFUSED && absence == Absence::gone) {
-      fail<CommError>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
+      fail<Dropped>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
     }
     std::this_thread::sleep_for(pause);  // rank 0 has not started yet
     pause = std::min(2 * pause, kLongestPause);

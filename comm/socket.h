@@ -23,10 +23,16 @@ struct Listener {
 // Throws CommError naming the port when it is in use.
 Listener listen_on(const std::string& host, uint16_t port);
 
+// The other side has closed the connection, or it broke.
+class Dropped : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 // What it means that nobody listens.
 enum class Absence { not_yet, gone };
-// Connects, and tries again until the deadline while nobody listens yet. Throws CommError, at once
-// when who listened is gone.
+// Connects, and tries again until the deadline while nobody listens yet. Throws CommError; at once,
+// and Dropped, when who listened is gone.
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
                           Absence absence = Absence::not_yet);
 
@@ -35,12 +41,6 @@ std::string frame_of(const std::string& payload);
 // Takes the first frame out of `bytes` if it is complete. Throws CommError when its length exceeds
 // `limit`.
 std::optional<std::string> take_frame(std::string& bytes, size_t limit);
-
-// The other side has closed the connection, or it broke.
-class Dropped : public CommError {
- public:
-  using CommError::CommError;
-};
 
 // Both throw CommError at the deadline and Dropped when the peer is gone.
 void send_frame(const FileDescriptor& socket, const std::string& payload, Deadline deadline);

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -36,15 +37,23 @@ StoreServer::StoreServer(Listener listener, std::string secret, std::shared_ptr<
     : listener_(std::move(listener)),
       secret_(std::move(secret)),
       values_(std::move(values)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      process_(getpid()) {
   if (!wake_) fail<CommError>("cannot make an eventfd for the rendezvous store");
   thread_ = std::thread([this] { run(); });
 }
 
 StoreServer::~StoreServer() {
+  if (getpid() != process_) {  // a forked child has neither the thread nor a say
+    thread_.detach();
+    return;
+  }
   stopping_ = true;
   notify();
   thread_.join();
+  // A child that lives on, a data loader's worker, may hold the sockets: closing them ends nothing.
+  ::shutdown(listener_.socket.get(), SHUT_RDWR);
+  for (const Connection& connection : connections_) ::shutdown(connection.socket.get(), SHUT_RDWR);
 }
 
 void StoreServer::notify() const { eventfd_write(wake_.get(), 1); }

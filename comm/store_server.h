@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <list>
 #include <memory>
@@ -68,6 +70,7 @@ class StoreServer {
   const std::string secret_;
   const std::shared_ptr<MemoryStore> values_;
   const FileDescriptor wake_;
+  const pid_t process_;  // that it runs in
   std::atomic<bool> stopping_ = false;
   std::list<Connection> connections_;  // of the thread; oldest first
   std::thread thread_;

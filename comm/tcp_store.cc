@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -49,14 +50,20 @@ class ClientTcpStore final : public TcpStore {
   }
 
   void set(const std::string& key, const std::string& value) override {
-    request(store_protocol::kSet + frame_of(key) + value, options_.timeout);
+    constexpr std::chrono::milliseconds kMost{30000};  // nobody else is waited for
+    request(store_protocol::kSet + frame_of(key) + value, std::min(options_.timeout, kMost));
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const auto explain = [&](const CommError& error) {
+      return fmt::format("waited for '{}' in the store of rank 0 at {} port {}: {}", key,
+                         options_.host, options_.port, error.what());
+    };
     try {
       return request(store_protocol::kGet + key, timeout);
+    } catch (const Dropped& error) {
+      throw Dropped(explain(error));
     } catch (const CommError& error) {
-      fail<CommError>("waited for '{}' in the store of rank 0 at {} port {}: {}", key,
-                      options_.host, options_.port, error.what());
+      throw CommError(explain(error));
     }
   }
   uint16_t port() const override { return options_.port; }

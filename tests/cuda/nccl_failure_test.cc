@@ -8,6 +8,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -45,6 +46,21 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
     communicator.abort("it cannot go on");
     gate.open();
     other.join();
+  });
+}
+
+// As freeing memory may have to.
+TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
+  std::barrier both(2);
+  on_ranks(2, seconds(2), [&](Communicator& communicator, CudaDevice& device) {
+    std::optional<Buffer> memory = communicator.allocate(1024, Sharing::per_rank);
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 0) {
+      communicator.barrier(device.inline_stream(), "bucket 7");
+      memory.reset();  // which the deadline ends
+      EXPECT_THROW(device.inline_stream().synchronize(), CommError);
+    }
+    both.arrive_and_wait();
   });
 }
 

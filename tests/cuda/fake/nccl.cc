@@ -320,6 +320,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, v
 
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   const ncclResult_t planned = enter(__func__);
+  zerorun::fake::synchronize_device();
   const Shared shared = find(comm);
   if (!shared || shared->registered.erase(static_cast<const std::byte*>(handle)) == 0) {
     seen().violate("memory is deregistered from a communicator that does not have it");
