@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "config/env.h"
+#include "comm/process_identity.h"
 #include "core/cgroup.h"
 #include "device/cuda_backend.h"
 #include "launcher/cpus.h"

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "comm/process_identity.h"
 #include "core/cgroup.h"
 #include "device/cuda_backend.h"
 #include "launcher/address.h"

@@ -1,6 +1,5 @@
 #include "launcher/resources.h"
 
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -232,12 +231,6 @@ int count_gpus() {
     if (name.starts_with(kPrefix) && parse_number(name.substr(kPrefix.size()))) ++count;
   }
   return count;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
-  return name.data();
 }
 
 }  // namespace zerorun

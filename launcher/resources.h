@@ -54,6 +54,5 @@ Selection select_ranks(const RankRequest& request, const HostResources& host);
 
 // GPUs whose device files are visible here, whether or not a driver library is installed.
 int count_gpus();
-std::string host_name();
 
 }  // namespace zerorun
