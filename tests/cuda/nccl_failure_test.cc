@@ -29,6 +29,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
+constexpr seconds kDeadline{60};
+constexpr seconds kSoon{20};
+
 class NcclFailureTest : public testing::NcclTest {};
 
 // Memory may have to wait for a GPU that waits for a peer, which only an abort can end.
@@ -64,26 +67,44 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
   });
 }
 
+// The error of what has to end long before the deadline; empty: none.
+template <typename Wait>
+std::string error_of(const Wait& wait) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text;
+  try {
+    wait();
+  } catch (const CommError& error) {
+    text = error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+  return text;
+}
+
+// NCCL meets it after the call has returned: only who asks meanwhile learns of it.
 TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks) {
-  std::atomic<int> errors{0};
   std::barrier both(2);  // the error shall be rank 0's
-  on_ranks(2, seconds(20), [&](Communicator& communicator, CudaDevice& device) {
-    communicator.barrier(device.inline_stream(), "start").synchronize();
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    Stream& stream = device.inline_stream();
+    communicator.barrier(stream, "start").synchronize();
     both.arrive_and_wait();
-    if (communicator.rank() == 1) return both.arrive_and_wait();  // never comes to bucket 7
-    fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
-    try {
-      communicator.barrier(device.inline_stream(), "bucket 7").synchronize();
-    } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("rank 0"));
-      EXPECT_THAT(error.what(), HasSubstr("bucket 7"));
-      EXPECT_THROW(communicator.barrier(device.inline_stream(), "later"), CommError);
-      EXPECT_THROW(device.inline_stream().synchronize(), CommError);
-      ++errors;
+    if (communicator.rank() == 0) {
+      Event done = communicator.barrier(stream, "bucket 7");
+      fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
+      EXPECT_THAT(
+          error_of([&] { done.synchronize(); }),
+          ::testing::ContainsRegex("rank 0: barrier 'bucket 7' of 8 bytes failed: a fake error"));
+      EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
+      EXPECT_THROW(stream.synchronize(), CommError);
+    }
+    both.arrive_and_wait();
+    if (communicator.rank() == 1) {  // never comes to bucket 7
+      EXPECT_THAT(error_of([&] { communicator.barrier(stream, "bucket 8").synchronize(); }),
+                  HasSubstr("rank 0: barrier 'bucket 7' of 8 bytes failed"));
     }
     both.arrive_and_wait();
   });
-  EXPECT_EQ(errors, 1);
+  EXPECT_EQ(fake_.failures(), 1);
 }
 
 // What a rank still computes before a collective makes nobody wait for it.
@@ -103,19 +124,11 @@ TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
 
 // One that rank 0 waits for in "bucket 7" for ever; returns the error.
 std::string error_of_wait(Communicator& communicator, CudaDevice& device) {
-  const auto begin = std::chrono::steady_clock::now();
-  std::string text;
-  try {
-    communicator.barrier(device.inline_stream(), "bucket 7").synchronize();
-  } catch (const CommError& error) {
-    text = error.what();
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(20));  // not the deadline
-  return text;
+  return error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7").synchronize(); });
 }
 
 TEST_F(NcclFailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
-  on_ranks(2, seconds(60), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 1) return;
     EXPECT_THAT(error_of_wait(communicator, device),
@@ -127,7 +140,7 @@ TEST_F(NcclFailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
 // A rank may be gone before its peers see that its last collective is done.
 TEST_F(NcclFailureTest, ARankThatLeavesDoesNotDisturbItsLastCollective) {
   for (int run = 0; run < 20; ++run) {
-    on_ranks(2, seconds(60), [&](Communicator& communicator, CudaDevice& device) {
+    on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
       communicator.barrier(device.inline_stream(), "last").synchronize();
     });
   }
@@ -158,7 +171,7 @@ class StoreOfTheDead final : public Store {
 TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
   store_ = std::make_shared<StoreOfTheDead>("world/nccl/rank/1");
   std::barrier both(2);
-  on_ranks(2, seconds(60), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     device.share_memory_with(1 - communicator.rank());  // they are no threads of one process now
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 0) {
