@@ -8,6 +8,7 @@
 #include "tests/cuda/drain.h"
 #include "tests/cuda/failing_calls.h"
 #include "tests/cuda/fake_cuda_test.h"
+#include "tests/gate.h"
 #include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
@@ -19,8 +20,9 @@ using ::testing::HasSubstr;
 
 class CudaFailureTest : public testing::FakeCudaTest {};
 
-// Every function of the device at least once.
-void use_device() {
+// Every function of the device at least once; how often each was called before it was all given
+// back.
+std::map<std::string, int> use_device() {
   std::vector<float> host(4, 1.0F);  // outlives the streams
   CudaDevice device(0, 0);
   const Buffer buffer = device.allocate(4096, MemoryCategory::other);
@@ -49,10 +51,11 @@ void use_device() {
   device.download(device.inline_stream(), matrix, host.data());
   device.inline_stream().synchronize();
   device.inline_stream().record().synchronize();
+  return fake::FakeCuda::instance().counts();
 }
 
 TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing) {
-  use_device();
+  std::map<std::string, int> working = use_device();
   const std::map<std::string, int> counts = fake_.counts();
   ASSERT_GT(counts.size(), 20U);
   int failures = 0;
@@ -64,6 +67,7 @@ TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing)
       try {
         use_device();
         EXPECT_FALSE(FailingCalls::must_tell(name)) << name << " " << nth;
+        EXPECT_FALSE(FailingCalls::waits(name) && nth < working[name]) << name << " " << nth;
       } catch (const DeviceError& error) {
         EXPECT_THAT(error.what(), HasSubstr("failed")) << name;
         ++failures;
@@ -86,6 +90,32 @@ TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
     EXPECT_THAT(error.what(), HasSubstr("cuda:0"));
     EXPECT_THAT(error.what(), HasSubstr("cudaMemsetAsync"));
     EXPECT_THAT(error.what(), HasSubstr("cudaErrorLaunchFailure"));
+  }
+}
+
+// Whoever waits learns of it, and of what comes after there is nothing that seems to work.
+TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
+  for (const bool by_event : {false, true}) {
+    fake_.reset();
+    CudaDevice device(0, 0);
+    Stream& stream = device.inline_stream();
+    testing::Gate gate;
+    fake::submit(cuda_stream(stream).handle(), [&] {
+      gate.pass();
+      fake_.break_device(0, cudaErrorIllegalAddress);
+    });
+    Event done = stream.record();
+    gate.open();
+    for (int time = 0; time < 2; ++time) {
+      try {
+        by_event ? done.synchronize() : stream.synchronize();
+        ADD_FAILURE() << "expected an error";
+      } catch (const DeviceError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("work on the GPU"));
+        EXPECT_THAT(error.what(), HasSubstr("cudaErrorIllegalAddress"));
+      }
+    }
+    EXPECT_THROW(device.allocate(64, MemoryCategory::other), DeviceError);
   }
 }
 

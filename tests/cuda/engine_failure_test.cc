@@ -6,11 +6,13 @@
 #include <ostream>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/host_staged_communicator.h"
 #include "comm/nccl_communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/current_device.h"
 #include "tests/cuda/drain.h"
 #include "tests/cuda/failing_calls.h"
 #include "tests/cuda/fake_cuda_test.h"
@@ -144,6 +146,34 @@ uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& s
     engine->step();
   }
   return engine->parameter_hash();
+}
+
+class BrokenDeviceTest : public testing::FakeCudaTest {};
+
+TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsTheStepOfEveryRank) {
+  fake_.set_devices(kRanks);
+  const auto store = make_memory_store();
+  testing::run_threads(kRanks, [&](int rank) {
+    const Rank own(Where::nccl, rank, store);
+    const Config config = config_of({.stage = 2});
+    const std::vector<ParameterGroup> groups(1);
+    const auto engine = Engine::create(config, *own.device, *own.comm, specs(), groups);
+    testing::StreamProgram program(*engine, *own.device, rank);
+    for (int micro = 0; micro < 2; ++micro) program.micro_step();
+    if (rank == 1) {
+      EXPECT_THROW(engine->step(), CommError);
+      return;
+    }
+    {
+      const CurrentDevice current(rank);
+      fake::submit(cuda_stream(own.device->inline_stream()).handle(), [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the step has begun
+        fake_.break_device(0, cudaErrorIllegalAddress);
+      });
+    }
+    EXPECT_THROW(engine->step(), DeviceError);
+    own.comm->abort("its GPU failed");
+  });
 }
 
 class CommunicatorFailureTest : public testing::FakeCudaTest,

@@ -20,6 +20,9 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
   if (const int planned = seen().enter(__func__, stream); planned != 0) {
     return static_cast<CUresult>(planned);
   }
+  if (const cudaError_t broken = seen().device_error(current_device); broken != cudaSuccess) {
+    return static_cast<CUresult>(broken);
+  }
   if (!has_context) {
     seen().violate("the driver is called by a thread without a context");
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -41,7 +44,7 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
                                              unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* found) {
-  ENTER();
+  ENTER_HOST();
   *function = nullptr;
   *found = cudaDriverEntryPointSymbolNotFound;
   if (std::strcmp(name, "cuCtxGetCurrent") == 0 && version >= 4000) {

@@ -17,15 +17,11 @@ FakeCuda& FakeCuda::instance() {
 void FakeCuda::reset() {
   for (const std::string& leak : leaks()) throw std::logic_error("still held: " + leak);
   const std::lock_guard lock(mutex_);
-  devices_ = 1;
-  links_ = {};
-  memory_ = size_t{1} << 30;
-  delay_ = std::chrono::microseconds(0);
-  inline_streams_ = false;
-  capturing_ = false;
+  settings_ = {};
   used_devices_.clear();
   failures_.clear();
   met_failures_ = 0;
+  device_errors_.clear();
   counts_.clear();
   calls_.clear();
   launches_.clear();
@@ -34,58 +30,58 @@ void FakeCuda::reset() {
 
 void FakeCuda::set_devices(int devices) {
   const std::lock_guard lock(mutex_);
-  devices_ = devices;
+  settings_.devices = devices;
 }
 
 int FakeCuda::devices() const {
   const std::lock_guard lock(mutex_);
-  return devices_;
+  return settings_.devices;
 }
 
 void FakeCuda::set_links(const GpuLinks& links) {
   const std::lock_guard lock(mutex_);
-  links_ = links;
+  settings_.links = links;
 }
 
 GpuLinks FakeCuda::links() const {
   const std::lock_guard lock(mutex_);
-  return links_;
+  return settings_.links;
 }
 
 void FakeCuda::set_memory(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  memory_ = bytes;
+  settings_.memory = bytes;
 }
 
 void FakeCuda::set_delay(std::chrono::microseconds most) {
   const std::lock_guard lock(mutex_);
-  delay_ = most;
+  settings_.delay = most;
 }
 
 std::chrono::microseconds FakeCuda::draw_delay() {
   const std::lock_guard lock(mutex_);
-  if (delay_.count() == 0) return delay_;
-  return std::chrono::microseconds(random_() % static_cast<unsigned>(delay_.count()));
+  if (settings_.delay.count() == 0) return settings_.delay;
+  return std::chrono::microseconds(random_() % static_cast<unsigned>(settings_.delay.count()));
 }
 
 void FakeCuda::set_inline_streams(bool are_inline) {
   const std::lock_guard lock(mutex_);
-  inline_streams_ = are_inline;
+  settings_.inline_streams = are_inline;
 }
 
 bool FakeCuda::inline_streams() const {
   const std::lock_guard lock(mutex_);
-  return inline_streams_;
+  return settings_.inline_streams;
 }
 
 void FakeCuda::set_capturing(bool capturing) {
   const std::lock_guard lock(mutex_);
-  capturing_ = capturing;
+  settings_.capturing = capturing;
 }
 
 bool FakeCuda::capturing() const {
   const std::lock_guard lock(mutex_);
-  return capturing_;
+  return settings_.capturing;
 }
 
 std::set<int> FakeCuda::used_devices() const {
@@ -102,6 +98,17 @@ void FakeCuda::fail(std::string_view name, int nth, int error) {
   const std::lock_guard lock(mutex_);
   const std::string key(name);
   failures_[{key, counts_[key] + nth}] = error;
+}
+
+void FakeCuda::break_device(int device, cudaError_t error) {
+  const std::lock_guard lock(mutex_);
+  device_errors_.emplace(device, error);
+}
+
+cudaError_t FakeCuda::device_error(int device) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = device_errors_.find(device);
+  return found == device_errors_.end() ? cudaSuccess : found->second;
 }
 
 int FakeCuda::failures() const {
@@ -193,7 +200,7 @@ void FakeCuda::for_each(std::string_view kind, const std::function<void(const vo
 
 bool FakeCuda::take_memory(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  if (bytes > memory_ - used_) return false;
+  if (bytes > settings_.memory - used_) return false;
   used_ += bytes;
   return true;
 }
@@ -205,12 +212,12 @@ void FakeCuda::give_memory(size_t bytes) {
 
 size_t FakeCuda::free_memory() const {
   const std::lock_guard lock(mutex_);
-  return memory_ - used_;
+  return settings_.memory - used_;
 }
 
 size_t FakeCuda::memory() const {
   const std::lock_guard lock(mutex_);
-  return memory_;
+  return settings_.memory;
 }
 
 }  // namespace zerorun::fake

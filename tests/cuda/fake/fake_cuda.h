@@ -68,6 +68,10 @@ class FakeCuda {
   void fail(std::string_view name, int nth, int error);
   // How many of these calls were made.
   int failures() const;
+  // For work on a stream that fails: nothing that is queued on the device runs any more, and its
+  // calls return `error`.
+  void break_device(int device, cudaError_t error);
+  cudaError_t device_error(int device) const;
   // Functions that were called since reset(), with how often.
   std::map<std::string, int> counts() const;
   std::vector<Call> calls() const;
@@ -99,18 +103,23 @@ class FakeCuda {
   size_t memory() const;
 
  private:
+  struct Settings {
+    int devices = 1;
+    GpuLinks links{};
+    size_t memory = size_t{1} << 30;
+    std::chrono::microseconds delay{0};
+    bool inline_streams = false;
+    bool capturing = false;
+  };
+
   mutable std::mutex mutex_;  // guards all
-  int devices_ = 1;
-  GpuLinks links_;
-  size_t memory_ = size_t{1} << 30;
+  Settings settings_;
   size_t used_ = 0;
-  std::chrono::microseconds delay_{0};
-  bool inline_streams_ = false;
-  bool capturing_ = false;
   std::set<int> used_devices_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   int met_failures_ = 0;
+  std::map<int, cudaError_t> device_errors_;
   std::map<std::string, int> counts_;
   std::vector<Call> calls_;
   std::map<std::string, int> launches_;  // by mangled types

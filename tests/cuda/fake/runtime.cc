@@ -11,11 +11,11 @@ using namespace zerorun::fake;
 
 namespace {
 
-// A stream's error becomes the runtime's.
+// A stream's error becomes the runtime's, and so does that of any work on the device.
 cudaError_t wait_for(const zerorun::Event& event) {
   try {
     event.synchronize();
-    return cudaSuccess;
+    return result(seen().device_error(current_device));
   } catch (const std::exception& error) {
     seen().violate(std::string("work on a stream failed: ") + error.what());
     return result(cudaErrorLaunchFailure);
@@ -41,10 +41,10 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
   if (stream->device != current_device) {
     seen().violate("work for a stream of another device than the current one");
   }
-  stream->worker->submit([task = std::move(task)] {
+  stream->worker->submit([task = std::move(task), device = stream->device] {
     const auto delay = FakeCuda::instance().draw_delay();
     if (delay.count() > 0) std::this_thread::sleep_for(delay);
-    task();
+    if (seen().device_error(device) == cudaSuccess) task();
   });
   return cudaSuccess;
 }
@@ -86,6 +86,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorMemoryAllocation";
     case cudaErrorNoDevice:
       return "cudaErrorNoDevice";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
     default:
@@ -98,31 +100,31 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  ENTER();
+  ENTER_HOST();
   *version = 13020;
   return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int* version) {
-  ENTER();
+  ENTER_HOST();
   *version = 13000;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  ENTER();
+  ENTER_HOST();
   *count = seen().devices();
   return *count == 0 ? result(cudaErrorNoDevice) : cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  ENTER();
+  ENTER_HOST();
   *device = current_device;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-  ENTER();
+  ENTER_HOST();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
   current_device = device;
   use_device();
@@ -130,7 +132,7 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  ENTER();
+  ENTER_HOST();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "Fake GPU");
@@ -143,7 +145,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  ENTER();
+  ENTER_HOST();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
   *value = attribute == cudaDevAttrMultiProcessorCount ? 132 : 1;
   return cudaSuccess;
@@ -157,7 +159,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  ENTER();
+  ENTER_HOST();
   if (!valid_device(device) || !valid_device(peer)) return result(cudaErrorInvalidDevice);
   const GpuLinks links = seen().links();
   const bool all = links.between.empty() || links.switched > 0;
@@ -201,7 +203,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  ENTER();
+  ENTER_HOST();
   std::swap(capture_mode, *mode);
   return cudaSuccess;
 }

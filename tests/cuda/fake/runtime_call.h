@@ -39,8 +39,13 @@ inline void use_device() {
 }
 
 // Counts the call; not success when the test wants it to fail.
+inline cudaError_t enter_host(const char* name) {
+  return result(static_cast<cudaError_t>(seen().enter(name)));
+}
+// Nor when earlier work on the device has failed.
 inline cudaError_t enter(const char* name, const void* stream = nullptr) {
-  return result(static_cast<cudaError_t>(seen().enter(name, stream)));
+  const auto planned = static_cast<cudaError_t>(seen().enter(name, stream));
+  return result(planned != cudaSuccess ? planned : seen().device_error(current_device));
 }
 
 inline bool known(const char* kind, const void* handle) {
@@ -68,6 +73,13 @@ inline bool valid_device(int device) { return device >= 0 && device < seen().dev
         planned != cudaSuccess) {                                               \
       return planned;                                                           \
     }                                                                           \
+  } while (false)
+// A call that asks nothing of the device.
+#define ENTER_HOST()                                                                \
+  do {                                                                              \
+    if (const cudaError_t planned = enter_host(__func__); planned != cudaSuccess) { \
+      return planned;                                                               \
+    }                                                                               \
   } while (false)
 // A call that gives something back does so also when it reports an error, as CUDA's do: of earlier
 // work.
