@@ -108,6 +108,7 @@ Buffer NcclCommunicator::allocate_block(size_t nbytes) {
     if (nbytes <= device_->room()) {
       device_->make_room_within_limit(nbytes);
       registered = group_->allocate(nbytes, group_);
+      if (!registered && device_->give_back_kept()) registered = group_->allocate(nbytes, group_);
     }
     if (agree(static_cast<bool>(registered))) return registered;
   }

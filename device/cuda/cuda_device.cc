@@ -65,9 +65,7 @@ Buffer CudaDevice::scratch(const CudaStream& stream, size_t nbytes) {
 void* CudaDevice::make_room(const std::function<void*()>& allocate) {
   void* data = allocate();
   if (data != nullptr) return data;
-  // Work that was submitted before a block was freed may still use it.
-  settle(inline_stream_);
-  pool_->give_back(SIZE_MAX);
+  give_back_kept();
   data = allocate();
   if (data != nullptr || !reclaim_) return data;
   reclaim_();
@@ -85,6 +83,14 @@ void CudaDevice::make_room_within_limit(size_t nbytes) {
   if (held + nbytes <= memory_limit_) return;
   settle(inline_stream_);  // work that was submitted before a block was freed may still use it
   pool_->give_back(held + nbytes - memory_limit_);
+}
+
+// Work that was submitted before a block was freed may still use it.
+bool CudaDevice::give_back_kept() {
+  const bool any = kept() > 0;
+  settle(inline_stream_);
+  pool_->give_back(SIZE_MAX);
+  return any;
 }
 
 // Nothing waits in a step that has used what the one before has.

@@ -39,6 +39,8 @@ class CudaDevice final : public Device {
   size_t room() const;
   // Gives back as much of that as `nbytes` more need. They must not be more than room().
   void make_room_within_limit(size_t nbytes);
+  // All that is kept, once the work on it is done. Whether there was any.
+  bool give_back_kept();
   // The same memory for `purpose`, within the same limit, but not counted: the caller accounts.
   Buffer allocate_uncounted(size_t nbytes, std::string_view purpose);
   // Its memory, for kernels on another GPU of this process.

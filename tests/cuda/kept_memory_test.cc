@@ -86,6 +86,19 @@ TEST_F(KeptMemoryTest, MakesRoomForCommunicationWithinTheLimit) {
   EXPECT_LE(held(), 1000U);
 }
 
+// It would be lost silently: peers then have ordinary memory as well.
+TEST_F(KeptMemoryTest, MakesRoomForRegisteredMemoryWhereTheGpuIsFull) {
+  fake_.set_memory(1000);
+  const auto device = std::make_shared<CudaDevice>(0, 0);
+  CommunicatorOptions options{.device = device};
+  options.store = make_memory_store();
+  const auto communicator = make_nccl_communicator(options);
+  use(*device, {800});
+  const auto block = communicator->allocate(900, Sharing::per_rank);
+  EXPECT_EQ(count("ncclCommRegister"), 1);
+  EXPECT_EQ(kept(*device), 0);
+}
+
 TEST_F(KeptMemoryTest, GoesWhenAWholeStepDidNotUseIt) {
   CudaDevice device(0, 0);
   const auto step = [&](const std::vector<size_t>& sizes) {
