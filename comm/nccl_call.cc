@@ -44,6 +44,10 @@ CollectiveCall with_word(CollectiveCall call, TensorView word) {
   return call;
 }
 
+bool reduces(const CollectiveCall& call) {
+  return call.op != Collective::all_gather && call.op != Collective::broadcast;
+}
+
 }  // namespace
 
 OnDevice::OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : view_(view) {
@@ -57,7 +61,14 @@ void OnDevice::write_back(CudaDevice& device, CudaStream& stream, TensorView hos
   if (copy_) device.download(stream, view_, host.data);
 }
 
-NcclCall::NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word)
+size_t NcclCall::scratch_nbytes(const CollectiveCall& call) {
+  const bool as_it_is = call.output != Output::accumulate && call.in.dtype == call.out.dtype;
+  if (!reduces(call) || as_it_is || call.in.empty()) return 0;
+  return TensorView{nullptr, call.out.numel, call.in.dtype}.nbytes();
+}
+
+NcclCall::NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word,
+                   std::byte* scratch)
     : device_(device),
       stream_(stream),
       call_(with_word(std::move(call), word)),
@@ -65,22 +76,10 @@ NcclCall::NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, 
       out_(device, stream, call_.out),
       in_(device, stream, in_place_ ? out_.view() : call_.in),
       from_(in_place_ ? TensorView{out_.view().data, call_.in.numel, call_.in.dtype} : in_.view()),
-      to_(reduce_scratch()) {}
+      to_(scratch_nbytes(call_) == 0 ? out_.view()
+                                     : TensorView{scratch, call_.out.numel, call_.in.dtype}) {}
 
-bool NcclCall::reduces() const {
-  return call_.op != Collective::all_gather && call_.op != Collective::broadcast;
-}
-
-TensorView NcclCall::reduce_scratch() {
-  const bool as_it_is = call_.output != Output::accumulate && call_.in.dtype == call_.out.dtype;
-  if (!reduces() || as_it_is || call_.in.empty()) return out_.view();
-  TensorView sum = {nullptr, call_.out.numel, call_.in.dtype};
-  scratch_ = device_.scratch(stream_, sum.nbytes());
-  sum.data = scratch_.data();
-  return sum;
-}
-
-bool NcclCall::empty() const { return reduces() ? from_.empty() : to_.empty(); }
+bool NcclCall::empty() const { return reduces(call_) ? from_.empty() : to_.empty(); }
 
 std::string NcclCall::name() const {
   return fmt::format("{} '{}' of {} bytes", name_of(call_.op), call_.label, count_of(call_).bytes);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "comm/collective_call.h"
@@ -25,8 +26,12 @@ class OnDevice {
 // done before is submitted to the stream when this is made, what comes after by finish().
 class NcclCall {
  public:
-  // `word` is what a barrier reduces.
-  NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word);
+  // Bytes of where a sum goes that is not what the output gets.
+  static size_t scratch_nbytes(const CollectiveCall& call);
+
+  // `word` is what a barrier reduces, `scratch` has scratch_nbytes(call).
+  NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word,
+           std::byte* scratch);
 
   bool empty() const;        // nothing to send
   std::string name() const;  // for errors
@@ -36,17 +41,12 @@ class NcclCall {
   void finish() const;
 
  private:
-  bool reduces() const;
-  // Where a sum goes that is not what the output gets.
-  TensorView reduce_scratch();
-
   CudaDevice& device_;
   CudaStream& stream_;
   const CollectiveCall call_;  // as the caller made it
   const bool in_place_;
   const OnDevice out_;
   const OnDevice in_;
-  Buffer scratch_;
   const TensorView from_;
   const TensorView to_;
 };

@@ -11,6 +11,7 @@
 #include "comm/call_communicator.h"
 #include "comm/nccl_call.h"
 #include "comm/nccl_group.h"
+#include "comm/nccl_scratch.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/current_device.h"
@@ -22,6 +23,12 @@ namespace {
 
 // As many as NCCL's documentation allows in one group.
 constexpr size_t kMostOfGroup = 2048;
+
+// Of a call among others: the next one's is aligned as memory of its own would be.
+size_t scratch_part(const CollectiveCall& call) {
+  constexpr size_t kAlignment = 256;
+  return (NcclCall::scratch_nbytes(call) + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // An error of a job of one rank, which has no group.
 class Aborted final : public CudaStream::Watched {
@@ -43,7 +50,9 @@ class Aborted final : public CudaStream::Watched {
 class NcclCommunicator final : public CallCommunicator {
  public:
   NcclCommunicator(const CommunicatorOptions& options, std::shared_ptr<CudaDevice> device)
-      : CallCommunicator(options.rank, options.world_size), device_(std::move(device)) {
+      : CallCommunicator(options.rank, options.world_size),
+        device_(std::move(device)),
+        scratch_(*device_) {
     if (options.world_size > 1 || options.store) {
       group_ = std::make_shared<NcclGroup>(options, device_->index());
       // Within a process NCCL lets a GPU read its peers' memory where it lies.
@@ -82,7 +91,8 @@ class NcclCommunicator final : public CallCommunicator {
   bool agree(bool mine);
 
   const std::shared_ptr<CudaDevice> device_;
-  Buffer word_;                                      // what a barrier reduces
+  Buffer word_;  // what a barrier reduces
+  NcclScratch scratch_;
   std::shared_ptr<NcclGroup> group_;                 // null for one rank by itself,
   std::shared_ptr<Aborted> aborted_;                 // which has this
   std::shared_ptr<CudaStream::Watched> watched_;     // either
@@ -155,14 +165,20 @@ void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
   cuda.watch(watched_);
   const CurrentDevice current(device_->index());
   const ProfilerRange range(calls.front().label.c_str());
+  size_t scratch_nbytes = 0;
+  for (const CollectiveCall& call : calls) scratch_nbytes += scratch_part(call);
+  std::byte* scratch = scratch_nbytes > 0 ? scratch_.acquire(cuda, scratch_nbytes) : nullptr;
   std::deque<NcclCall> started;
   for (CollectiveCall& call : calls) {
-    started.emplace_back(*device_, cuda, std::move(call), view_of(word_, DType::int64, 1));
+    const size_t part = scratch_part(call);
+    started.emplace_back(*device_, cuda, std::move(call), view_of(word_, DType::int64, 1), scratch);
+    scratch += part;
     if (started.back().empty()) started.pop_back();
   }
   if (started.empty()) return;
   run(started, cuda);
   for (const NcclCall& call : started) call.finish();
+  if (scratch_nbytes > 0) scratch_.release(cuda);
 }
 
 void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream) {

@@ -43,11 +43,28 @@ int64_t gathered_numel(const Sharding& sharding, const ModelSpec& model,
   return std::min(total, std::max(ahead, std::min(total, kept) + ahead));
 }
 
+// What NCCL sums the largest bucket in, where that is not what its gradient becomes
+// (NcclCall::scratch_nbytes).
+int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+  if (sharding.computes_on_host || reduces_in_place(sharding)) return 0;
+  const bool adds = sharding.accumulation_steps > 1;
+  int64_t numel = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable) continue;
+    // What is offloaded is added to on the host, in fp32.
+    const bool apart = sharding.comm_dtype != sharding.accum_dtype ||
+                       (adds && (!bucket.offloaded || sharding.comm_dtype != DType::fp32));
+    if (apart) numel = std::max(numel, bucket.held_numel);
+  }
+  return nbytes_of(numel, sharding.comm_dtype);
+}
+
 void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer> rules,
                             std::span<const Bucket> buckets, MemoryPlan& plan) {
   const GradientPools pools = gradient_pools(sharding, buckets);
   plan.buckets += nbytes_of(pools.slot_numel * pools.slots, sharding.param_dtype);
   plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
+  plan.buckets += reduction_nbytes(sharding, buckets);
   const DirectionSize direction = direction_numel(sharding, rules, buckets);
   plan.buckets += nbytes_of(direction.numel + direction.work, DType::fp32);
 }

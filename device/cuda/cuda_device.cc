@@ -56,10 +56,14 @@ Buffer CudaDevice::allocate_uncounted(size_t nbytes, std::string_view purpose) {
 }
 
 Buffer CudaDevice::scratch(const CudaStream& stream, size_t nbytes) {
+  constexpr std::string_view kPurpose = "work in between";
+  if (nbytes > room()) refuse(nbytes, kPurpose, room());
+  make_room_within_limit(nbytes);
   void* const data = make_room([&] { return pool_->allocate(nbytes, stream.handle()); });
-  if (data == nullptr) refuse(nbytes, "work in between", pool_->available().free);
+  if (data == nullptr) refuse(nbytes, kPurpose, pool_->available().free);
   return {data, nbytes,
-          [data, pool = pool_, handle = stream.handle()] { pool->free(data, handle); }};
+          [data, pool = pool_, handle = stream.handle(),
+           entry = account(nbytes, MemoryCategory::other)] { pool->free(data, handle); }};
 }
 
 void* CudaDevice::make_room(const std::function<void*()>& allocate) {

@@ -45,7 +45,7 @@ class CudaDevice final : public Device {
   Buffer allocate_uncounted(size_t nbytes, std::string_view purpose);
   // Its memory, for kernels on another GPU of this process.
   void share_memory_with(int peer) { pool_->share_with(peer); }
-  // For work on one stream only: handed back when that stream gets there. Not counted.
+  // For work on one stream only, as `other`: handed back when that stream gets there.
   Buffer scratch(const CudaStream& stream, size_t nbytes);
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override;

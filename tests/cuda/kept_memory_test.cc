@@ -1,5 +1,7 @@
 // Freed memory that a device keeps for reuse: counted, within the limit, and no more than steps
 // use.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -146,11 +148,15 @@ TEST_F(KeptMemoryTest, GoesAfterTheWorkOnIt) {
   }
 }
 
-// Bytes that two ranks hold at most after a step of stage 3, within a limit of each.
-int64_t most_held(const Config& config, const std::vector<ParameterSpec>& specs, int64_t limit) {
+// Bytes that two ranks hold at most after a step, within a limit of each.
+struct Held {
+  int64_t device = 0;
+  int64_t buckets = 0;  // at any time
+};
+Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, int64_t limit) {
   constexpr int kRanks = 2;
   fake::FakeCuda::instance().set_devices(kRanks);
-  std::array<int64_t, kRanks> most{};
+  std::array<Held, kRanks> held{};
   const auto store = make_memory_store();
   testing::run_threads(kRanks, [&](int rank) {
     CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
@@ -163,22 +169,34 @@ int64_t most_held(const Config& config, const std::vector<ParameterSpec>& specs,
     }
     engine->publish_masters();
     for (int step = 0; step < 3; ++step) {
-      for (ParameterId id = 0; id < std::ssize(specs); ++id) {
-        engine->gather(engine->module_id(specs[static_cast<size_t>(id)].module));
-        device->fill(device->inline_stream(), engine->gradient(id).view, 0.25F);
-        engine->grad_ready(id);
-        engine->release(engine->module_id(specs[static_cast<size_t>(id)].module));
-      }
-      engine->end_micro_step();
+      do {
+        for (ParameterId id = 0; id < std::ssize(specs); ++id) {
+          engine->gather(engine->module_id(specs[static_cast<size_t>(id)].module));
+          device->fill(device->inline_stream(), engine->gradient(id).view, 0.25F);
+          engine->grad_ready(id);
+          engine->release(engine->module_id(specs[static_cast<size_t>(id)].module));
+        }
+      } while (!engine->end_micro_step());
       EXPECT_TRUE(engine->step().applied);
     }
+    Held& mine = held.at(static_cast<size_t>(rank));
+    mine.buckets = device->memory_use(MemoryCategory::buckets).peak_bytes;
     for (const auto category :
          {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
           MemoryCategory::buckets, MemoryCategory::other, MemoryCategory::kept}) {
-      most.at(static_cast<size_t>(rank)) += device->memory_use(category).live_bytes;
+      mine.device += device->memory_use(category).live_bytes;
     }
   });
-  return *std::max_element(most.begin(), most.end());
+  return {std::max(held[0].device, held[1].device), std::max(held[0].buckets, held[1].buckets)};
+}
+
+// Words of the communicator, and what norms are summed in, are not in the plan.
+constexpr int64_t kOther = 4096;
+
+std::vector<ParameterSpec> three_modules() {
+  return {{"a.weight", {96, 1024}, "a", 0, true, ""},
+          {"b.weight", {64, 1024}, "b", 0, true, ""},
+          {"c.weight", {48, 1024}, "c", 0, true, ""}};
 }
 
 // Full parameters of modules of different sizes, each in memory of its own size: what is kept of it
@@ -190,14 +208,38 @@ TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
   config.zero.param_persistence_threshold = 0;
   config.zero.max_reuse_distance = 0;
   config.zero.prefetch_bucket_size = 0;
-  const std::vector<ParameterSpec> specs = {{"a.weight", {96, 1024}, "a", 0, true, ""},
-                                            {"b.weight", {64, 1024}, "b", 0, true, ""},
-                                            {"c.weight", {48, 1024}, "c", 0, true, ""}};
-  // Words of the communicator, and what norms are summed in, are not in the plan.
-  constexpr int64_t kOther = 4096;
+  const std::vector<ParameterSpec> specs = three_modules();
   const int64_t limit = plan_memory(config, specs, 2, false).device() + kOther;
-  EXPECT_GT(most_held(config, specs, 0), limit);
-  EXPECT_LE(most_held(config, specs, limit), limit);
+  EXPECT_GT(most_held(config, specs, 0).device, limit);
+  EXPECT_LE(most_held(config, specs, limit).device, limit);
+}
+
+// What NCCL sums in is a part of the plan, and all of it that the GPU needs.
+TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
+  for (const DType comm_dtype : {DType::bf16, DType::fp32}) {
+    for (const int64_t accumulation : {1, 2}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        SCOPED_TRACE(
+            fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
+        Config config;
+        config.zero.stage = stage;
+        config.zero.param_persistence_threshold = 0;
+        config.zero.reduce_bucket_size = 100'000;
+        config.precision.param_dtype = DType::bf16;
+        config.precision.communication_dtype = comm_dtype;
+        config.batch.accumulation_steps = accumulation;
+        const std::vector<ParameterSpec> specs = three_modules();
+        const MemoryPlan plan = plan_memory(config, specs, 2, false);
+        const int64_t limit = plan.device() + kOther;
+        fake_.reset();
+        fake_.set_memory(2 * static_cast<size_t>(limit));
+        const Held held = most_held(config, specs, limit);
+        EXPECT_LE(held.device, limit);
+        const auto planned = static_cast<double>(plan.buckets + plan.gathered);
+        EXPECT_NEAR(static_cast<double>(held.buckets), planned, 0.03 * planned);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+
+#include "device/cuda/cuda_device.h"
+
+namespace zerorun {
+
+// Where NCCL's sums go that are not what the output gets: one block, made when it is first needed,
+// as large as the largest operation needs and kept for the next, on whichever stream that is.
+class NcclScratch {
+ public:
+  explicit NcclScratch(CudaDevice& device) : device_(device) {}
+  NcclScratch(const NcclScratch&) = delete;
+  NcclScratch& operator=(const NcclScratch&) = delete;
+  ~NcclScratch();
+
+  // For what is submitted to `stream` until release().
+  std::byte* acquire(CudaStream& stream, size_t nbytes);
+  void release(CudaStream& stream);
+
+ private:
+  CudaDevice& device_;
+  Buffer block_;
+  Event free_;  // the work that used it last is done
+};
+
+}  // namespace zerorun
