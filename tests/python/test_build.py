@@ -42,6 +42,16 @@ def test_a_cuda_build_that_is_asked_for_fails_without_nvcc(root: Path, tmp_path:
     assert "ZERORUN_CUDA is ON, but there is no nvcc" in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("architectures", ["75", "native", "80,90", "90;75", "80;", ""])
+def test_architectures_that_are_none_are_refused_by_their_name(
+    root: Path, tmp_path: Path, architectures: str
+) -> None:
+    result = configure_without_nvcc(root, tmp_path, f"-DZERORUN_CUDA_ARCHITECTURES={architectures}")
+    assert result.returncode != 0
+    assert f"ZERORUN_CUDA_ARCHITECTURES is '{architectures}'" in " ".join(result.stderr.split())
+    assert "from 80 on" in " ".join(result.stderr.split())
+
+
 PROJECT = """cmake_minimum_required(VERSION 3.25)
 project(search LANGUAGES CXX)
 set(CUDAToolkit_INCLUDE_DIRS ${PROJECT_SOURCE_DIR}/toolkit/include)
