@@ -1,12 +1,17 @@
 """scripts/gpu_check where there is no GPU: on programs that only write down their calls."""
 
+import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -22,11 +27,13 @@ PROGRAMS = [
 ]
 
 # Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
-# where $HANG is, does not end. train writes its losses.
+# where $HANG is, does not end. train writes its losses: those of $LOSSES for parts of its call.
 PROGRAM = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
+loss=5.5
+while read -r other part; do [[ "$*" != *"$part"* ]] || loss=$other; done <<<"$LOSSES"
 while (($#)); do
-  if [[ $1 == --metrics ]]; then echo '{"step": 1, "loss": 5.5}' >"$2"; fi
+  if [[ $1 == --metrics ]]; then printf '{"step": 1, "loss": %s}' "$loss" >"$2"; fi
   call+=" $1"
   shift
 done
@@ -66,7 +73,9 @@ class Machine:
     def __init__(self, root: Path, source: Path) -> None:
         self.root = root
         (root / "scripts").mkdir()
-        shutil.copy(source / "scripts" / "gpu_check", root / "scripts")
+        (root / "tests" / "gpu").mkdir(parents=True)
+        for file in ("scripts/gpu_check", "tests/gpu/same_losses.py"):
+            shutil.copy(source / file, root / file)
         self.calls = root / "calls"
         self.tools = root / "tools"
         write_program(self.tools / "nvidia-smi", NVIDIA_SMI)
@@ -84,10 +93,15 @@ class Machine:
         return folder
 
     def check(
-        self, *options: object, fail: str = "", **variables: str
+        self,
+        *options: object,
+        fail: str = "",
+        losses: Mapping[str, object] = MappingProxyType({"--tf32": 5.501}),
+        **variables: str,
     ) -> subprocess.CompletedProcess:
         path = f"{self.tools}:{os.environ['PATH']}"
         own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail}
+        own["LOSSES"] = "\n".join(f"{loss} {part}" for part, loss in losses.items())
         return subprocess.run(
             [self.root / "scripts" / "gpu_check", *map(str, options)],
             env=os.environ | {"TORCH_PROBLEM": "", "MESSAGE": "", "HANG": ""} | own | variables,
@@ -120,6 +134,9 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
         "test_gpu_train \n",
         "zerorun --accelerator cpu --num_gpus 2 train",
         "zerorun --accelerator cuda --num_gpus 2 train",
+        "--accelerator cuda --num_gpus 2 train --config build/gpu_check/clipped_stage2.json",
+        "--tf32\n",
+        "--attention_workspace 0\n",
         "torch_on_gpu.py build/gpu_check/programs\n",
         "compute-sanitizer --tool racecheck",
         "peers.py build/gpu_check/programs/bench/gpu/bench_gpu --part bandwidth",
@@ -128,10 +145,60 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
     ):
         assert call in calls
     # What tells most comes first.
-    order = ["Devices/*", "torch_on_gpu", "test_gpu_train \n", "peers.py", "compute-sanitizer"]
+    order = ["Devices/*", "fp32_stage0", "bf16_stage0", "--tf32", "torch_on_gpu"]
+    order += ["test_gpu_train \n", "peers.py", "clipped_stage2", "compute-sanitizer"]
     assert sorted(order, key=calls.index) == order
-    assert calls.count("--accelerator cuda --num_gpus") == 2 * 4 + 1
-    assert calls.count("--save ") == 2 * 5 + 1  # to nowhere
+    trajectories, single = 2 * 2, 4  # dtypes, ranks; TF32, workspace, clipping, NCCL
+    assert calls.count("--accelerator cuda --num_gpus") == trajectories * 4 + single
+    assert calls.count("--save ") == trajectories * 5 + single + 1  # to nowhere
+    bf16, clipped = (
+        json.loads((machine.root / f"build/gpu_check/{name}.json").read_text())
+        for name in ("bf16_stage3", "clipped_stage2")
+    )
+    assert bf16["bf16"] == {"enabled": True}
+    assert bf16["zero_optimization"] == {"stage": 3}
+    assert clipped["gradient_accumulation_steps"] == 2
+    assert clipped["gradient_clipping"] > 0
+
+
+GPU1, GPU2 = (f"cuda --num_gpus {ranks} train --config build/gpu_check" for ranks in (1, 2))
+
+
+def test_losses_that_differ_by_rounding_pass(machine: Machine) -> None:
+    losses = {f"{GPU2}/fp32": 5.5005, f"{GPU1}/bf16": 5.52, "--tf32": 5.52}
+    result = machine.check("--quick", "--prebuilt", machine.pack(PROGRAMS), losses=losses)
+    assert result.returncode == 0, result.stdout
+
+
+def test_losses_that_differ_by_more_are_failures(machine: Machine) -> None:
+    losses = {
+        f"{GPU1}/fp32_stage3": 5.501,
+        f"{GPU1}/bf16_stage1": 5.52,
+        "--tf32": 5.5,  # as without
+        "--attention_workspace 0": 5.53,
+        f"{GPU2}/clipped": "NaN",
+    }
+    result = machine.check("--quick", "--prebuilt", machine.pack(PROGRAMS), losses=losses)
+    assert result.returncode == 1
+    expected = [
+        "fp32 on 1 ranks of the GPU, stage 3, beside fp32 on 1 CPU ranks",
+        "fp32 on 1 ranks of the GPU, stage 3, beside fp32 on 1 ranks of the GPU, stage 0",
+        "bf16 on 1 ranks of the GPU, stage 1, beside bf16 on 1 ranks of the GPU, stage 0",
+        "fp32 with --tf32 on the GPU, beside fp32 on 1 ranks of the GPU, stage 0",
+        "bf16 with --attention_workspace 0 on the GPU, beside bf16 on 1 CPU ranks",
+        "clipped on 2 ranks of the GPU, beside clipped on 2 CPU ranks",
+    ]
+    assert re.findall(r"- FAIL: losses: (.*) \(exit 1,", result.stdout) == expected
+
+
+def test_a_cudnn_that_needs_its_workspace_is_no_failure(machine: Machine) -> None:
+    message = "error: --attention_workspace: attention's backward takes 4 MiB"
+    options = ["--quick", "--prebuilt", machine.pack(PROGRAMS), "r.md"]
+    result = machine.check(*options, fail="--attention_workspace 0", MESSAGE=message)
+    assert result.returncode == 0, result.stdout
+    report = (machine.root / "r.md").read_text()
+    name = "train: bf16 with --attention_workspace 0 on the GPU"
+    assert f"- not run: {name}: {message}" in report
 
 
 def test_quick_leaves_out_what_takes_long(machine: Machine) -> None:
@@ -212,7 +279,15 @@ def test_two_ranks_that_nccl_refuses_do_not_count(machine: Machine) -> None:
 def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
     result = machine.check("--dry-run", "--prebuilt", machine.pack(PROGRAMS))
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("would run: ") > 20
+    commands = re.findall(r"would run: .*: `(.*)`", result.stdout)
+    assert len(commands) > 40
+    path = f"{machine.tools}:{os.environ['PATH']}"
+    for words in map(shlex.split, commands):
+        program = next(
+            word for word in words if word != "env" and not re.match("[A-Z_0-9]+=", word)
+        )
+        assert program.startswith("build/gpu_check/programs/") or shutil.which(program, path=path)
+    assert " --save ''" in result.stdout
     assert "Nothing was run." in result.stdout
     assert not machine.calls.exists()
 
