@@ -126,6 +126,7 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
 }
 
 void add_device_options(CLI::App& app, TrainOptions& options) {
+  const std::string group = "Device";
   app.add_option_function<std::string>(
          "--accelerator",
          [&options](const std::string& name) {
@@ -136,14 +137,15 @@ void add_device_options(CLI::App& app, TrainOptions& options) {
          "What computes: auto is the rank's GPU if it has one [default: auto]")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
       ->type_name("auto|cpu|cuda")
-      ->group("Job");
-  app.add_flag("--tf32", options.tf32, "Products of an fp32 model in TF32 (CUDA)")->group("Job");
-  app.add_option("--attention_workspace", options.attention_workspace,
-                 "MiB that cuDNN's attention may take for what grows with the square of the "
-                 "sequence; with less it is slower [default: all that it needs]")
+      ->group(group);
+  app.add_flag("--tf32", options.tf32, "Products of an fp32 model in TF32 (CUDA)")->group(group);
+  app.add_option(
+         "--attention_workspace", options.attention_workspace,
+         "MiB that cuDNN's attention (CUDA, bf16 and fp16) may take for what grows with the "
+         "square of the sequence; with less it is slower [default: all that it needs]")
       ->check(at_least(0))
       ->type_name("MIB")
-      ->group("Job");
+      ->group(group);
 }
 
 void add_sampling_options(CLI::App& app, TrainOptions& options) {

@@ -20,18 +20,18 @@ struct TrainOptions {
   int64_t steps = 400;
   uint64_t seed = 1;
   std::string dtype;
-  Accelerator accelerator = Accelerator::automatic;
   std::string save = "out/train";
   int64_t save_every = 0;
   std::string resume;
   int64_t eval_every = 0;
   std::optional<std::string> sample;
   bool recompute = false;
-  bool tf32 = false;
-  std::optional<int64_t> attention_workspace;  // MiB
   std::string metrics;
 
   // On the command line only.
+  Accelerator accelerator = Accelerator::automatic;
+  bool tf32 = false;
+  std::optional<int64_t> attention_workspace;  // MiB
   int64_t sample_tokens = 256;
   double temperature = 0.8;
   int64_t top_k = 40;

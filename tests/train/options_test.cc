@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <sstream>
+
+#include "config/key_table.h"
 #include "tests/train/temporary_folder.h"
 #include "zerorun/error.h"
 
@@ -11,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 std::string cli_error_of(const std::vector<std::string>& arguments) {
@@ -56,6 +61,20 @@ TEST(OptionsTest, HelpListsEveryOption) {
                            "--attention_workspace"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
+}
+
+// As the help's last lines promise.
+TEST(OptionsTest, TheFirstTwoGroupsOfTheHelpAreTheKeysOfTheConfig) {
+  const std::string help = parse_command_line({"--help"}).help;
+  const size_t begin = help.find("\nJob:");
+  std::istringstream lines(help.substr(begin, help.find("\nDevice:") - begin));
+  std::set<std::string_view> keys;
+  for (const KeySpec* key : key_table().children("/zerorun/train")) keys.insert(key->name());
+  std::set<std::string> options;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("  --")) options.insert(line.substr(4, line.find(' ', 4) - 4));
+  }
+  EXPECT_THAT(options, ElementsAreArray(keys));
 }
 
 TEST(OptionsTest, TheAcceleratorIsChosen) {

@@ -30,6 +30,16 @@ TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
 }
 
+TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
+  EXPECT_NO_THROW(refuse_unused_workspace(std::nullopt, "no cuDNN"));
+  try {
+    refuse_unused_workspace(0, "no cuDNN");
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
+  }
+}
+
 TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {
   for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
     try {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
+#include "examples/train/make_kernels.h"
 #include "tests/cuda/fake/fake_cuda.h"
 #include "tests/train/golden_model.h"
 #include "tests/train_cuda/fake/cublas_lt.h"
@@ -14,6 +15,7 @@ namespace {
 
 using cuda::CudaKernels;
 using fake::FakeCuda;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 int waits() {
@@ -109,6 +111,17 @@ TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
   const Doubles rounded = y.values();
   expect_close(rounded, exact, 1e-3, "y");
   EXPECT_NE(rounded, exact);
+}
+
+TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
+  const auto device = kCuda.make_device();
+  const auto error_of = [&](const KernelOptions& options) {
+    return message_of<ConfigError>([&] { train::make_kernels(*device, options); });
+  };
+  EXPECT_THAT(error_of({.dtype = DType::bf16, .tf32 = true}),
+              AllOf(HasSubstr("--tf32"), HasSubstr("products of bf16"), HasSubstr("--dtype fp32")));
+  EXPECT_THAT(error_of({.dtype = DType::fp32, .attention_workspace = 0}),
+              AllOf(HasSubstr("--attention_workspace"), HasSubstr("parameters are fp32")));
 }
 
 TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {

@@ -22,6 +22,13 @@ int64_t attention_workspace(const AttentionShape& shape) {
          round_up(shape.seq_len, kKeyTile);
 }
 
+void refuse_unused_workspace(std::optional<int64_t> most, std::string_view why) {
+  if (!most) return;
+  fail<ConfigError>(
+      "--attention_workspace limits cuDNN's attention, which is not used here: {}; leave it out",
+      why);
+}
+
 void check_attention_workspace(const AttentionShape& shape, int64_t most,
                                const CudnnVersion& version) {
   const int64_t needed = attention_workspace(shape);

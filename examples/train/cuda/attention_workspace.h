@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "examples/train/kernels.h"
 
@@ -14,6 +16,9 @@ struct CudnnVersion {
 
 // Bytes that cuDNN takes for gradients of attention's probabilities, unless it is told not to.
 int64_t attention_workspace(const AttentionShape& shape);
+
+// Throws ConfigError when `most` is set although cuDNN's attention is not used, and says why not.
+void refuse_unused_workspace(std::optional<int64_t> most, std::string_view why);
 
 // Throws ConfigError, which names --attention_workspace, when the backward of `shape` takes more
 // than `most` bytes for them and this cuDNN has no way without.

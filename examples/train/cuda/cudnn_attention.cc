@@ -157,7 +157,12 @@ class Cudnn final : public CudnnAttention {
   bool backward(cudaStream_t stream, const AttentionShape& shape, const AttentionState& state,
                 TensorView dout, TensorView dqkv, Workspace& workspace) override {
     const Graph* const graph = graph_of(shape, dout.dtype, Direction::backward);
-    if (graph == nullptr) return false;
+    if (graph == nullptr) {
+      refuse_unused_workspace(most_workspace_,
+                              fmt::format("{} x {} positions, {} heads of {}", shape.batch,
+                                          shape.seq_len, shape.heads, shape.width / shape.heads));
+      return false;
+    }
     std::unordered_map<int64_t, void*> tensors = parts_of(shape, state.qkv, {kQuery, kKey, kValue});
     tensors.merge(parts_of(shape, dqkv, {kDquery, kDkey, kDvalue}));
     tensors[kOut] = state.out.data;

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "examples/train/cuda/attention_workspace.h"
 #include "examples/train/cuda/cuda_kernels.h"
 #include "examples/train/make_kernels.h"
 
@@ -14,6 +15,7 @@ zerorun_train_make_cuda_kernels(zerorun::Device& device,
   if (device.gpu()) cudaSetDevice(*device.gpu());  // which cuDNN's handle is made for
   std::string why_no_cudnn;
   auto attention = open_cudnn_attention(options.attention_workspace, why_no_cudnn);
+  if (!attention) refuse_unused_workspace(options.attention_workspace, why_no_cudnn);
   return new CudaKernels(device, options.dtype, open_cublas_lt(), options.tf32,
                          {std::move(attention), std::move(why_no_cudnn)});
 }
