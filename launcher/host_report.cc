@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "config/env.h"
 #include "comm/process_identity.h"
+#include "config/env.h"
 #include "core/cgroup.h"
 #include "device/cuda_backend.h"
 #include "launcher/cpus.h"

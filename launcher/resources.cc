@@ -1,8 +1,6 @@
 #include "launcher/resources.h"
 
-
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <filesystem>
 #include <set>
