@@ -122,7 +122,7 @@ Buffer NcclCommunicator::allocate_block(size_t nbytes) {
     }
     if (agree(static_cast<bool>(registered))) return registered;
   }
-  return device_->allocate_uncounted(nbytes, "communication");
+  return device_->allocate_uncounted({nbytes, MemoryCategory::other, "communication"});
 }
 
 bool NcclCommunicator::agree(bool mine) {

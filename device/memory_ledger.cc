@@ -53,36 +53,61 @@ int64_t MemoryLedger::live_bytes() const {
   return bytes;
 }
 
-namespace {
+void MemoryLedger::use_settings(const MemorySettings& settings) {
+  const std::lock_guard lock(mutex_);
+  settings_ = settings;
+}
 
-struct Remedy {
-  MemoryCategory category;
-  std::string_view setting;
-};
-// From what costs a step the least time to what costs the most.
-constexpr auto kRemedies = std::to_array<Remedy>({
-    {MemoryCategory::optimizer, "zero_optimization.stage 1 on more ranks or offload_optimizer"},
-    {MemoryCategory::gradients, "zero_optimization.stage 2"},
-    {MemoryCategory::buckets, "a smaller reduce_bucket_size"},
-    {MemoryCategory::activations, "a smaller train_micro_batch_size_per_gpu or recomputation"},
-    {MemoryCategory::parameters, "zero_optimization.stage 3"},
-});
+std::vector<MemoryLedger::Remedy> MemoryLedger::remedies(const MemoryRequest& request) const {
+  const MemorySettings now = [&] {
+    const std::lock_guard lock(mutex_);
+    return settings_;
+  }();
+  const auto wanted = [&](MemoryCategory category) {
+    const auto live = static_cast<size_t>(std::max<int64_t>(0, use(category).live_bytes));
+    return live + (category == request.category ? request.nbytes : 0);
+  };
+  const size_t optimizer = wanted(MemoryCategory::optimizer);
+  const size_t gradients = wanted(MemoryCategory::gradients);
+  std::vector<Remedy> found;
+  if (now.stage == 0) {
+    found.push_back({"zero_optimization.stage 1 on more ranks, or with offload_optimizer",
+                     "optimizer", optimizer});
+  } else if (!now.offload_optimizer && now.stage == 1) {
+    found.push_back({"offload_optimizer", "optimizer", optimizer});
+  } else if (!now.offload_optimizer) {  // what rests of gradients goes with the states
+    found.push_back({"offload_optimizer", "optimizer and gradients", optimizer + gradients});
+  }
+  if (now.stage < 2) found.push_back({"zero_optimization.stage 2", "gradients", gradients});
+  // A bucket of stage 3 is a module.
+  found.push_back(
+      {now.stage < 3 ? "a smaller reduce_bucket_size" : "a smaller stage3_max_live_parameters",
+       "buckets", wanted(MemoryCategory::buckets)});
+  found.push_back({"a smaller train_micro_batch_size_per_gpu or recomputation", "activations",
+                   wanted(MemoryCategory::activations)});
+  if (!now.offload_param) {
+    found.push_back({now.stage < 3 ? "zero_optimization.stage 3" : "offload_param", "parameters",
+                     wanted(MemoryCategory::parameters)});
+  }
+  std::erase_if(found, [](const Remedy& remedy) { return remedy.nbytes == 0; });
+  return found;
+}
 
-}  // namespace
-
-std::string MemoryLedger::advice(size_t missing) const {
+std::string MemoryLedger::advice(const MemoryRequest& request, size_t missing) const {
   std::string enough;
   std::string together;
-  for (const auto& [category, setting] : kRemedies) {
-    const auto held = static_cast<size_t>(std::max<int64_t>(0, use(category).live_bytes));
-    if (held == 0) continue;
-    std::string& list = held >= missing ? enough : together;
-    list += fmt::format("{}{} (acts on {} of {})", list.empty() ? "" : "; ", setting,
-                        format_bytes(held), name_of(category));
+  size_t sum = 0;
+  for (const Remedy& remedy : remedies(request)) {
+    std::string& list = remedy.nbytes >= missing ? enough : together;
+    list += fmt::format("{}{} (acts on {} of {})", list.empty() ? "" : "; ", remedy.setting,
+                        format_bytes(remedy.nbytes), remedy.of);
+    sum += remedy.nbytes;
   }
   if (!enough.empty()) return "Any of these can make room: " + enough;
-  if (!together.empty()) return "No setting frees enough by itself; together: " + together;
-  return "Use more ranks, a smaller model or a smaller micro-batch";
+  if (sum >= missing && sum > 0) {
+    return "No setting frees enough by itself; together: " + together;
+  }
+  return "No setting makes enough room: use more ranks, a smaller model or a GPU with more memory";
 }
 
 std::string format_bytes(size_t nbytes) {

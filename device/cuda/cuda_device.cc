@@ -39,28 +39,30 @@ CudaDevice::CudaDevice(int index, size_t memory_limit)
       inline_stream_(index, CudaStreamImpl::Priority::low, events_, flags_) {}
 
 Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
-  const auto block = std::make_shared<Buffer>(allocate_uncounted(nbytes, name_of(category)));
+  const auto block =
+      std::make_shared<Buffer>(allocate_uncounted({nbytes, category, name_of(category)}));
   // Block and entry end with the result.
   return {block->data(), nbytes, [block, entry = account(nbytes, category)] {}};
 }
 
-Buffer CudaDevice::allocate_uncounted(size_t nbytes, std::string_view purpose) {
-  if (nbytes > room()) refuse(nbytes, purpose, room());
+Buffer CudaDevice::allocate_uncounted(const MemoryRequest& request) {
+  const size_t nbytes = request.nbytes;
+  if (nbytes > room()) refuse(request, room());
   void* data = pool_->reuse(nbytes);
   if (data == nullptr) {
     make_room_within_limit(nbytes);
     data = make_room([&] { return pool_->allocate(nbytes); });
   }
-  if (data == nullptr) refuse(nbytes, purpose, pool_->available().free);
+  if (data == nullptr) refuse(request, pool_->available().free);
   return {data, nbytes, [data, nbytes, pool = pool_] { pool->free(data, nbytes); }};
 }
 
 Buffer CudaDevice::scratch(const CudaStream& stream, size_t nbytes) {
-  constexpr std::string_view kPurpose = "work in between";
-  if (nbytes > room()) refuse(nbytes, kPurpose, room());
+  const MemoryRequest request{nbytes, MemoryCategory::other, "work in between"};
+  if (nbytes > room()) refuse(request, room());
   make_room_within_limit(nbytes);
   void* const data = make_room([&] { return pool_->allocate(nbytes, stream.handle()); });
-  if (data == nullptr) refuse(nbytes, kPurpose, pool_->available().free);
+  if (data == nullptr) refuse(request, pool_->available().free);
   return {data, nbytes,
           [data, pool = pool_, handle = stream.handle(),
            entry = account(nbytes, MemoryCategory::other)] { pool->free(data, handle); }};
@@ -108,13 +110,15 @@ size_t CudaDevice::kept() const {
   return static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes);
 }
 
-void CudaDevice::refuse(size_t nbytes, std::string_view purpose, size_t room) const {
-  fail<DeviceError>(
-      "{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}. {}", name_,
-      format_bytes(nbytes), purpose, format_bytes(room),
-      memory_limit_ == 0 ? std::string()
-                         : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
-      ledger_->summary(), format_bytes(kept()), ledger_->advice(nbytes - std::min(nbytes, room)));
+void CudaDevice::refuse(const MemoryRequest& request, size_t room) const {
+  const auto& [nbytes, category, purpose] = request;
+  fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}. {}",
+                    name_, format_bytes(nbytes), purpose, format_bytes(room),
+                    memory_limit_ == 0
+                        ? std::string()
+                        : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
+                    ledger_->summary(), format_bytes(kept()),
+                    ledger_->advice(request, nbytes - std::min(nbytes, room)));
 }
 
 Buffer CudaDevice::allocate_pinned(size_t nbytes) {

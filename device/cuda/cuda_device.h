@@ -14,12 +14,13 @@
 #include "device/cuda/event_pool.h"
 #include "device/cuda/host_flags.h"
 #include "device/memory_ledger.h"
+#include "device/memory_settings.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
 
 // One GPU as a Device.
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public SettingsAdviser {
  public:
   // `index` among the visible GPUs.
   CudaDevice(int index, size_t memory_limit);
@@ -41,8 +42,8 @@ class CudaDevice final : public Device {
   void make_room_within_limit(size_t nbytes);
   // All that is kept, once the work on it is done. Whether there was any.
   bool give_back_kept();
-  // The same memory for `purpose`, within the same limit, but not counted: the caller accounts.
-  Buffer allocate_uncounted(size_t nbytes, std::string_view purpose);
+  // Memory within the same limit that is not counted: the caller accounts.
+  Buffer allocate_uncounted(const MemoryRequest& request);
   // Its memory, for kernels on another GPU of this process.
   void share_memory_with(int peer) { pool_->share_with(peer); }
   // For work on one stream only, as `other`: handed back when that stream gets there.
@@ -55,6 +56,7 @@ class CudaDevice final : public Device {
   void use_inline_stream(void* handle) override;
   void use_reclaimer(const std::function<void()>& reclaim) override { reclaim_ = reclaim; }
   void give_back_unused() override;
+  void use_settings(const MemorySettings& settings) override { ledger_->use_settings(settings); }
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;
@@ -73,7 +75,7 @@ class CudaDevice final : public Device {
   // `stream` as one of this device's.
   cudaStream_t handle_of(Stream& stream) const;
   size_t kept() const;  // bytes that the pool keeps for reuse
-  [[noreturn]] void refuse(size_t nbytes, std::string_view purpose, size_t room) const;
+  [[noreturn]] void refuse(const MemoryRequest& request, size_t room) const;
   // What `allocate` returns. Where that is null, because the device has no more: once more after
   // the pool, and once more after others, have given back what they keep.
   void* make_room(const std::function<void*()>& allocate);

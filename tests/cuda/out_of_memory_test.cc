@@ -1,17 +1,21 @@
 // When a GPU's memory is used up: what is kept for later goes first, then the allocation fails.
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/nccl_communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/cuda/fake_cuda_test.h"
+#include "zerorun/engine.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class OutOfMemoryTest : public testing::FakeCudaTest {};
 
@@ -29,8 +33,82 @@ TEST_F(OutOfMemoryTest, SaysWhatIsHeldAndWhichSettingsMakeRoom) {
     EXPECT_THAT(error.what(), HasSubstr("optimizer 5.0 MiB"));
     EXPECT_THAT(error.what(), HasSubstr("offload_optimizer"));
     // 1 MiB of gradients would not make up for 2 MiB.
-    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("stage 2")));
+    EXPECT_THAT(error.what(), Not(HasSubstr("stage 2")));
   }
+}
+
+class AdviceTest : public testing::FakeCudaTest {
+ protected:
+  static constexpr size_t kMiB = size_t{1} << 20;
+
+  // The error of asking for `nbytes` of `category`.
+  static std::string error_of(CudaDevice& device, size_t nbytes, MemoryCategory category) {
+    try {
+      device.allocate(nbytes, category);
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+};
+
+// As the engine does that makes a step.
+TEST_F(AdviceTest, LeavesOutWhatIsInForceAndCountsWhatIsAskedFor) {
+  fake_.set_memory(64 * kMiB);
+  CudaDevice device(0, 0);
+  const auto comm =
+      make_nccl_communicator({.device = std::shared_ptr<CudaDevice>(&device, [](auto*) {})});
+  Config config;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = 3;
+  config.offload.optimizer.device = OffloadDevice::cpu;
+  const auto engine = Engine::create(config, device, *comm, {{"w", {1024, 1024}, "m"}}, {{}});
+  const Buffer parameters = device.allocate(20 * kMiB, MemoryCategory::parameters);
+  const std::string error = error_of(device, 100 * kMiB, MemoryCategory::activations);
+  EXPECT_THAT(error, HasSubstr("Any of these can make room: a smaller "
+                               "train_micro_batch_size_per_gpu or recomputation (acts on 100.0 MiB "
+                               "of activations)"));
+  EXPECT_THAT(error, Not(HasSubstr("zero_optimization.stage")));
+  EXPECT_THAT(error, Not(HasSubstr("offload_optimizer")));
+  EXPECT_THAT(error, Not(HasSubstr("together")));
+}
+
+TEST_F(AdviceTest, NamesTheNextSettingOfEachStage) {
+  fake_.set_memory(8 * kMiB);
+  CudaDevice device(0, 0);
+  const Buffer states = device.allocate(2 * kMiB, MemoryCategory::optimizer);
+  const Buffer gradients = device.allocate(kMiB, MemoryCategory::gradients);
+  const Buffer parameters = device.allocate(2 * kMiB, MemoryCategory::parameters);
+  const auto advice = [&](const MemorySettings& settings) {
+    device.use_settings(settings);
+    const std::string error = error_of(device, 4 * kMiB, MemoryCategory::other);
+    return error.substr(error.find("Any of these"));
+  };
+  EXPECT_EQ(advice({.stage = 0}),
+            "Any of these can make room: zero_optimization.stage 1 on more ranks, or with "
+            "offload_optimizer (acts on 2.0 MiB of optimizer); zero_optimization.stage 2 (acts on "
+            "1.0 MiB of gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)");
+  EXPECT_EQ(advice({.stage = 2}),
+            "Any of these can make room: offload_optimizer (acts on 3.0 MiB of optimizer and "
+            "gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)");
+  EXPECT_EQ(advice({.stage = 3, .offload_optimizer = true}),
+            "Any of these can make room: offload_param (acts on 2.0 MiB of parameters)");
+}
+
+TEST_F(AdviceTest, SaysTogetherOnlyWhereThatIsEnough) {
+  fake_.set_memory(8 * kMiB);
+  CudaDevice device(0, 0);
+  const Buffer states = device.allocate(3 * kMiB, MemoryCategory::optimizer);
+  const Buffer parameters = device.allocate(2 * kMiB, MemoryCategory::parameters);
+  EXPECT_THAT(error_of(device, 8 * kMiB, MemoryCategory::other),
+              HasSubstr("No setting frees enough by itself; together: zero_optimization.stage 1 on "
+                        "more ranks, or with offload_optimizer (acts on 3.0 MiB of optimizer); "
+                        "zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"));
+  EXPECT_THAT(error_of(device, 9 * kMiB, MemoryCategory::other),
+              HasSubstr("No setting makes enough room: use more ranks"));
+  device.use_settings({.stage = 3, .offload_optimizer = true, .offload_param = true});
+  EXPECT_THAT(error_of(device, 8 * kMiB, MemoryCategory::other),
+              HasSubstr("No setting makes enough room: use more ranks"));
 }
 
 // Blocks that were freed are kept for others of their size, and other allocators keep theirs.
