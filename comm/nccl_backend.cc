@@ -21,7 +21,7 @@ int choose_device(const CudaDeviceOptions& options) {
   const int count = visible_cuda_devices();
   const auto local_rank = read_environment_int("LOCAL_RANK", 0, 1 << 20);
   const int index = options.index.value_or(static_cast<int>(local_rank.value_or(0)));
-  const bool share = read_environment("ZERORUN_SHARE_GPUS").has_value();
+  const bool share = is_on(read_environment("ZERORUN_SHARE_GPUS").value_or(""));
   if (count > 0 && share && !options.index) return index % count;
   if (index >= 0 && index < count) return index;
   fail<DeviceError>(

@@ -22,7 +22,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"CUDA_VISIBLE_DEVICES", "base set of GPUs; --include and --exclude select within it"},
     {"ZERORUN_JOB_SECRET", "shared by the ranks of one job; peers that do not know it are dropped"},
     {"ZERORUN_SHARE_GPUS",
-     "1: more ranks than GPUs may run, sharing them; nccl: through NCCL all the same; for tests"},
+     "1: more ranks than GPUs may run, sharing them; nccl: through NCCL all the same; 0: no; for "
+     "tests"},
     {"ZERORUN_LOG_LEVEL", "debug, info, warning or error"},
     {"PATH", "where the launcher looks for programs"},
     {"VIRTUAL_ENV", "the Python environment whose python runs Python programs"},
@@ -43,6 +44,8 @@ std::optional<std::string> read_environment(std::string_view name) {
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
 }
+
+bool is_on(std::string_view value) { return !value.empty() && value != "0"; }
 
 std::optional<long> read_environment_int(std::string_view name, long low, long high) {
   const std::optional<std::string> text = read_environment(name);

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "comm/process_identity.h"
+#include "config/env.h"
 #include "core/cgroup.h"
 #include "device/cuda_backend.h"
 #include "launcher/address.h"
@@ -27,7 +28,7 @@ HostResources probe_host(const std::vector<Core>& cores, const Environment& envi
   host.cpus = count_cpus(cores);
   host.numa_nodes = count_nodes(cores);
   if (!host.gpus.empty()) host.cuda_problem = why_no_cuda();
-  host.share_gpus = !find_variable(environment, "ZERORUN_SHARE_GPUS").value_or("").empty();
+  host.share_gpus = is_on(find_variable(environment, "ZERORUN_SHARE_GPUS").value_or(""));
   return host;
 }
 

@@ -46,7 +46,7 @@ def local_device() -> torch.device:
     if local_rank is None:
         return torch.device("cuda", torch.cuda.current_device())
     index, count = int(local_rank), torch.cuda.device_count()
-    if index >= count and "ZERORUN_SHARE_GPUS" not in os.environ:
+    if index >= count and os.environ.get("ZERORUN_SHARE_GPUS", "") in {"", "0"}:
         raise _C.ConfigError(
             f"LOCAL_RANK={index}, but PyTorch sees {count} GPU(s): start at most one rank per GPU, "
             "or set ZERORUN_SHARE_GPUS=1 to let ranks share them"

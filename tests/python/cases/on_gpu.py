@@ -258,8 +258,12 @@ def case_what_is_on_the_wrong_device_is_named(_folder: Path) -> None:
         raises(zerorun.ConfigError, text, lambda: start(make().to(DEVICE)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "3")
+        text = "LOCAL_RANK=3, but PyTorch sees 1 GPU"
+        for no in ("0", ""):
+            patch.setenv("ZERORUN_SHARE_GPUS", no)
+            raises(zerorun.ConfigError, text, device.local_device)
         patch.delenv("ZERORUN_SHARE_GPUS")
-        raises(zerorun.ConfigError, "LOCAL_RANK=3, but PyTorch sees 1 GPU", device.local_device)
+        raises(zerorun.ConfigError, text, device.local_device)
     model = make()
     engine, *_ = start(model)
     model.head.weight.grad = torch.zeros(model.head.weight.shape)
