@@ -3,15 +3,73 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
 
 #include "tests/cuda/fake/runtime_call.h"
 
+namespace zerorun::fake {
+
+// Device memory that a pool holds, of which its blocks are a part. What they give back stays here
+// up to the threshold, or until it is trimmed. Lives as long as the pool or a block.
+class Reserve {
+ public:
+  Reserve() = default;
+  Reserve(const Reserve&) = delete;
+  Reserve& operator=(const Reserve&) = delete;
+  ~Reserve() { seen().give_memory(reserved_); }
+
+  bool take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const size_t more = bytes - std::min(bytes, reserved_ - used_);
+    if (!seen().take_memory(more)) return false;
+    reserved_ += more;
+    used_ += bytes;
+    return true;
+  }
+  void give_back(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    used_ -= bytes;
+    shrink(threshold_);
+  }
+  void trim_to(size_t keep) {
+    const std::lock_guard lock(mutex_);
+    shrink(keep);
+  }
+  void set_threshold(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    threshold_ = bytes;
+  }
+  size_t reserved() const {
+    const std::lock_guard lock(mutex_);
+    return reserved_;
+  }
+  size_t used() const {
+    const std::lock_guard lock(mutex_);
+    return used_;
+  }
+
+ private:
+  void shrink(size_t keep) {
+    const size_t rest = std::clamp(keep, used_, reserved_);
+    seen().give_memory(reserved_ - rest);
+    reserved_ = rest;
+  }
+
+  mutable std::mutex mutex_;  // guards all
+  size_t threshold_ = 0;
+  size_t reserved_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace zerorun::fake
+
 struct CUmemPoolHandle_st {
   int device = 0;
   std::set<int> readers{};  // other devices that may use its memory; set before there is any work
+  std::shared_ptr<zerorun::fake::Reserve> reserve = std::make_shared<zerorun::fake::Reserve>();
 };
 
 using namespace zerorun::fake;
@@ -28,22 +86,27 @@ class Blocks {
     if (data == nullptr) return nullptr;
     std::memset(data, 0xcd, bytes);  // as on a GPU, it holds anything
     const std::lock_guard lock(mutex_);
-    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device, pool};
+    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device, pool,
+                                              pool == nullptr ? nullptr : pool->reserve};
     return data;
   }
-  // The block's size; its memory is released, so that AddressSanitizer sees later uses.
-  size_t remove(void* data) {
-    size_t bytes = 0;
+  // Its memory is released, so that AddressSanitizer sees later uses.
+  void remove(void* data) {
+    Block block{};
     {
       const std::lock_guard lock(mutex_);
       const auto found = blocks_.find(static_cast<std::byte*>(data));
-      if (found == blocks_.end()) return 0;
-      bytes = found->second.bytes;
+      if (found == blocks_.end()) return;
+      block = found->second;
       blocks_.erase(found);
     }
-    std::memset(data, 0xdd, bytes);
+    std::memset(data, 0xdd, block.bytes);
     std::free(data);
-    return bytes;
+    if (block.reserve) {
+      block.reserve->give_back(block.bytes);
+    } else if (block.on_device) {
+      seen().give_memory(block.bytes);
+    }
   }
   bool on_device(const void* data, size_t bytes) const {
     return find(data, bytes) == Place::device;
@@ -60,7 +123,7 @@ class Blocks {
   // Memory of another library, which that says is on the device.
   void adopt(const void* data, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr};
+    adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr, nullptr};
   }
   void disown(const void* data) {
     const std::lock_guard lock(mutex_);
@@ -75,6 +138,7 @@ class Blocks {
     size_t bytes;
     bool on_device;
     cudaMemPool_t pool;
+    std::shared_ptr<Reserve> reserve;
   };
 
   using Map = std::map<const std::byte*, Block>;
@@ -114,7 +178,7 @@ namespace zerorun::fake {
 namespace {
 
 bool add_from(cudaMemPool_t pool, void** data, size_t bytes) {
-  if (!seen().take_memory(bytes)) return false;
+  if (!(pool == nullptr ? seen().take_memory(bytes) : pool->reserve->take(bytes))) return false;
   *data = blocks().add(bytes, true, pool);
   seen().hold("device memory", *data);
   return true;
@@ -128,7 +192,7 @@ bool reachable(const void* data, int device) { return blocks().reachable(data, d
 
 bool remove_device_memory(void* data) {
   if (!seen().release("device memory", data)) return false;
-  seen().give_memory(blocks().remove(data));
+  blocks().remove(data);
   return true;
 }
 
@@ -167,24 +231,28 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* ac
   return cudaSuccess;
 }
 
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t /*keep*/) {
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
   ENTER();
   NEED("pools", pool);
+  pool->reserve->trim_to(keep);
   return cudaSuccess;
 }
 
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr /*attribute*/,
-                                    void* /*value*/) {
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   ENTER();
   NEED("pools", pool);
+  if (attribute == cudaMemPoolAttrReleaseThreshold) {
+    pool->reserve->set_threshold(*static_cast<uint64_t*>(value));
+  }
   return cudaSuccess;
 }
 
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr /*attribute*/,
-                                    void* value) {
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   ENTER();
   NEED("pools", pool);
-  *static_cast<uint64_t*>(value) = 0;
+  const Reserve& reserve = *pool->reserve;
+  *static_cast<uint64_t*>(value) =
+      attribute == cudaMemPoolAttrUsedMemCurrent ? reserve.used() : reserve.reserved();
   return cudaSuccess;
 }
 
@@ -202,7 +270,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   ENTER_UNDO(stream);
   NEED("streams", stream);
   if (!seen().release("device memory", data)) return result(cudaErrorInvalidValue);
-  stream->worker->submit([data] { seen().give_memory(blocks().remove(data)); });
+  stream->worker->submit([data] { blocks().remove(data); });
   return planned;
 }
 
