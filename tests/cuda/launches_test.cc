@@ -70,6 +70,70 @@ TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
   }
 }
 
+// Of `count` segments of ones that one call updates, and whose norm one takes.
+struct SegmentsOutcome {
+  int updates = 0;
+  int norms = 0;
+  std::vector<float> values;  // what SGD makes of a one with a gradient of one
+  double squares = 0;         // of the ones
+};
+
+SegmentsOutcome run_segments(int64_t count) {
+  FakeCuda::instance().reset();
+  CudaDevice device(0, 0);
+  Stream& stream = device.inline_stream();
+  const auto nbytes = static_cast<size_t>(count) * sizeof(float);
+  const Buffer values = device.allocate(nbytes, MemoryCategory::other);
+  const Buffer ones = device.allocate(nbytes, MemoryCategory::other);
+  const Buffer words = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
+  const TensorView master = view_of(values, DType::fp32, count);
+  const TensorView grad = view_of(ones, DType::fp32, count);
+  const TensorView sum = view_of(words, DType::int64, ExactSum::kWords);
+  device.fill(stream, master, 1.0F);
+  device.fill(stream, grad, 1.0F);
+  device.fill(stream, sum, 0.0F);
+  std::vector<UpdateSegment> segments;
+  std::vector<SquaresSegment> squares;
+  for (int64_t i = 0; i < count; ++i) {
+    segments.push_back({.begin = i, .numel = 1, .scalars = {.rule = UpdateRule::sgd, .lr = 0.5F}});
+    squares.push_back({.begin = i, .numel = 1});
+  }
+  device.update(stream, {.master = master, .grad = grad, .param = master}, segments);
+  device.sum_of_squares(stream, grad, squares, sum);
+  SegmentsOutcome outcome{.values = std::vector<float>(static_cast<size_t>(count))};
+  std::vector<int64_t> found(ExactSum::kWords);
+  device.download(stream, master, outcome.values.data());
+  device.download(stream, sum, found.data());
+  stream.synchronize();
+  outcome.updates = updates();
+  outcome.norms = norms();
+  outcome.squares = ExactSum::from_words(found).value();
+  return outcome;
+}
+
+// How many segments a kernel takes.
+int64_t most_of(int SegmentsOutcome::*launches) {
+  int64_t one = 1;
+  for (int64_t two = 400; two - one > 1;) {
+    const int64_t middle = (one + two) / 2;
+    (run_segments(middle).*launches == 1 ? one : two) = middle;
+  }
+  return one;
+}
+
+TEST_F(LaunchesTest, ALastKernelTakesASingleSegment) {
+  for (const auto launches : {&SegmentsOutcome::updates, &SegmentsOutcome::norms}) {
+    const int64_t most = most_of(launches);
+    for (const int64_t full : {1, 2}) {
+      const int64_t count = full * most + 1;
+      const SegmentsOutcome outcome = run_segments(count);
+      EXPECT_EQ(outcome.*launches, full + 1);
+      EXPECT_THAT(outcome.values, ::testing::Each(0.5F)) << count;
+      EXPECT_EQ(outcome.squares, static_cast<double>(count));
+    }
+  }
+}
+
 struct Rule {
   std::string type;
   bool master_is_param = false;
