@@ -29,12 +29,15 @@ struct Place {
   void* registers[5] = {};
 };
 
-[[noreturn, gnu::noinline]] void go_to(Place& place) { __builtin_longjmp(place.registers, 1); }
+[[noreturn, gnu::noinline, gnu::no_sanitize("address", "thread")]] void go_to(Place& place) {
+  __builtin_longjmp(place.registers, 1);
+}
 
 // swapcontext without its system call, which took most of the time of kernels with barriers.
-// `start`: of a stack that was not left yet. ASan must not take the jump for an exception.
-[[gnu::noinline, gnu::no_sanitize_address]] void swap_places(Place& from, Place& to,
-                                                             const ucontext_t* start) {
+// `start`: of a stack that was not left yet. Sanitizers must not take the jump for an exception, or
+// count calls that do not return.
+[[gnu::noinline, gnu::no_sanitize("address", "thread")]] void swap_places(Place& from, Place& to,
+                                                                          const ucontext_t* start) {
   if (__builtin_setjmp(from.registers) != 0) return;
   if (start != nullptr) setcontext(start);
   go_to(to);
