@@ -189,6 +189,10 @@ Fiber& Scheduler::take_fiber() {
 
 // The threads that are to run begin on it.
 void Scheduler::start(Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Threads may have been left on it, or on memory that was there before.
+  __asan_unpoison_memory_region(fiber.stack, kStackBytes);
+#endif
   ucontext_t context{};
   getcontext(&context);
   context.uc_stack.ss_sp = fiber.stack;
@@ -283,9 +287,6 @@ void Scheduler::run_block(dim3 block, const std::function<void()>& body) {
     for (const Thread& thread : threads_) {
       if (thread.state == Thread::State::fresh || thread.state == Thread::State::ended) continue;
       thread.fiber->started = false;
-#if defined(__SANITIZE_ADDRESS__)
-      __asan_unpoison_memory_region(thread.fiber->stack, kStackBytes);
-#endif
       idle_.push_back(thread.fiber);
     }
   };
