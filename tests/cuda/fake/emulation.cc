@@ -71,6 +71,7 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
   ~Scheduler() {
     for (Fiber& fiber : fibers_) {
+      clean(fiber);
       if (fiber.stack != nullptr) munmap(fiber.stack, kStackBytes);
 #if defined(__SANITIZE_THREAD__)
       if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
@@ -97,6 +98,12 @@ class Scheduler {
   }
 
  private:
+  // For whoever has this memory next: threads may have been left on it.
+  static void clean([[maybe_unused]] Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+    if (fiber.stack != nullptr) __asan_unpoison_memory_region(fiber.stack, kStackBytes);
+#endif
+  }
   static void enter(unsigned high, unsigned low);
   int count() const { return static_cast<int>(threads_.size()); }
   // To the current thread.
@@ -189,10 +196,7 @@ Fiber& Scheduler::take_fiber() {
 
 // The threads that are to run begin on it.
 void Scheduler::start(Fiber& fiber) {
-#if defined(__SANITIZE_ADDRESS__)
-  // Threads may have been left on it, or on memory that was there before.
-  __asan_unpoison_memory_region(fiber.stack, kStackBytes);
-#endif
+  clean(fiber);
   ucontext_t context{};
   getcontext(&context);
   context.uc_stack.ss_sp = fiber.stack;
