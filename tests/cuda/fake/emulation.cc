@@ -113,7 +113,7 @@ class Scheduler {
   }
   void run_threads(Fiber& fiber);
   Fiber& take_fiber();
-  void start(Fiber& fiber);
+  void start(Fiber& fiber, ucontext_t& context);
   void resume(Fiber& fiber);
   void leave(Fiber& fiber);
   bool release_barriers();
@@ -194,10 +194,9 @@ Fiber& Scheduler::take_fiber() {
   return fiber;
 }
 
-// The threads that are to run begin on it.
-void Scheduler::start(Fiber& fiber) {
+// Where the threads that are to run begin on it.
+void Scheduler::start(Fiber& fiber, ucontext_t& context) {
   clean(fiber);
-  ucontext_t context{};
   getcontext(&context);
   context.uc_stack.ss_sp = fiber.stack;
   context.uc_stack.ss_size = kStackBytes;
@@ -205,21 +204,20 @@ void Scheduler::start(Fiber& fiber) {
   makecontext(&context, reinterpret_cast<void (*)()>(&Scheduler::enter), 2,
               static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
   fiber.started = true;
-  swap_places(main_, fiber.place, &context);
 }
 
 void Scheduler::resume(Fiber& fiber) {
+  ucontext_t context;
+  const bool starts = !fiber.started;
+  if (starts) start(fiber, context);
 #if defined(__SANITIZE_THREAD__)
+  // From here to its return this function calls nothing that is instrumented.
   tsan_main_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(fiber.tsan, 0);
 #elif defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&asan_main_, fiber.stack, kStackBytes);
 #endif
-  if (fiber.started) {
-    swap_places(main_, fiber.place, nullptr);
-  } else {
-    start(fiber);
-  }
+  swap_places(main_, fiber.place, starts ? &context : nullptr);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(asan_main_, nullptr, nullptr);
 #endif
