@@ -133,14 +133,14 @@ void NcclPeers::leave(int64_t calls) noexcept {
 void NcclPeers::see_off() const noexcept {
   // Ranks that are threads share a store that does not go.
   if (options_.rank != 0 || dynamic_cast<MemoryStore*>(options_.store.get()) != nullptr) return;
-  constexpr std::chrono::milliseconds kPause{5};
+  constexpr std::chrono::milliseconds kAskAgain{5};
   const auto until = Clock::now() + kFarewell;
   try {
     for (size_t i = 1; i < met_.size(); ++i) {
       while (Clock::now() < until && !has_died(met_[i].process)) {
         const std::optional<Presence> now = presence(static_cast<int>(i), kSlice);
         if (!now || now->calls != kStays) break;
-        std::this_thread::sleep_for(kPause);
+        std::this_thread::sleep_for(kAskAgain);
       }
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever stays has the deadline
