@@ -20,6 +20,11 @@ class SharedLibrary {
   Function* function(const char* name) const {
     return reinterpret_cast<Function*>(symbol(name));
   }
+  // The same, as what `found` is a pointer to.
+  template <typename Function>
+  void find(Function*& found, const char* name) const {
+    found = function<Function>(name);
+  }
   // The file that was opened.
   const std::string& path() const { return path_; }
 

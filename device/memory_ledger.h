@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "device/memory_settings.h"
 #include "zerorun/device.h"
 
 namespace zerorun {

@@ -8,7 +8,6 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "device/memory_settings.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
 #include "zero/gradient_reducer.h"
@@ -340,13 +339,11 @@ void EngineImpl::publish_masters() {
 std::unique_ptr<Engine> Engine::create(const Config& config, Device& device, Communicator& comm,
                                        std::vector<ParameterSpec> specs,
                                        std::vector<ParameterGroup> groups) {
-  if (auto* const adviser = dynamic_cast<SettingsAdviser*>(&device)) {
-    const OffloadConfig& offload = config.offload;
-    adviser->use_settings({.stage = static_cast<int>(config.zero.stage),
-                           .offload_optimizer = offload.optimizer.device != OffloadDevice::none &&
-                                                offload.optimizer.ratio > 0,
-                           .offload_param = offload.param.device != OffloadDevice::none});
-  }
+  const OffloadConfig& offload = config.offload;
+  device.use_settings({.stage = static_cast<int>(config.zero.stage),
+                       .offload_optimizer = offload.optimizer.device != OffloadDevice::none &&
+                                            offload.optimizer.ratio > 0,
+                       .offload_param = offload.param.device != OffloadDevice::none});
   return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups),
                                       make_optimizers(config.optimizer, config.precision));
 }

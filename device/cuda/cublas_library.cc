@@ -1,16 +1,14 @@
-#include <array>
-#include <string>
-
 #include "core/shared_library.h"
 #include "device/cuda/cublas.h"
 
 namespace zerorun {
 
+std::array<std::string, 2> cublas_files() {
+  return {"libcublas.so." + std::to_string(CUBLAS_VER_MAJOR), ZERORUN_CUBLAS_LIBRARY};
+}
+
 CublasFunctions open_cublas() {
-  // The soname of the version that the headers are of; the file that the build found comes last.
-  const std::array<std::string, 2> names = {"libcublas.so." + std::to_string(CUBLAS_VER_MAJOR),
-                                            ZERORUN_CUBLAS_LIBRARY};
-  const SharedLibrary library(names);
+  const SharedLibrary library(cublas_files());
   return {
       .create = library.function<decltype(cublasCreate_v2)>("cublasCreate_v2"),
       .destroy = library.function<decltype(cublasDestroy_v2)>("cublasDestroy_v2"),

@@ -47,35 +47,33 @@ Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
 
 Buffer CudaDevice::allocate_uncounted(const MemoryRequest& request) {
   const size_t nbytes = request.nbytes;
-  if (nbytes > room()) refuse(request, room());
-  void* data = pool_->reuse(nbytes);
-  if (data == nullptr) {
-    make_room_within_limit(nbytes);
-    data = make_room([&] { return pool_->allocate(nbytes); });
-  }
-  if (data == nullptr) refuse(request, pool_->available().free);
+  void* data = nbytes <= room() ? pool_->reuse(nbytes) : nullptr;
+  if (data == nullptr) data = take(request, [&] { return pool_->allocate(nbytes); });
   return {data, nbytes, [data, nbytes, pool = pool_] { pool->free(data, nbytes); }};
 }
 
 Buffer CudaDevice::scratch(const CudaStream& stream, size_t nbytes) {
-  const MemoryRequest request{nbytes, MemoryCategory::other, "work in between"};
-  if (nbytes > room()) refuse(request, room());
-  make_room_within_limit(nbytes);
-  void* const data = make_room([&] { return pool_->allocate(nbytes, stream.handle()); });
-  if (data == nullptr) refuse(request, pool_->available().free);
+  void* const data = take({nbytes, MemoryCategory::other, "work in between"},
+                          [&] { return pool_->allocate(nbytes, stream.handle()); });
   return {data, nbytes,
           [data, pool = pool_, handle = stream.handle(),
            entry = account(nbytes, MemoryCategory::other)] { pool->free(data, handle); }};
 }
 
-void* CudaDevice::make_room(const std::function<void*()>& allocate) {
+void* CudaDevice::take(const MemoryRequest& request, const std::function<void*()>& allocate) {
+  if (request.nbytes > room()) refuse(request, room());
+  make_room_within_limit(request.nbytes);
   void* data = allocate();
-  if (data != nullptr) return data;
-  give_back_kept();
-  data = allocate();
-  if (data != nullptr || !reclaim_) return data;
-  reclaim_();
-  return allocate();
+  if (data == nullptr) {
+    give_back_kept();
+    data = allocate();
+  }
+  if (data == nullptr && reclaim_) {
+    reclaim_();
+    data = allocate();
+  }
+  if (data == nullptr) refuse(request, pool_->available().free);
+  return data;
 }
 
 size_t CudaDevice::room() const {

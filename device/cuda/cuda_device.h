@@ -14,13 +14,12 @@
 #include "device/cuda/event_pool.h"
 #include "device/cuda/host_flags.h"
 #include "device/memory_ledger.h"
-#include "device/memory_settings.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
 
 // One GPU as a Device.
-class CudaDevice final : public Device, public SettingsAdviser {
+class CudaDevice final : public Device {
  public:
   // `index` among the visible GPUs.
   CudaDevice(int index, size_t memory_limit);
@@ -76,9 +75,9 @@ class CudaDevice final : public Device, public SettingsAdviser {
   cudaStream_t handle_of(Stream& stream) const;
   size_t kept() const;  // bytes that the pool keeps for reuse
   [[noreturn]] void refuse(const MemoryRequest& request, size_t room) const;
-  // What `allocate` returns. Where that is null, because the device has no more: once more after
-  // the pool, and once more after others, have given back what they keep.
-  void* make_room(const std::function<void*()>& allocate);
+  // What `allocate` returns, within the limit. Where that is null, because the device has no more:
+  // once more after the pool, and once more after others, have given back what they keep.
+  void* take(const MemoryRequest& request, const std::function<void*()>& allocate);
 
   const int index_;
   const size_t memory_limit_;  // 0: none

@@ -1,7 +1,6 @@
 #include "device/cuda/library_report.h"
 
 #include <cublasLt.h>
-#include <cublas_v2.h>
 #ifdef ZERORUN_CUDNN_LIBRARY
 #include <cudnn.h>
 #endif
@@ -11,6 +10,7 @@
 #include <string_view>
 
 #include "core/shared_library.h"
+#include "device/cuda/cublas.h"
 
 namespace zerorun {
 
@@ -26,8 +26,6 @@ std::string version_of(size_t number) {
 }
 
 std::string describe_cublas() {
-  const std::array<std::string, 2> files = {soname("cublas", CUBLAS_VER_MAJOR),
-                                            ZERORUN_CUBLAS_LIBRARY};
   const auto version = [](const SharedLibrary& library) {
     const auto property = library.function<decltype(cublasGetProperty)>("cublasGetProperty");
     std::array<int, 3> parts{};
@@ -36,7 +34,7 @@ std::string describe_cublas() {
     }
     return fmt::format("{}.{}.{}", parts[0], parts[1], parts[2]);
   };
-  return describe_library("cuBLAS", files, version,
+  return describe_library("cuBLAS", cublas_files(), version,
                           "Muon needs it: pip install nvidia-cublas, or install the CUDA toolkit");
 }
 

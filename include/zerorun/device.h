@@ -29,6 +29,13 @@ enum class MemoryCategory : uint8_t {
 inline constexpr int kMemoryCategories = 9;
 ZR_API std::string_view name_of(MemoryCategory category);
 
+// What an engine has in force that bears on the memory of its device.
+struct MemorySettings {
+  int stage = 0;
+  bool offload_optimizer = false;
+  bool offload_param = false;
+};
+
 struct MemoryUse {
   int64_t live_bytes = 0;
   int64_t peak_bytes = 0;
@@ -169,6 +176,8 @@ class ZR_API Device {
   // On a GPU: called where its memory is used up, before an allocation fails, so that another
   // allocator of this process gives back what it keeps for later. Must not throw.
   virtual void use_reclaimer(const std::function<void()>& /*reclaim*/) {}
+  // On a GPU: what errors need not advise when memory is used up.
+  virtual void use_settings(const MemorySettings& /*settings*/) {}
   // Called once a step. On a GPU: memory that was freed and that nobody has asked for again since
   // the call before goes back to the driver.
   virtual void give_back_unused() {}

@@ -105,21 +105,7 @@ uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store)
 }
 
 Config config_of(const Setting& setting) {
-  Config config;
-  config.batch.accumulation_steps = 2;
-  config.precision.param_dtype = DType::fp32;
-  config.zero.stage = setting.stage;
-  config.zero.reduce_bucket_size = 300;
-  config.zero.overlap_comm = true;
-  config.zero.param_persistence_threshold = 10;
-  config.zero.max_reuse_distance = 0;
-  config.offload.sub_group_size = 256;
-  config.offload.param.device = setting.param;
-  if (setting.offloaded > 0) {
-    config.offload.optimizer.device = OffloadDevice::cpu;
-    config.offload.optimizer.ratio = setting.offloaded;
-  }
-  return config;
+  return testing::stream_config(setting.stage, setting.param, setting.offloaded);
 }
 
 // Module "a" of one bucket, "b" of two.

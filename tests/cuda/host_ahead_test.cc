@@ -31,19 +31,6 @@ struct Setting {
   OffloadDevice param = OffloadDevice::none;
 };
 
-Config config_of(const Setting& setting) {
-  Config config;
-  config.batch.accumulation_steps = 2;
-  config.precision.param_dtype = DType::fp32;
-  config.zero.stage = setting.stage;
-  config.zero.reduce_bucket_size = 300;
-  config.zero.overlap_comm = true;
-  config.zero.param_persistence_threshold = 10;
-  config.zero.max_reuse_distance = 0;  // every module is gathered again in backward
-  config.offload.param.device = setting.param;
-  return config;
-}
-
 std::shared_ptr<Communicator> connect(CommunicatorOptions& options, Where where) {
   if (where == Where::cpu) {
     options.device = make_cpu_device();
@@ -78,8 +65,8 @@ Outcome train(const Setting& setting, Where where) {
     options.timeout = std::chrono::seconds(30);
     const auto comm = connect(options, where);
     Device& device = *options.device;
-    const auto engine =
-        Engine::create(config_of(setting), device, *comm, testing::toy_specs(), ToyModel::groups());
+    const auto engine = Engine::create(testing::stream_config(setting.stage, setting.param), device,
+                                       *comm, testing::toy_specs(), ToyModel::groups());
     testing::toy_initialize(*engine);
     testing::StreamProgram program(*engine, device, rank);
     for (int step = 0; step < kFirst + kSteps; ++step) {
@@ -126,7 +113,7 @@ TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
     CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
     options.timeout = std::chrono::milliseconds(300);
     const auto comm = connect(options, GetParam());
-    Config config = config_of({3});
+    Config config = testing::stream_config(3, OffloadDevice::none);
     config.zero.prefetch_bucket_size = 0;
     const auto engine =
         Engine::create(config, *options.device, *comm, testing::toy_specs(), ToyModel::groups());

@@ -76,12 +76,16 @@ TEST_F(KeptMemoryTest, IsNamedWhereTheLimitRefuses) {
   EXPECT_TRUE(device.allocate(500, MemoryCategory::activations));
 }
 
+std::shared_ptr<Communicator> join_alone(const std::shared_ptr<CudaDevice>& device) {
+  CommunicatorOptions options{.device = device};
+  options.store = make_memory_store();
+  return make_nccl_communicator(options);
+}
+
 // NCCL allocates by itself what it registers.
 TEST_F(KeptMemoryTest, MakesRoomForCommunicationWithinTheLimit) {
   const auto device = std::make_shared<CudaDevice>(0, 1000);
-  CommunicatorOptions options{.device = device};
-  options.store = make_memory_store();
-  const auto communicator = make_nccl_communicator(options);
+  const auto communicator = join_alone(device);
   use(*device, {800});
   const auto block = communicator->allocate(900, Sharing::per_rank);
   EXPECT_EQ(kept(*device), 0);
@@ -92,9 +96,7 @@ TEST_F(KeptMemoryTest, MakesRoomForCommunicationWithinTheLimit) {
 TEST_F(KeptMemoryTest, MakesRoomForRegisteredMemoryWhereTheGpuIsFull) {
   fake_.set_memory(1000);
   const auto device = std::make_shared<CudaDevice>(0, 0);
-  CommunicatorOptions options{.device = device};
-  options.store = make_memory_store();
-  const auto communicator = make_nccl_communicator(options);
+  const auto communicator = join_alone(device);
   use(*device, {800});
   const auto block = communicator->allocate(900, Sharing::per_rank);
   EXPECT_EQ(count("ncclCommRegister"), 1);

@@ -30,22 +30,10 @@ void PrintTo(const Setting& setting, std::ostream* out) {
 }
 
 Config config_of(const Setting& setting, int64_t accumulation) {
-  Config config;
+  Config config = testing::stream_config(setting.stage, setting.param, setting.offloaded);
   config.batch.accumulation_steps = accumulation;
-  config.precision.param_dtype = DType::fp32;
-  config.zero.stage = setting.stage;
-  config.zero.reduce_bucket_size = 300;
-  config.zero.overlap_comm = true;
-  config.zero.param_persistence_threshold = 10;
-  config.zero.max_reuse_distance = 0;  // every module is gathered again in backward
-  config.share_parameters = false;     // gathers move something
+  config.share_parameters = false;  // gathers move something
   config.gradient_clipping = 0.5;
-  config.offload.sub_group_size = 256;
-  config.offload.param.device = setting.param;
-  if (setting.offloaded > 0) {
-    config.offload.optimizer.device = OffloadDevice::cpu;
-    config.offload.optimizer.ratio = setting.offloaded;
-  }
   return config;
 }
 

@@ -9,6 +9,31 @@
 
 namespace zerorun::testing {
 
+// Several buckets, and modules that are gathered again in backward.
+inline Config stream_config(int stage, OffloadDevice param) {
+  Config config;
+  config.batch.accumulation_steps = 2;
+  config.precision.param_dtype = DType::fp32;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 300;
+  config.zero.overlap_comm = true;
+  config.zero.param_persistence_threshold = 10;
+  config.zero.max_reuse_distance = 0;
+  config.offload.param.device = param;
+  return config;
+}
+
+// The same with `ratio` of the optimizer's states offloaded, in pieces.
+inline Config stream_config(int stage, OffloadDevice param, double ratio) {
+  Config config = stream_config(stage, param);
+  config.offload.sub_group_size = 256;
+  if (ratio > 0) {
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = ratio;
+  }
+  return config;
+}
+
 // Training code of any model that gives everything to the inline stream, on any device: forward
 // adds the parameters up, the gradient is the parameter plus that sum. In fp32.
 class StreamProgram {

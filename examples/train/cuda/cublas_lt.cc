@@ -13,24 +13,20 @@ CublasLt open_cublas_lt() {
                                             ZERORUN_CUBLASLT_LIBRARY};
   const SharedLibrary library(names);
   CublasLt lt;
-  const auto find = [&](auto*& function, const char* name) {
-    function =
-        library.function<std::remove_pointer_t<std::remove_reference_t<decltype(function)>>>(name);
-  };
-  find(lt.create, "cublasLtCreate");
-  find(lt.destroy, "cublasLtDestroy");
-  find(lt.desc_create, "cublasLtMatmulDescCreate");
-  find(lt.desc_destroy, "cublasLtMatmulDescDestroy");
-  find(lt.desc_set, "cublasLtMatmulDescSetAttribute");
-  find(lt.layout_create, "cublasLtMatrixLayoutCreate");
-  find(lt.layout_destroy, "cublasLtMatrixLayoutDestroy");
-  find(lt.preference_create, "cublasLtMatmulPreferenceCreate");
-  find(lt.preference_destroy, "cublasLtMatmulPreferenceDestroy");
-  find(lt.preference_set, "cublasLtMatmulPreferenceSetAttribute");
-  find(lt.heuristic, "cublasLtMatmulAlgoGetHeuristic");
-  find(lt.matmul, "cublasLtMatmul");
-  find(lt.version, "cublasLtGetVersion");
-  find(lt.status_string, "cublasLtGetStatusString");
+  library.find(lt.create, "cublasLtCreate");
+  library.find(lt.destroy, "cublasLtDestroy");
+  library.find(lt.desc_create, "cublasLtMatmulDescCreate");
+  library.find(lt.desc_destroy, "cublasLtMatmulDescDestroy");
+  library.find(lt.desc_set, "cublasLtMatmulDescSetAttribute");
+  library.find(lt.layout_create, "cublasLtMatrixLayoutCreate");
+  library.find(lt.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  library.find(lt.preference_create, "cublasLtMatmulPreferenceCreate");
+  library.find(lt.preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  library.find(lt.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  library.find(lt.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  library.find(lt.matmul, "cublasLtMatmul");
+  library.find(lt.version, "cublasLtGetVersion");
+  library.find(lt.status_string, "cublasLtGetStatusString");
   return lt;
 }
 
