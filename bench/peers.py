@@ -23,7 +23,7 @@ from pathlib import Path
 from timing import least_ms
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHER = ROOT / "build" / "release" / "launcher" / "zerorun"
+LAUNCHER = ROOT / "build" / "release" / "bin" / "zerorun"
 DEEPSPEED = "deepspeed==0.19.6"
 RANKS, TOKENS = 2, 64
 SHAPES = {"gpt2": (12, 768, 12), "mini": (6, 384, 6), "nano": (4, 128, 4)}

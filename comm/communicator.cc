@@ -4,14 +4,14 @@
 
 #include "comm/device_communicator.h"
 #include "comm/self_communicator.h"
-#include "comm/shm_communicator.h"
+#include "comm/shm/communicator.h"
 #include "core/check.h"
 
 namespace zerorun {
 
 namespace {
 // Ranks of one host; more than any host has, and few enough for each to have a slot.
-constexpr int kMostRanks = 1024;
+constexpr int kMaxRanks = 1024;
 }  // namespace
 
 std::string_view name_of(Collective op) {
@@ -37,9 +37,9 @@ std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
   if (options.world_size == 1) return make_self_communicator();
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
            options.world_size);
-  if (options.world_size > kMostRanks) {
+  if (options.world_size > kMaxRanks) {
     fail<CommError>("got {} ranks: at most {} can share one host's memory", options.world_size,
-                    kMostRanks);
+                    kMaxRanks);
   }
   return make_shm_communicator(options);
 }

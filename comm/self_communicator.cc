@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "comm/host_communicator.h"
-#include "comm/reduce_kernels.h"
+#include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
 
 namespace zerorun {

@@ -27,7 +27,7 @@ class CudaBackend {
   virtual std::shared_ptr<Device> make_device(const CudaDeviceOptions& options) = 0;
   // The physical GPU under a device of make_device: equal for two ranks that share one.
   virtual std::string identity_of(const Device& device) const = 0;
-  // options.device is a device of make_device; comm/nccl_communicator.h says what it does.
+  // options.device is a device of make_device; comm/nccl/communicator.h says what it does.
   virtual std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) = 0;
 };
 

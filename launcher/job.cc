@@ -7,15 +7,15 @@
 #include <filesystem>
 #include <iterator>
 
-#include "comm/process_identity.h"
 #include "config/env.h"
-#include "core/cgroup.h"
 #include "device/cuda_backend.h"
 #include "launcher/address.h"
 #include "launcher/cpus.h"
 #include "launcher/deepspeed_compat.h"
 #include "launcher/gpu_nodes.h"
 #include "launcher/resources.h"
+#include "os/cgroup.h"
+#include "os/process_identity.h"
 
 namespace zerorun {
 

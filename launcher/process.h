@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/file_descriptor.h"
+#include "os/file_descriptor.h"
 
 namespace zerorun {
 

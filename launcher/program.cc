@@ -23,6 +23,9 @@ bool is_executable(const fs::path& path) {
   return fs::is_regular_file(path, error) && access(path.c_str(), X_OK) == 0;
 }
 
+// Beside the launcher's folder, in a build as in an installation.
+constexpr std::string_view kBundled = "../libexec/zerorun";
+
 std::optional<fs::path> find_in_path(const std::string& name, std::string_view path) {
   while (!path.empty()) {
     const size_t end = std::min(path.find(':'), path.size());
@@ -35,12 +38,9 @@ std::optional<fs::path> find_in_path(const std::string& name, std::string_view p
 }
 
 std::optional<fs::path> find_bundled(const std::string& name, const fs::path& launcher_directory) {
-  const fs::path root = launcher_directory / "..";
-  for (const fs::path& candidate :
-       {root / "libexec" / "zerorun" / name, root / "examples" / name / name}) {
-    if (is_executable(candidate)) return fs::weakly_canonical(candidate);
-  }
-  return std::nullopt;
+  const fs::path program = launcher_directory / kBundled / name;
+  if (!is_executable(program)) return std::nullopt;
+  return fs::weakly_canonical(program);
 }
 
 // An activated environment first, then the one zerorun is installed in, then PATH.
@@ -110,14 +110,11 @@ ProgramSearch ProgramSearch::here() {
 std::vector<std::string> bundled_programs(const fs::path& launcher_directory) {
   std::vector<std::string> names;
   std::error_code error;
-  for (const char* directory : {"libexec/zerorun", "examples"}) {
-    for (const auto& entry : fs::directory_iterator(launcher_directory / ".." / directory, error)) {
-      const std::string name = entry.path().filename().string();
-      if (find_bundled(name, launcher_directory)) names.push_back(name);
-    }
+  for (const auto& entry : fs::directory_iterator(launcher_directory / kBundled, error)) {
+    const std::string name = entry.path().filename().string();
+    if (find_bundled(name, launcher_directory)) names.push_back(name);
   }
   std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 

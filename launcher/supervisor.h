@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
-#include "core/cgroup.h"
 #include "launcher/job.h"
 #include "launcher/output.h"
 #include "launcher/process.h"
+#include "os/cgroup.h"
 
 namespace zerorun {
 

@@ -15,13 +15,16 @@ from cpp_text import cpp_files, without_comments, without_literals
 LAYERS = [
     ["include/zerorun"],
     ["core"],
+    ["os"],
     ["config"],
+    ["amp"],
     ["device"],
     ["comm"],
-    ["offload", "optim", "amp"],
+    ["offload", "optim"],
     ["zero"],
     ["checkpoint"],
-    ["launcher", "python", "examples"],
+    ["train", "launcher"],
+    ["tools", "python", "examples"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # No other library has headers without folder and suffix.
@@ -46,12 +49,12 @@ NAMES = [
     _rule(
         r"\b(?:cuda|cublas(?:Lt)?|cudnn|nvml|nvtx|nccl|cu(?=[A-Z][a-z]))[A-Z]\w*"
         r"|\bCU(?:device|stream|res)\w+",
-        r"(?:device|examples/train)/cuda/|comm/nccl",
-        "CUDA and NCCL belong in device/cuda and comm/nccl*",
+        r"(?:device|train)/cuda/|comm/nccl/",
+        "CUDA and NCCL belong in device/cuda and comm/nccl",
     ),
     _rule(
         r"\b(?:__global__|__device__|__host__|__CUDACC__|__CUDA_ARCH__)\b",
-        r"device/|examples/train/cuda/|comm/nccl",
+        r"device/|train/cuda/|comm/nccl/",
         "kernel annotations belong in device/",
     ),
     _rule(
@@ -68,7 +71,7 @@ NAMES = [
     _rule(
         r"(?<![\w.>~:])(?:std::|::)?(?:abort\s*\(\s*\)|(?:exit|quick_exit|_Exit)\s*\()"
         r"|\bstd::terminate\b",
-        r"(?:launcher|examples/\w+)/main\.cc$",
+        r"(?:tools|train|examples/\w+)/main\.cc$",
         "library code throws; it does not end the process",
     ),
     _rule(r"\b_exit\s*\(", r"launcher/", "only a forked child of the launcher leaves with _exit"),
@@ -76,8 +79,8 @@ NAMES = [
 HEADERS = [
     _rule(
         r"^(?:cuda|cublas|cudnn|nvml|nvtx|nvToolsExt|nccl)",
-        r"(?:device|examples/train)/cuda/|comm/nccl",
-        "CUDA and NCCL belong in device/cuda and comm/nccl*",
+        r"(?:device|train)/cuda/|comm/nccl/",
+        "CUDA and NCCL belong in device/cuda and comm/nccl",
     ),
     _rule(r"^(?:Python\.h|pybind11/|torch/|ATen/|c10/)", r"python/", "belongs in python/"),
 ]

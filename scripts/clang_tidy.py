@@ -24,7 +24,7 @@ TIDY = "clang-tidy-14"
 SKIPPED = {"tests", "bench", "build"}
 KERNELS = ".cu"  # nvcc's command lines are not clang's
 # NVIDIA's headers of cuDNN's graphs keep clang-tidy busy for many minutes.
-SKIPPED_FILES = {"examples/train/cuda/cudnn_attention.cc"}
+SKIPPED_FILES = {"train/cuda/cudnn_attention.cc"}
 # Sources that Highway includes once per instruction set cannot share a file.
 PER_TARGET = b"hwy/foreach_target.h"
 INCLUDE = re.compile(

@@ -9,11 +9,11 @@
 #include "comm/ranks.h"
 #include "config/env.h"
 #include "core/check.h"
-#include "core/host_limits.h"
 #include "core/log.h"
 #include "offload/direct_file.h"
 #include "offload/disk_speed.h"
 #include "offload/nvme_state_store.h"
+#include "os/host_limits.h"
 #include "zero/sharded_optimizer.h"
 
 namespace zerorun {

@@ -1,7 +1,7 @@
 #include "zero/step_control.h"
 
+#include "amp/clip.h"
 #include "core/check.h"
-#include "optim/clip.h"
 
 namespace zerorun {
 

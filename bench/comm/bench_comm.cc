@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/socket.h"
 #include "device/cpu/cpu_stream.h"
+#include "os/socket.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {

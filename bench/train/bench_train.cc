@@ -25,10 +25,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/socket.h"
-#include "examples/train/local_parameters.h"
-#include "examples/train/make_kernels.h"
-#include "examples/train/model.h"
+#include "os/socket.h"
+#include "train/local_parameters.h"
+#include "train/make_kernels.h"
+#include "train/model.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {

@@ -1,4 +1,4 @@
-// Stochastic rounding of vectors, with the bits of device/stochastic_rounding.h on every
+// Stochastic rounding of vectors, with the bits of amp/stochastic_rounding.h on every
 // instruction set.
 #if defined(ZERORUN_DEVICE_CPU_ROUND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_DEVICE_CPU_ROUND_INL_H_
@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
+#include "amp/stochastic_rounding.h"
 #include "device/cpu/convert-inl.h"
-#include "device/stochastic_rounding.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zerorun {

@@ -1,5 +1,5 @@
-#include "core/shared_library.h"
 #include "device/cuda/cublas.h"
+#include "os/shared_library.h"
 
 namespace zerorun {
 

@@ -12,8 +12,8 @@
 namespace zerorun::cuda {
 
 // kernel<<<grid, block, 0, stream>>>(arguments...) as a function, so that the same source also
-// compiles as C++ where a kernel is emulated (tests/cuda/fake). Throws DeviceError when the launch
-// is refused; errors while it runs surface when the stream is synchronised.
+// compiles as C++ where a kernel is emulated (tests/device/cuda/fake). Throws DeviceError when the
+// launch is refused; errors while it runs surface when the stream is synchronised.
 template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
             std::type_identity_t<Parameters>... arguments) {

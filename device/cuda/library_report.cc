@@ -9,8 +9,8 @@
 #include <array>
 #include <string_view>
 
-#include "core/shared_library.h"
 #include "device/cuda/cublas.h"
+#include "os/shared_library.h"
 
 namespace zerorun {
 

@@ -20,7 +20,7 @@ constexpr int kThreadsOfChunk = 4;        // each has four lanes
 constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
 // A digit is kept in two halves of 16 bits, each in a 32-bit word (shared memory adds those in
 // hardware), which hold the sum of this many terms.
-constexpr int64_t kMostChunksOfBlock = 65536;
+constexpr int64_t kMaxChunksOfBlock = 65536;
 constexpr unsigned kWholeWarp = 0xffffffffU;
 
 ZR_HOST_DEVICE inline int64_t chunks_of(int64_t numel) {
@@ -119,7 +119,7 @@ int64_t blocks_of(const SquaresSegment& segment) {
   constexpr int64_t kBlocks = 2048;  // enough for any GPU
   const int64_t chunks = chunks_of(segment.numel);
   const int64_t most =
-      std::max<int64_t>(kBlocks, (chunks + kMostChunksOfBlock - 1) / kMostChunksOfBlock);
+      std::max<int64_t>(kBlocks, (chunks + kMaxChunksOfBlock - 1) / kMaxChunksOfBlock);
   return std::min((chunks + kChunksOfBlock - 1) / kChunksOfBlock, most);
 }
 

@@ -1,8 +1,8 @@
 #include <array>
 #include <string>
 
-#include "core/shared_library.h"
 #include "device/cuda/nvml_functions.h"
+#include "os/shared_library.h"
 
 namespace zerorun {
 

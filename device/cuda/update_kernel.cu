@@ -1,13 +1,13 @@
 #include <array>
 #include <type_traits>
 
+#include "amp/stochastic_rounding.h"
 #include "device/block8.h"
 #include "device/convert.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/segments.h"
 #include "device/cuda/vector.h"
-#include "device/stochastic_rounding.h"
 #include "device/update_rules.h"
 
 namespace zerorun::cuda {

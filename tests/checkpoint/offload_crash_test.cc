@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/paths.h"
 #include "tests/refused_calls.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"
@@ -102,7 +103,7 @@ int run_child(const fs::path& folder, std::optional<std::chrono::microseconds> d
 
 // Checkpoints are in memory, so that the test is short; offloaded states need a disk.
 fs::path prepare(const TemporaryDirectory& directory) {
-  const fs::path disk = fs::path(ZERORUN_BUILD_DIR) / ("nvme-" + std::to_string(::getpid()));
+  const fs::path disk = fs::path(test_paths::build()) / ("nvme-" + std::to_string(::getpid()));
   fs::create_directory(disk);
   fs::create_directory_symlink(disk, directory.path() / "nvme");
   return directory.path();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/paths.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"
 
@@ -42,9 +43,9 @@ std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, float va
   config.precision.param_dtype = DType::bf16;
   config.zero.stage = 3;
   config.offload.optimizer.device = OffloadDevice::nvme;
-  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.optimizer.nvme_path = test_paths::build();
   config.offload.param.device = OffloadDevice::nvme;
-  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 0;
   config.offload.sub_group_size = 1 << 18;
   std::vector<ParameterSpec> specs;
@@ -61,13 +62,13 @@ std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, float va
 
 // Mappings of files without a name in the folder of the states.
 bool maps_states() {
-  const std::string folder = fs::canonical(ZERORUN_BUILD_DIR).string();
+  const std::string folder = fs::canonical(test_paths::build()).string();
   return read_file("/proc/self/maps").find(folder + "/#") != std::string::npos;
 }
 
 TEST(OffloadMemory, SavingAndLoadingStaysWithinTheStagingBuffers) {
   // On the disk of the build: memory is what is measured.
-  const fs::path folder = fs::path(ZERORUN_BUILD_DIR) / ("memory-" + std::to_string(::getpid()));
+  const fs::path folder = fs::path(test_paths::build()) / ("memory-" + std::to_string(::getpid()));
   const auto device = make_cpu_device();
   const auto comm = make_communicator({});
   const auto saving = make_engine(*device, *comm, 1.0F);

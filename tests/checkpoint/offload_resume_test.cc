@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"
 
@@ -39,10 +40,10 @@ Config config_of(const Home& home, const std::string& type, int stage) {
   config.zero.reduce_bucket_size = 900;
   config.zero.param_persistence_threshold = 0;
   config.offload.optimizer.device = home.device;
-  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.optimizer.nvme_path = test_paths::build();
   config.offload.optimizer.ratio = home.ratio;
   if (stage == 3) config.offload.param.device = home.param;
-  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 300;
   config.offload.sub_group_size = 700;
   config.offload.aio.block_size = 4096;

@@ -8,6 +8,7 @@
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"
+#include "tests/paths.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
 
@@ -70,7 +71,7 @@ class Export : public ::testing::Test {
 
 TEST_F(Export, IsByteForByteWhatTheReferenceImplementationWrites) {
   const std::string expected =
-      testing::read_file(std::string(ZERORUN_TEST_DATA) + "/exported.safetensors");
+      testing::read_file(test_paths::tests() + "/checkpoint/data/exported.safetensors");
   ASSERT_FALSE(expected.empty());
   for (const int world_size : {1, 2, 4}) {
     run(world_size, path_, exported_tensors());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/paths.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
 
@@ -47,7 +48,7 @@ class Reader : public ::testing::Test {
 
   TemporaryDirectory directory_;
   const fs::path path_ = directory_.path() / "x.safetensors";
-  const fs::path golden_ = fs::path(ZERORUN_TEST_DATA) / "mixed.safetensors";
+  const fs::path golden_ = fs::path(test_paths::tests()) / "checkpoint/data/mixed.safetensors";
 };
 
 TEST_F(Reader, ReadsEveryDTypeOfTheReferenceImplementation) {

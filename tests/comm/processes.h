@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/file_descriptor.h"
+#include "os/file_descriptor.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {

@@ -5,6 +5,7 @@
 
 #include "config/problems.h"
 #include "tests/config/support.h"
+#include "tests/paths.h"
 
 namespace zerorun {
 namespace {
@@ -18,7 +19,7 @@ std::string canonical(const nlohmann::json& value) {
 
 // make_deepspeed_keys.py reads the keys out of DeepSpeed.
 TEST(DeepSpeedKeys, AreAllInTheTableWithTheirDefaults) {
-  std::ifstream file(std::string(ZERORUN_TEST_DATA) + "/deepspeed_keys.json");
+  std::ifstream file(test_paths::tests() + "/config/data/deepspeed_keys.json");
   const nlohmann::json keys = nlohmann::json::parse(file).at("keys");
   ASSERT_GT(keys.size(), 150U);
   for (const auto& [pointer, fallback] : keys.items()) {

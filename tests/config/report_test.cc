@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "tests/config/support.h"
+#include "tests/paths.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
@@ -177,8 +178,7 @@ TEST(Report, SchemaDescribesEveryKey) {
 }
 
 TEST(Report, DocumentationIsUpToDate) {
-  const std::filesystem::path root =
-      std::filesystem::path(ZERORUN_TEST_DATA).parent_path().parent_path().parent_path();
+  const std::filesystem::path root = std::filesystem::path(test_paths::tests()).parent_path();
   std::ifstream file(root / "docs" / "config.md");
   std::stringstream text;
   text << file.rdbuf();

@@ -6,8 +6,8 @@
 #include <set>
 #include <vector>
 
+#include "amp/stochastic_rounding.h"
 #include "device/block8.h"
-#include "device/stochastic_rounding.h"
 #include "zerorun/device.h"
 
 namespace zerorun {

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "amp/stochastic_rounding.h"
 #include "device/block8.h"
-#include "device/stochastic_rounding.h"
 #include "device/update_rules.h"
 #include "tests/device/conformance.h"
 

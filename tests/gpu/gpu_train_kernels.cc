@@ -1,7 +1,7 @@
 // What train's kernels and models do (tests/train/*_conformance.h), on a real GPU.
-#include "examples/train/make_kernels.h"
 #include "tests/train/kernels_conformance.h"
 #include "tests/train/model_conformance.h"
+#include "train/make_kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

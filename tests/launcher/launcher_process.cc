@@ -20,6 +20,7 @@
 
 #include "launcher/environment.h"
 #include "launcher/report.h"
+#include "tests/paths.h"
 
 namespace zerorun::testing {
 
@@ -140,7 +141,7 @@ std::vector<pid_t> LauncherProcess::members() const {
 }
 
 std::vector<std::string> zerorun_command(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), ZERORUN_BUILD_DIR "/launcher/zerorun");
+  arguments.insert(arguments.begin(), test_paths::build() + "/bin/zerorun");
   return arguments;
 }
 

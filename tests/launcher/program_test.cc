@@ -52,10 +52,10 @@ TEST_F(FindProgram, BundledProgramsComeBeforePath) {
 }
 
 TEST_F(FindProgram, FindsTheProgramsOfABuild) {
-  scratch_.write("build/launcher/zerorun", "", true);
-  const auto mlp = scratch_.write("build/examples/mlp/mlp", "", true);
-  scratch_.write("build/examples/CMakeFiles/x", "");
-  search_.launcher_directory = scratch_.path() / "build/launcher";
+  scratch_.write("build/bin/zerorun", "", true);
+  const auto mlp = scratch_.write("build/libexec/zerorun/mlp", "", true);
+  scratch_.write("build/libexec/zerorun/notes", "");
+  search_.launcher_directory = scratch_.path() / "build/bin";
   EXPECT_THAT(find_program({.name = "mlp"}, search_).command, ElementsAre(mlp.string()));
   EXPECT_THAT(bundled_programs(search_.launcher_directory), ElementsAre("mlp"));
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "offload/direct_file.h"
+#include "tests/paths.h"
 #include "tests/refused_calls.h"
 #include "zerorun/device.h"
 #include "zerorun/error.h"
@@ -41,7 +42,7 @@ class BlockIoTest : public ::testing::TestWithParam<bool> {
 
   const std::shared_ptr<Device> device_ = make_cpu_device();
   const Buffer buffer_ = device_->allocate_pinned(kNbytes);
-  DirectFile file_{ZERORUN_BUILD_DIR, "test", kNbytes};
+  DirectFile file_{test_paths::build(), "test", kNbytes};
 };
 
 TEST_P(BlockIoTest, ReadsWhatItWroteAndVisitsEveryBlockOnce) {
@@ -161,7 +162,7 @@ TEST(BlockIo, ThreadsMoveBlocksWhereTheKernelRefusesIoUring) {
     }
     const auto device = make_cpu_device();
     const Buffer buffer = device->allocate_pinned(2 * kDirectAlignment);
-    const DirectFile file(ZERORUN_BUILD_DIR, "test", kDirectAlignment);
+    const DirectFile file(test_paths::build(), "test", kDirectAlignment);
     const std::vector<std::span<std::byte>> memory = {{buffer.data(), buffer.nbytes()}};
     const auto io = make_block_io(file.open(), {}, memory);
     EXPECT_EQ(io->name(), "threads");

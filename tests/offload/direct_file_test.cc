@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/memory_ledger.h"
+#include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -36,11 +37,10 @@ std::string error_of(const char* folder, uint64_t nbytes, const FilePurpose& pur
 }
 
 TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
-  const uint64_t before = available(ZERORUN_BUILD_DIR);
-  const std::string message = error_of(ZERORUN_BUILD_DIR, before + (uint64_t{1} << 30));
-  EXPECT_THAT(message,
-              StartsWith("/zero_optimization/offload_optimizer/nvme_path " ZERORUN_BUILD_DIR
-                         ": cannot reserve "));
+  const uint64_t before = available(test_paths::build());
+  const std::string message = error_of(test_paths::build(), before + (uint64_t{1} << 30));
+  EXPECT_THAT(message, StartsWith("/zero_optimization/offload_optimizer/nvme_path " +
+                                  test_paths::build() + ": cannot reserve "));
   EXPECT_THAT(message, HasSubstr("for this rank's offloaded states: "));
   EXPECT_THAT(message, HasSubstr("are free. Free some, name another disk, or offload a "
                                  "smaller part (offload_optimizer.ratio)"));
@@ -51,16 +51,16 @@ std::string room_error(const std::vector<FileRequest>& files, int ranks) {
 }
 
 TEST(DirectFile, RoomForOneRankIsNotRoomForTwo) {
-  const uint64_t half = available(ZERORUN_BUILD_DIR) / 2 + (uint64_t{1} << 30);
-  EXPECT_THAT(room_error({{ZERORUN_BUILD_DIR, half, {}}}, 2),
+  const uint64_t half = available(test_paths::build()) / 2 + (uint64_t{1} << 30);
+  EXPECT_THAT(room_error({{test_paths::build(), half, {}}}, 2),
               HasSubstr("the files of the 2 ranks of this host need " + format_bytes(2 * half)));
-  EXPECT_EQ(room_error({{ZERORUN_BUILD_DIR, uint64_t{1} << 20, {}}}, 2), "no error");
+  EXPECT_EQ(room_error({{test_paths::build(), uint64_t{1} << 20, {}}}, 2), "no error");
 }
 
 TEST(DirectFile, RoomForOneOfTwoFilesOnADiskIsNotRoomForBoth) {
-  const uint64_t half = available(ZERORUN_BUILD_DIR) / 2 + (uint64_t{1} << 30);
-  const FileRequest states{ZERORUN_BUILD_DIR, half, {}};
-  const FileRequest parameters{ZERORUN_BUILD_DIR "/.", half, {.folder = "/other"}};
+  const uint64_t half = available(test_paths::build()) / 2 + (uint64_t{1} << 30);
+  const FileRequest states{test_paths::build(), half, {}};
+  const FileRequest parameters{test_paths::build() + "/.", half, {.folder = "/other"}};
   EXPECT_THAT(room_error({states, parameters}, 1),
               HasSubstr("the files of the rank of this host need " + format_bytes(2 * half)));
   EXPECT_EQ(room_error({states, {"", 0, {}}}, 1), "no error");
@@ -71,7 +71,7 @@ TEST(DirectFile, NamesTheSettingThatNamedTheFolder) {
               StartsWith("/zero_optimization/offload_optimizer/nvme_path /no/such: No such file"));
   const FilePurpose bench{.folder = "bench:", .content = "a file", .instead = "do less"};
   EXPECT_THAT(error_of("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
-  const std::string large = error_of(ZERORUN_BUILD_DIR, uint64_t{1} << 60, bench);
+  const std::string large = error_of(test_paths::build(), uint64_t{1} << 60, bench);
   EXPECT_THAT(large,
               HasSubstr("cannot reserve " + format_bytes(uint64_t{1} << 60) + " for a file"));
   EXPECT_THAT(large, HasSubstr("name another disk, or do less"));

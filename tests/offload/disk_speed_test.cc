@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -36,7 +37,7 @@ TEST(DiskSpeed, AFastDiskIsNotBlamedForSmallBlocks) {
 TEST(DiskSpeed, IsMeasuredWithBlocksOfAnySizeAndLittleMemory) {
   for (const int64_t block : {int64_t{64} << 10, int64_t{1} << 20, int64_t{1} << 28}) {
     for (const size_t memory : {size_t{0}, size_t{3} << 19, size_t{1} << 30}) {
-      const DiskSpeed speed = measure_disk(ZERORUN_BUILD_DIR, {.block_size = block}, memory);
+      const DiskSpeed speed = measure_disk(test_paths::build(), {.block_size = block}, memory);
       EXPECT_GT(speed.read, 0.0);
       EXPECT_GT(speed.write, 0.0);
       EXPECT_TRUE(std::isfinite(speed.read) && std::isfinite(speed.write));

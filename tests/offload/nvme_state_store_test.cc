@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -89,7 +90,7 @@ std::vector<StateLayout> some_pieces(int count = 7) {
 class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
  protected:
   NvmeStateStoreTest() {
-    options_.folder = ZERORUN_BUILD_DIR;
+    options_.folder = test_paths::build();
     options_.label = "test states";
     options_.buffer_count = 3;
     options_.aio = {.block_size = 8192, .queue_depth = 3};
@@ -190,7 +191,7 @@ TEST_P(NvmeStateStoreTest, BytesAreCountedWhereTheyAre) {
 }
 
 TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
-  const fs::path folder = fs::path(ZERORUN_BUILD_DIR) / fmt::format("nvme_{}", ::getpid());
+  const fs::path folder = fs::path(test_paths::build()) / fmt::format("nvme_{}", ::getpid());
   fs::create_directory(folder);
   options_.folder = folder;
   const auto store = make(some_pieces());

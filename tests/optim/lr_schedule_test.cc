@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -32,7 +33,7 @@ void expect_close(double got, double expected, const std::string& where) {
 // What DeepSpeed and Hugging Face computed: make_schedule_golden.py.
 const Json& golden_cases() {
   static const Json cases = [] {
-    std::ifstream file(std::string(ZERORUN_TEST_DATA) + "/schedule_golden.json");
+    std::ifstream file(test_paths::tests() + "/optim/data/schedule_golden.json");
     return Json::parse(file).at("cases");
   }();
   return cases;

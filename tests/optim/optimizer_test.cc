@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -18,7 +19,7 @@ using nlohmann::json;
 
 const json& golden() {
   static const json kGolden = [] {
-    std::ifstream file(ZERORUN_TEST_DATA "/adam_golden.json");
+    std::ifstream file(test_paths::tests() + "/optim/data/adam_golden.json");
     return json::parse(file);
   }();
   return kGolden;

@@ -21,4 +21,4 @@ def build() -> Path:
 @pytest.fixture(scope="session")
 def zerorun(build: Path) -> Path:
     """The launcher."""
-    return build / "launcher" / "zerorun"
+    return build / "bin" / "zerorun"

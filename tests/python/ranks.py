@@ -38,7 +38,7 @@ def launch(
     build: Path, ranks: int, *arguments: str | Path, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """A job of CPU ranks under the zerorun launcher, until it ends."""
-    launcher = build / "launcher" / "zerorun"
+    launcher = build / "bin" / "zerorun"
     options = ["--accelerator", "cpu", "--num_gpus", str(ranks)]
     return subprocess.run(
         [launcher, *options, *map(str, arguments)],

@@ -98,7 +98,7 @@ def test_the_command_deepspeed(build: Path, ask: Path) -> None:
     starter = ask.with_name("starter.py")
     command = ["deepspeed", "--accelerator", "cpu", "--num_gpus", "2", "--no_local_rank", str(ask)]
     starter.write_text(f"import subprocess; subprocess.run({command!r})")
-    path = os.pathsep.join([str(build / "launcher"), os.environ["PATH"]])
+    path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
     lines = python(build, "-m", "zerorun.compat", starter, PATH=path).splitlines()
     assert sorted(lines) == [f"{OURS} False", f"[rank 1] {OURS} False"] or len(lines) == 2
 

@@ -16,8 +16,8 @@ from types import MappingProxyType
 import pytest
 
 PROGRAMS = [
-    "launcher/zerorun",
-    "examples/train/train",
+    "bin/zerorun",
+    "libexec/zerorun/train",
     "tests/test_gpu",
     "tests/test_gpu_train",
     "bench/gpu/bench_gpu",
@@ -295,7 +295,7 @@ def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
 def test_programs_that_are_missing_are_named(machine: Machine) -> None:
     result = machine.check("--prebuilt", machine.pack(PROGRAMS[1:]))
     assert result.returncode == 1
-    assert "launcher/zerorun" in result.stderr
+    assert "bin/zerorun" in result.stderr
 
 
 def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:

@@ -18,7 +18,7 @@ SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 @pytest.fixture
 def command(build, zerorun, tmp_path):
     """Two ranks that train a small model; options follow."""
-    program = os.environ.get("ZERORUN_TRAIN") or build / "examples" / "train" / "train"
+    program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
     (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
     (tmp_path / "model.json").write_text(json.dumps(SHAPE))
     launcher = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", program)

@@ -35,7 +35,7 @@ def run(folder, *command):
 
 @pytest.fixture(scope="module")
 def program(build):
-    path = Path(os.environ.get("ZERORUN_TRAIN") or build / "examples" / "train" / "train")
+    path = Path(os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train")
     if not os.access(path, os.X_OK):
         pytest.fail(f"{path} does not exist: build it, or set ZERORUN_TRAIN")
     return path

@@ -1,4 +1,4 @@
-#include "examples/train/batches.h"
+#include "train/batches.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "examples/train/corpus.h"
+#include "train/corpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "examples/train/generate.h"
+#include "train/generate.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <limits>
 #include <map>
 
-#include "examples/train/cpu/cpu_kernels.h"
-#include "examples/train/local_parameters.h"
-#include "examples/train/philox.h"
+#include "train/cpu/cpu_kernels.h"
+#include "train/local_parameters.h"
+#include "train/philox.h"
 
 namespace zerorun::train {
 namespace {

@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "examples/train/gpt_config.h"
-#include "examples/train/local_parameters.h"
+#include "tests/paths.h"
 #include "tests/train/reference.h"
+#include "train/gpt_config.h"
+#include "train/local_parameters.h"
 
 namespace zerorun::train::testing {
 
@@ -16,7 +17,7 @@ namespace zerorun::train::testing {
 class Golden {
  public:
   Golden() {
-    std::ifstream file(ZERORUN_TESTS "/train/data/golden.safetensors", std::ios::binary);
+    std::ifstream file(test_paths::tests() + "/train/data/golden.safetensors", std::ios::binary);
     uint64_t header_size = 0;
     file.read(reinterpret_cast<char*>(&header_size), sizeof(header_size));
     std::string header(header_size, ' ');

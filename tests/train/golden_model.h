@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "examples/train/local_parameters.h"
-#include "examples/train/model.h"
 #include "tests/train/golden.h"
 #include "tests/train/kernels_under_test.h"
+#include "train/local_parameters.h"
+#include "train/model.h"
 
 namespace zerorun::train::testing {
 

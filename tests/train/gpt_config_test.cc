@@ -1,4 +1,4 @@
-#include "examples/train/gpt_config.h"
+#include "train/gpt_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

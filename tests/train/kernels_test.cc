@@ -1,6 +1,6 @@
-#include "examples/train/cpu/cpu_kernels.h"
-#include "examples/train/cpu/elementwise.h"
 #include "tests/train/kernels_conformance.h"
+#include "train/cpu/cpu_kernels.h"
+#include "train/cpu/elementwise.h"
 
 namespace zerorun::train::testing {
 namespace {

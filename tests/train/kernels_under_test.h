@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/train/kernels.h"
 #include "tests/train/reference.h"
+#include "train/kernels.h"
 #include "zerorun/device.h"
 
 // What the suites that every implementation of Kernels passes run on.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "examples/train/cpu/cpu_kernels.h"
 #include "tests/train/golden_model.h"
+#include "train/cpu/cpu_kernels.h"
 
 // What the model does on every implementation of Kernels, against PyTorch's golden file.
 namespace zerorun::train::testing {

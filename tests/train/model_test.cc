@@ -1,4 +1,4 @@
-#include "examples/train/model.h"
+#include "train/model.h"
 
 #include <gtest/gtest.h>
 

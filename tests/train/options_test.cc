@@ -1,4 +1,4 @@
-#include "examples/train/options.h"
+#include "train/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

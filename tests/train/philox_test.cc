@@ -1,4 +1,4 @@
-#include "examples/train/philox.h"
+#include "train/philox.h"
 
 #include <gtest/gtest.h>
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "examples/train/run_folder.h"
-#include "examples/train/trainer.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
+#include "train/run_folder.h"
+#include "train/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {

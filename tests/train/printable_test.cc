@@ -1,4 +1,4 @@
-#include "examples/train/printable.h"
+#include "train/printable.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "examples/train/progress.h"
+#include "train/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "examples/train/metrics.h"
 #include "tests/train/temporary_folder.h"
+#include "train/metrics.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::testing {

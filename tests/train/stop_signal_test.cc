@@ -1,4 +1,4 @@
-#include "examples/train/stop_signal.h"
+#include "train/stop_signal.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <atomic>
 #include <vector>
 
-#include "examples/train/cpu/gemm.h"
+#include "train/cpu/gemm.h"
 
 namespace zerorun::train {
 namespace {

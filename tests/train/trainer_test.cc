@@ -1,4 +1,4 @@
-#include "examples/train/trainer.h"
+#include "train/trainer.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -7,11 +7,11 @@
 #include <csignal>
 #include <functional>
 
-#include "examples/train/activations.h"
-#include "examples/train/make_kernels.h"
-#include "examples/train/run_folder.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
+#include "train/activations.h"
+#include "train/make_kernels.h"
+#include "train/run_folder.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/harness.h"
+#include "tests/paths.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -90,7 +91,7 @@ void expect_near(const std::vector<float>& got, const std::vector<double>& expec
 }
 
 TEST(Golden, EveryRuleMatchesItsReference) {
-  std::ifstream file(ZERORUN_TEST_DATA "/rules_golden.json");
+  std::ifstream file(test_paths::tests() + "/zero/data/rules_golden.json");
   const json golden = json::parse(file);
   ASSERT_GE(golden.size(), 50U);
   for (const json& run : golden) {

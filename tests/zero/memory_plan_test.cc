@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "tests/harness.h"
+#include "tests/paths.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -92,9 +93,9 @@ Config offloaded(int stage, OffloadDevice states, OffloadDevice parameters) {
   config.zero.reduce_bucket_size = 100'000;
   config.zero.param_persistence_threshold = 1000;
   config.offload.optimizer.device = states;
-  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.optimizer.nvme_path = test_paths::build();
   config.offload.param.device = parameters;
-  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = states == OffloadDevice::none ? 0 : 50'000;
   config.offload.sub_group_size = 30'000;
   return config;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "tests/paths.h"
 #include "zerorun/config.h"
 
 namespace zerorun::testing {
@@ -22,7 +23,7 @@ inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumula
 inline Config offloaded(Config config, double ratio = 1.0,
                         OffloadDevice device = OffloadDevice::cpu) {
   config.offload.optimizer.device = device;
-  config.offload.optimizer.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.optimizer.nvme_path = test_paths::build();
   config.offload.optimizer.ratio = ratio;
   config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
   config.offload.aio.block_size = 4096;
@@ -32,7 +33,7 @@ inline Config offloaded(Config config, double ratio = 1.0,
 // The same with parameters on NVMe, all of them.
 inline Config param_on_nvme(Config config) {
   config.offload.param.device = OffloadDevice::nvme;
-  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 0;
   config.offload.aio.block_size = 4096;
   config.offload.sub_group_size = std::min<int64_t>(config.offload.sub_group_size, 300);

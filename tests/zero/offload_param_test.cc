@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "tests/paths.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
@@ -246,7 +247,7 @@ int damage_files() {
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code ignored;
     const std::string target = fs::read_symlink(entry.path(), ignored).string();
-    if (!target.starts_with(ZERORUN_BUILD_DIR) || !target.ends_with(" (deleted)")) continue;
+    if (!target.starts_with(test_paths::build()) || !target.ends_with(" (deleted)")) continue;
     const int fd = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);  // without O_DIRECT
     std::byte byte{};
     for (off_t at = 0; ::pread(fd, &byte, 1, at) == 1; at += 4096) {
@@ -320,7 +321,7 @@ TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
   };
   expect_error("/no/such/folder", "No such file or directory");
   expect_error("/dev/shm", "a folder in memory (tmpfs)");
-  expect_error(ZERORUN_BUILD_DIR, "cannot reserve");
+  expect_error(test_paths::build(), "cannot reserve");
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "tests/cuda/fake/runtime_call.h"
+#include "tests/device/cuda/fake/runtime_call.h"
 
 namespace zerorun {
 

@@ -1,0 +1,124 @@
+#include "comm/nccl/call.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "device/cuda/cuda_memory.h"
+#include "device/cuda/kernels.h"
+
+namespace zerorun {
+
+namespace {
+
+ncclDataType_t nccl_type(DType dtype) {
+  switch (dtype) {
+    case DType::fp32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::fp16:
+      return ncclFloat16;
+    case DType::int64:
+      return ncclInt64;
+    case DType::uint8:
+      return ncclUint8;
+  }
+  return ncclUint8;
+}
+
+ncclRedOp_t nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return ncclSum;
+    case ReduceOp::max:
+      return ncclMax;
+    case ReduceOp::min:
+      return ncclMin;
+  }
+  return ncclSum;
+}
+
+CollectiveCall with_word(CollectiveCall call, TensorView word) {
+  if (call.op == Collective::barrier) call.in = call.out = word;
+  return call;
+}
+
+bool reduces(const CollectiveCall& call) {
+  return call.op != Collective::all_gather && call.op != Collective::broadcast;
+}
+
+}  // namespace
+
+OnDevice::OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : view_(view) {
+  if (view.empty() || is_device_memory(view.data)) return;
+  copy_ = device.scratch(stream, view.nbytes());
+  view_.data = copy_.data();
+  device.upload(stream, view.data, view_);
+}
+
+void OnDevice::write_back(CudaDevice& device, CudaStream& stream, TensorView host) const {
+  if (copy_) device.download(stream, view_, host.data);
+}
+
+size_t NcclCall::scratch_nbytes(const CollectiveCall& call) {
+  const bool as_it_is = call.output != Output::accumulate && call.in.dtype == call.out.dtype;
+  if (!reduces(call) || as_it_is || call.in.empty()) return 0;
+  return TensorView{nullptr, call.out.numel, call.in.dtype}.nbytes();
+}
+
+NcclCall::NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word,
+                   std::byte* scratch)
+    : device_(device),
+      stream_(stream),
+      call_(with_word(std::move(call), word)),
+      in_place_(call_.in.data == call_.out.data && call_.in.numel <= call_.out.numel),
+      out_(device, stream, call_.out),
+      in_(device, stream, in_place_ ? out_.view() : call_.in),
+      from_(in_place_ ? TensorView{out_.view().data, call_.in.numel, call_.in.dtype} : in_.view()),
+      to_(scratch_nbytes(call_) == 0 ? out_.view()
+                                     : TensorView{scratch, call_.out.numel, call_.in.dtype}) {}
+
+bool NcclCall::empty() const { return reduces(call_) ? from_.empty() : to_.empty(); }
+
+std::string NcclCall::name() const {
+  return fmt::format("{} '{}' of {} bytes", name_of(call_.op), call_.label, count_of(call_).bytes);
+}
+
+ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm) const {
+  const cudaStream_t stream = stream_.handle();
+  const auto count = static_cast<size_t>(to_.numel);
+  const ncclDataType_t type = nccl_type(from_.dtype);
+  switch (call_.op) {
+    case Collective::all_reduce:
+    case Collective::barrier:
+      return nccl.all_reduce(from_.data, to_.data, count, type, nccl_op(call_.reduce), comm,
+                             stream);
+    case Collective::reduce_scatter:
+      return nccl.reduce_scatter(from_.data, to_.data, count, type, ncclSum, comm, stream);
+    case Collective::broadcast:
+      return nccl.broadcast(from_.data, to_.data, from_.nbytes(), ncclUint8, call_.root, comm,
+                            stream);
+    case Collective::all_gather:
+      return nccl.all_gather(from_.data, to_.data, from_.nbytes(), ncclUint8, comm, stream);
+  }
+  return ncclInvalidArgument;
+}
+
+void NcclCall::copy() const { cuda::cast(stream_.handle(), from_, to_); }
+
+void NcclCall::finish() const {
+  const TensorView out = out_.view();
+  if (to_.data != out.data) {
+    if (call_.output != Output::accumulate) {
+      cuda::cast(stream_.handle(), to_, out);
+    } else if (call_.reduce == ReduceOp::sum) {
+      cuda::add(stream_.handle(), to_, out);
+    } else {
+      cuda::extreme(stream_.handle(), to_, out, call_.reduce == ReduceOp::max);
+    }
+  }
+  out_.write_back(device_, stream_, call_.out);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,211 @@
+#include "comm/nccl/communicator.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/call_communicator.h"
+#include "comm/nccl/call.h"
+#include "comm/nccl/group.h"
+#include "comm/nccl/scratch.h"
+#include "core/check.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/current_device.h"
+#include "device/cuda/profiler_range.h"
+
+namespace zerorun {
+
+namespace {
+
+// As many as NCCL's documentation allows in one group.
+constexpr size_t kMaxOfGroup = 2048;
+
+// Of a call among others: the next one's is aligned as memory of its own would be.
+size_t scratch_part(const CollectiveCall& call) {
+  constexpr size_t kAlignment = 256;
+  return (NcclCall::scratch_nbytes(call) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// An error of a job of one rank, which has no group.
+class Aborted final : public CudaStream::Watched {
+ public:
+  void set(std::string text) {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = std::move(text);
+  }
+  void check() const override {
+    const std::lock_guard lock(mutex_);
+    if (!text_.empty()) throw CommError(text_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+class NcclCommunicator final : public CallCommunicator {
+ public:
+  NcclCommunicator(const CommunicatorOptions& options, std::shared_ptr<CudaDevice> device)
+      : CallCommunicator(options.rank, options.world_size),
+        device_(std::move(device)),
+        scratch_(*device_) {
+    if (options.world_size > 1 || options.store) {
+      group_ = std::make_shared<NcclGroup>(options, device_->index());
+      // Within a process NCCL lets a GPU read its peers' memory where it lies.
+      for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
+      watched_ = group_;
+    } else {
+      aborted_ = std::make_shared<Aborted>();
+      watched_ = aborted_;
+    }
+    // After joining: peers learn of an error.
+    word_ = device_->allocate(sizeof(int64_t), MemoryCategory::other);
+  }
+
+  std::string transport() const override { return group_ ? "nccl" : "self"; }
+  bool reads_peers() const override { return false; }
+
+  std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override;
+  Event together(Stream& stream, const std::function<void()>& calls) override;
+
+  void abort(std::string_view reason) noexcept override {
+    if (group_) return group_->abort(reason);
+    try {
+      aborted_->set(fmt::format("rank 0 aborted the job: {}", reason));
+    } catch (const std::bad_alloc&) {
+      aborted_->set("aborted");
+    }
+  }
+
+ private:
+  void submit(CollectiveCall call, Stream& stream) override;
+  // Starts all of them as one operation.
+  void start(std::span<CollectiveCall> calls, Stream& stream);
+  void run(const std::deque<NcclCall>& calls, CudaStream& stream);
+  Buffer allocate_block(size_t nbytes);
+  // Whether every rank says so.
+  bool agree(bool mine);
+
+  const std::shared_ptr<CudaDevice> device_;
+  Buffer word_;  // what a barrier reduces
+  NcclScratch scratch_;
+  std::shared_ptr<NcclGroup> group_;                 // null for one rank by itself,
+  std::shared_ptr<Aborted> aborted_;                 // which has this
+  std::shared_ptr<CudaStream::Watched> watched_;     // either
+  std::vector<CollectiveCall>* together_ = nullptr;  // what together() collects
+};
+
+std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
+  watched_->check();
+  if (sharing == Sharing::per_host) return std::nullopt;
+  Buffer block = allocate_block(nbytes);
+  device_->fill(device_->inline_stream(),
+                view_of(block, DType::uint8, static_cast<int64_t>(nbytes)), 0.0F);
+  device_->inline_stream().synchronize();
+  return block;
+}
+
+// Not in the device's ledger: the caller accounts for it, as for all memory of communicators.
+//
+// Registered on every rank or on none: NCCL may not be given a mixture.
+Buffer NcclCommunicator::allocate_block(size_t nbytes) {
+  if (group_ && nbytes > 0) {
+    Buffer registered;
+    if (nbytes <= device_->room()) {
+      device_->make_room_within_limit(nbytes);
+      registered = group_->allocate(nbytes, group_);
+      if (!registered && device_->give_back_kept()) registered = group_->allocate(nbytes, group_);
+    }
+    if (agree(static_cast<bool>(registered))) return registered;
+  }
+  return device_->allocate_uncounted({nbytes, MemoryCategory::other, "communication"});
+}
+
+bool NcclCommunicator::agree(bool mine) {
+  Stream& stream = device_->inline_stream();
+  int64_t word = mine ? 1 : 0;
+  CollectiveCall call{.op = Collective::all_reduce, .label = "memory is registered"};
+  call.in = call.out = view_of(std::span(&word, 1));
+  call.reduce = ReduceOp::min;
+  start(std::span(&call, 1), stream);
+  stream.synchronize();
+  return word == 1;
+}
+
+Event NcclCommunicator::together(Stream& stream, const std::function<void()>& calls) {
+  ZR_CHECK(together_ == nullptr, "together() within together()");
+  std::vector<CollectiveCall> collected;
+  together_ = &collected;
+  try {
+    calls();
+  } catch (...) {
+    together_ = nullptr;
+    throw;
+  }
+  together_ = nullptr;
+  const std::span<CollectiveCall> all(collected);
+  for (size_t i = 0; i < all.size(); i += kMaxOfGroup) {
+    start(all.subspan(i, std::min(kMaxOfGroup, all.size() - i)), stream);
+  }
+  return stream.record();
+}
+
+void NcclCommunicator::submit(CollectiveCall call, Stream& stream) {
+  if (together_ != nullptr) return together_->push_back(std::move(call));
+  start(std::span(&call, 1), stream);
+}
+
+void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
+  CudaStream& cuda = cuda_stream(stream);
+  watched_->check();
+  cuda.watch(watched_);
+  const CurrentDevice current(device_->index());
+  const ProfilerRange range(calls.front().label.c_str());
+  size_t scratch_nbytes = 0;
+  for (const CollectiveCall& call : calls) scratch_nbytes += scratch_part(call);
+  std::byte* scratch = scratch_nbytes > 0 ? scratch_.acquire(cuda, scratch_nbytes) : nullptr;
+  std::deque<NcclCall> started;
+  for (CollectiveCall& call : calls) {
+    const size_t part = scratch_part(call);
+    started.emplace_back(*device_, cuda, std::move(call), view_of(word_, DType::int64, 1), scratch);
+    scratch += part;
+    if (started.back().empty()) started.pop_back();
+  }
+  if (started.empty()) return;
+  run(started, cuda);
+  for (const NcclCall& call : started) call.finish();
+  if (scratch_nbytes > 0) scratch_.release(cuda);
+}
+
+void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream) {
+  if (!group_) {
+    for (const NcclCall& call : calls) call.copy();
+    return;
+  }
+  std::string what = calls.front().name();
+  if (calls.size() > 1) what += fmt::format(" and {} more", calls.size() - 1);
+  group_->run(what, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
+    if (calls.size() == 1) return calls.front().enqueue(nccl, comm);
+    ncclResult_t result = nccl.group_start();
+    if (result != ncclSuccess) return result;
+    for (const NcclCall& call : calls) {
+      if (result == ncclSuccess || result == ncclInProgress) result = call.enqueue(nccl, comm);
+    }
+    const ncclResult_t ended = nccl.group_end();  // also after an error
+    return result == ncclSuccess || result == ncclInProgress ? ended : result;
+  });
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options) {
+  auto device = std::dynamic_pointer_cast<CudaDevice>(options.device);
+  ZR_CHECK(device != nullptr, "NCCL needs a CUDA device");
+  return std::make_shared<NcclCommunicator>(options, std::move(device));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,321 @@
+#include "comm/nccl/group.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+#include "device/cuda/cuda_error.h"
+#include "device/cuda/current_device.h"
+#include "device/cuda/relaxed_capture.h"
+#include "device/settle.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr std::chrono::milliseconds kSpin{2};
+constexpr std::chrono::milliseconds kPoll{1};
+constexpr std::chrono::milliseconds kPause{20};  // between two looks at what runs
+constexpr std::chrono::milliseconds kLook{100};  // at what peers report
+
+}  // namespace
+
+NcclGroup::NcclGroup(const CommunicatorOptions& options, int device)
+    : nccl_(open_nccl()), options_(options), device_(device), peers_(options_, device) {
+  const CurrentDevice current(device);
+  watcher_ = std::thread([this] { watch(); });
+  try {
+    join();
+  } catch (const std::exception& error) {
+    fail_with(error.what());
+    stop_watching();
+    throw;
+  }
+}
+
+NcclGroup::~NcclGroup() {
+  if (!peers_.is_this_process()) {
+    watcher_.detach();
+    return;
+  }
+  leave();
+  stop_watching();
+}
+
+void NcclGroup::stop_watching() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  watcher_.join();
+}
+
+void NcclGroup::join() {
+  constexpr std::string_view kJoining = "joining the other ranks (ncclCommInitRankConfig)";
+  begin({.what = std::string(kJoining)});
+  peers_.arrive();
+  ncclUniqueId id{};
+  if (options_.rank == 0) {
+    settle(nccl_.unique_id(&id), "ncclGetUniqueId");
+    peers_.give_id(std::string(id.internal, sizeof(id.internal)));
+  } else {
+    const std::string bytes = peers_.wait_for_id([this] { check(); });
+    if (bytes.size() != sizeof(id.internal)) {
+      fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}", options_.rank,
+                      bytes.size(), sizeof(id.internal));
+    }
+    std::memcpy(id.internal, bytes.data(), bytes.size());
+  }
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // no call waits for peers, so none outlives the deadline
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
+    result = nccl_.init(&comm_, options_.world_size, id, options_.rank, &config);
+  }
+  settle(result, kJoining);
+  peers_.meet();
+  const std::lock_guard lock(mutex_);
+  calling_.reset();
+}
+
+void NcclGroup::begin(Call call) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
+    calling_ = std::move(call);
+  }
+  changed_.notify_all();
+}
+
+void NcclGroup::settle(ncclResult_t result, std::string_view what) {
+  const auto begun = Clock::now();
+  while (result == ncclInProgress) {
+    // NCCL gives every call to a thread of its own, which mostly needs less than a pause.
+    if (Clock::now() - begun < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPoll);
+    }
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) throw CommError(error_);
+    const ncclResult_t asked = nccl_.async_error(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result == ncclSuccess) return;
+  const char* detail = nccl_.last_error(nullptr);
+  fail<CommError>("rank {}: {} failed: {}{}{}", options_.rank, what, nccl_.error_string(result),
+                  detail == nullptr || *detail == '\0' ? "" : ": ",
+                  detail == nullptr ? "" : detail);
+}
+
+void NcclGroup::check() const {
+  const std::lock_guard lock(mutex_);
+  if (!error_.empty()) throw CommError(error_);
+}
+
+void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& enqueue) {
+  const CurrentDevice current(device_);
+  const std::lock_guard one(calls_);
+  check();
+  try {
+    begin({.what = what, .number = ++made_, .reached = stream.record()});
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) throw CommError(error_);
+      result = enqueue(nccl_, comm_);
+    }
+    settle(result, what);
+    Event done = stream.record();
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);
+    forget_done();
+    calling_->done = std::move(done);
+    pending_.push_back(*std::exchange(calling_, std::nullopt));
+  } catch (const Error& error) {
+    fail_with(error.what());
+    check();
+  }
+}
+
+void NcclGroup::forget_done() {
+  while (!pending_.empty() && pending_.front().done.ready()) pending_.pop_front();
+}
+
+// Null where NCCL refuses, or has no use for it here (NCCL_LOCAL_REGISTER=0, for one).
+void* NcclGroup::register_memory(void* data, size_t nbytes) {
+  constexpr std::string_view kWhat = "ncclCommRegister";
+  void* handle = nullptr;
+  try {
+    begin({.what = std::string(kWhat)});
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) return nullptr;
+      result = nccl_.register_memory(comm_, data, nbytes, &handle);
+    }
+    settle(result, kWhat);
+  } catch (const CommError&) {
+    handle = nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  calling_.reset();
+  return handle;
+}
+
+Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
+  const CurrentDevice current(device_);
+  const std::lock_guard one(calls_);
+  check();
+  void* data = nullptr;
+  if (nccl_.allocate(&data, nbytes) != ncclSuccess) {
+    cudaGetLastError();  // the next call shall not meet it
+    return {};
+  }
+  void* const handle = register_memory(data, nbytes);
+  if (handle == nullptr) {
+    nccl_.free(data);
+    check();
+    return {};
+  }
+  return {data, nbytes, [self = std::move(self), data, handle] { self->give_back(data, handle); }};
+}
+
+void NcclGroup::give_back(void* data, void* handle) noexcept {
+  const CurrentDevice current(device_, std::nothrow);
+  const std::lock_guard one(calls_);
+  Event last;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pending_.empty()) last = pending_.back().done;
+  }
+  zerorun::settle(last);  // while the watcher may still abort what it waits for
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ != nullptr) nccl_.deregister_memory(comm_, handle);
+  }
+  nccl_.free(data);
+}
+
+void NcclGroup::abort(std::string_view reason) noexcept {
+  try {
+    fail_with(fmt::format("rank {} aborted the job: {}", options_.rank, reason));
+  } catch (const std::bad_alloc&) {
+    fail_with("aborted");
+  }
+}
+
+// The first error counts. Peers learn of it through the store; NCCL's kernels end.
+void NcclGroup::fail_with(std::string text) noexcept {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) return;
+    error_ = std::move(text);
+    calling_.reset();
+    pending_.clear();
+    comm = std::exchange(comm_, nullptr);
+  }
+  peers_.report(error_);
+  if (comm != nullptr) nccl_.abort(comm);
+}
+
+NcclGroup::Look NcclGroup::look() {
+  const std::lock_guard lock(mutex_);
+  forget_done();
+  if (pending_.empty() && !calling_) return {};
+  Call& first = pending_.empty() ? *calling_ : pending_.front();
+  Look look{.what = first.what, .number = first.number};
+  ncclResult_t result = ncclSuccess;
+  if (!pending_.empty() && comm_ != nullptr) {
+    const ncclResult_t asked = nccl_.async_error(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result != ncclSuccess && result != ncclInProgress) {
+    const char* detail = nccl_.last_error(nullptr);
+    look.error = fmt::format("rank {}: {} failed: {} {}", options_.rank, first.what,
+                             nccl_.error_string(result), detail == nullptr ? "" : detail);
+  }
+  if (!first.reached.ready()) return look;
+  const auto now = Clock::now();
+  look.waits = first.since.has_value();
+  look.late = look.waits && now - *first.since > options_.timeout;
+  if (!look.waits) first.since = now;
+  return look;
+}
+
+bool NcclGroup::is_first(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  forget_done();
+  if (pending_.empty()) return calling_ && calling_->number == number;
+  return pending_.front().number == number;
+}
+
+void NcclGroup::watch() {
+  cudaSetDevice(device_);
+  const RelaxedCapture relaxed;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return closing_ || calling_ || !pending_.empty(); });
+      if (changed_.wait_for(lock, kPause, [&] { return closing_; })) return;
+    }
+    try {
+      const Look first = look();
+      std::string problem = first.error;
+      // Most calls are soon done: then nobody is asked.
+      if (problem.empty() && !first.waits) continue;
+      if (problem.empty() && first.late) problem = peers_.explain_delay(first.what);
+      const bool ask = problem.empty() && first.number > 0;
+      const std::string missing = ask ? peers_.missing(first.number, first.what) : "";
+      if (problem.empty()) problem = peers_.error(kLook).value_or("");
+      // It may have been the last that the peer took part in: then it is done by now.
+      if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
+      if (!problem.empty()) fail_with(std::move(problem));
+    } catch (const Error& error) {
+      fail_with(fmt::format("rank {}: {}", options_.rank, error.what()));
+    }
+  }
+}
+
+// Under watch: NCCL may wait for peers here, too.
+void NcclGroup::leave() noexcept {
+  peers_.leave(made_);
+  try {
+    finalize();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
+  }
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+    calling_.reset();
+    pending_.clear();
+  }
+  if (comm != nullptr) nccl_.abort(comm);  // it is not over in order
+  peers_.see_off();
+}
+
+void NcclGroup::finalize() {
+  constexpr std::string_view kLeaving = "leaving the other ranks (ncclCommFinalize)";
+  const CurrentDevice current(device_);
+  begin({.what = std::string(kLeaving)});
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) return;
+    result = nccl_.finalize(comm_);
+  }
+  settle(result, kLeaving);
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  if (comm != nullptr) nccl_.destroy(comm);
+}
+
+}  // namespace zerorun

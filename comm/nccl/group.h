@@ -1,0 +1,103 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "comm/nccl/library.h"
+#include "comm/nccl/peers.h"
+#include "device/cuda/cuda_stream.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun {
+
+// One rank's membership in an NCCL communicator: made from a unique id that rank 0 puts into the
+// store, watched by a thread from the first call on, and ended in order, or aborted.
+//
+// The thread looks for errors that NCCL meets on its own, for calls that wait for peers longer than
+// the deadline, for peers that died or left, and for what peers report. After the first error
+// everything fails with it.
+class NcclGroup final : public CudaStream::Watched {
+ public:
+  explicit NcclGroup(const CommunicatorOptions& options, int device);
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  ~NcclGroup() override;
+
+  void check() const override;
+
+  // Calls `function(functions, communicator)`, which enqueues a collective, and watches it until
+  // the point that `stream` has then reached. `what` names it in errors. It waits for peers from
+  // when `stream` has got there: what this rank still computes before is no delay.
+  using Enqueue = std::function<ncclResult_t(const NcclFunctions&, ncclComm_t)>;
+  void run(const std::string& what, CudaStream& stream, const Enqueue& enqueue);
+
+  // Memory that NCCL can read without staging; empty where this is not supported. Making and
+  // freeing it may wait for the GPU, and so for peers: an abort must not have to wait for that.
+  Buffer allocate(size_t nbytes, std::shared_ptr<NcclGroup> self);
+
+  // GPUs of other ranks that are threads of this process.
+  std::vector<int> devices_of_this_process() const { return peers_.devices_of_this_process(); }
+
+  void abort(std::string_view reason) noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // A call that may wait for peers.
+  struct Call {
+    std::string what;
+    int64_t number = 0;  // of this rank's collectives; 0: it is none
+    Event reached{};     // the stream has got there
+    Event done{};
+    std::optional<Clock::time_point> since{};  // from when on it was seen to wait
+  };
+  // What the watcher sees of the first call.
+  struct Look {
+    std::string what;
+    int64_t number = 0;
+    bool waits = false;
+    bool late = false;
+    std::string error;
+  };
+
+  void join();
+  void begin(Call call);
+  // Waits until NCCL is done with the call that began, and goes on in the background; the watcher
+  // ends it with an error where it takes too long.
+  void settle(ncclResult_t result, std::string_view what);
+  void* register_memory(void* data, size_t nbytes);
+  void give_back(void* data, void* handle) noexcept;
+  void forget_done();
+  void watch();
+  Look look();
+  bool is_first(int64_t number);
+  void fail_with(std::string text) noexcept;
+  void leave() noexcept;
+  void finalize();
+  void stop_watching() noexcept;
+
+  const NcclFunctions nccl_;
+  const CommunicatorOptions options_;
+  const int device_;
+  NcclPeers peers_;
+  std::mutex calls_;          // held from a call of NCCL until NCCL is done with it
+  int64_t made_ = 0;          // collectives; guarded by calls_
+  mutable std::mutex mutex_;  // guards all below; never held for long
+  std::condition_variable changed_;
+  ncclComm_t comm_ = nullptr;    // null after an abort
+  std::optional<Call> calling_;  // NCCL is not done with it
+  std::deque<Call> pending_;
+  std::string error_;
+  bool closing_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,170 @@
+#include "comm/nccl/peers.h"
+
+#include <cstring>
+#include <thread>
+
+#include "comm/rendezvous/memory_store.h"
+#include "core/check.h"
+#include "os/socket.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr std::chrono::milliseconds kAnswer{500};  // of a rank that may wait as well
+constexpr std::chrono::milliseconds kSlice{100};
+constexpr std::chrono::seconds kFarewell{3};
+// A collective may still be on its way when rank 0 has done its part and left.
+constexpr std::chrono::seconds kGrace{5};
+
+}  // namespace
+
+NcclPeers::NcclPeers(const CommunicatorOptions& options, int device)
+    : options_(options), own_{.process = this_process(), .device = device} {}
+
+// A store that is gone has nothing either; it is not asked more often for that.
+std::optional<std::string> NcclPeers::find(const std::string& key,
+                                           std::chrono::milliseconds timeout) const {
+  const auto until = Clock::now() + timeout;
+  try {
+    return options_.store->get(key, timeout);
+  } catch (const Dropped&) {
+    auto never = Clock::time_point::max();
+    gone_since_.compare_exchange_strong(never, Clock::now());
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): there is nothing of the name
+  }
+  std::this_thread::sleep_until(until);
+  return std::nullopt;
+}
+
+void NcclPeers::show(const Presence& presence) const {
+  options_.store->set(rank_key(options_.rank),
+                      {reinterpret_cast<const char*>(&presence), sizeof(presence)});
+}
+
+std::optional<NcclPeers::Presence> NcclPeers::presence(int rank,
+                                                       std::chrono::milliseconds timeout) const {
+  const std::optional<std::string> bytes = find(rank_key(rank), timeout);
+  if (!bytes) return std::nullopt;
+  if (bytes->size() != sizeof(Presence)) {
+    fail<CommError>("rank {} runs another version of zerorun than rank {}", rank, options_.rank);
+  }
+  Presence presence;
+  std::memcpy(&presence, bytes->data(), bytes->size());
+  return presence;
+}
+
+void NcclPeers::arrive() {
+  try {
+    show(own_);
+  } catch (const Dropped&) {
+    fail_to_join();
+  }
+}
+
+void NcclPeers::fail_to_join() const {
+  fail<CommError>("rank {}: rank 0 left, and the store with it, before all ranks had joined",
+                  options_.rank);
+}
+
+void NcclPeers::give_id(const std::string& id) { options_.store->set(key("id"), id); }
+
+std::string NcclPeers::wait_for_id(const std::function<void()>& check) const {
+  while (true) {
+    check();
+    if (std::optional<std::string> id = find(key("id"), kSlice)) return *std::move(id);
+    if (gone_since_.load() <= Clock::now()) fail_to_join();
+  }
+}
+
+void NcclPeers::meet() {
+  std::vector<Presence> met;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    const std::optional<Presence> peer = presence(rank, options_.timeout);
+    if (!peer) fail<CommError>("rank {}: rank {} has left the store", options_.rank, rank);
+    met.push_back(*peer);
+  }
+  met_ = std::move(met);
+}
+
+std::vector<int> NcclPeers::devices_of_this_process() const {
+  std::vector<int> devices;
+  for (const Presence& peer : met_) {
+    if (peer.process == own_.process && peer.device != own_.device) devices.push_back(peer.device);
+  }
+  return devices;
+}
+
+std::optional<std::string> NcclPeers::error(std::chrono::milliseconds timeout) const {
+  return find(key("error"), timeout);
+}
+
+void NcclPeers::report(const std::string& error) noexcept {
+  try {
+    options_.store->set(key("error"), error);
+  } catch (const std::exception&) {  // the store is gone: peers have the deadline
+  }
+}
+
+std::string NcclPeers::explain_delay(const std::string& what) {
+  try {
+    options_.store->set(key(fmt::format("waits/{}", options_.rank)), what);
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): nobody learns it, nobody answers
+  }
+  std::string answers;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (rank == options_.rank) continue;
+    const auto waits = find(key(fmt::format("waits/{}", rank)), kAnswer);
+    answers += fmt::format("; rank {} {}", rank, waits ? "waits in " + *waits : "did not answer");
+  }
+  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.rank, what,
+                     std::chrono::duration<double>(options_.timeout).count(), answers);
+}
+
+void NcclPeers::leave(int64_t calls) noexcept {
+  try {
+    Presence presence = own_;
+    presence.calls = calls;
+    show(presence);
+  } catch (const std::exception&) {  // the store is gone, and with it whoever would wait
+  }
+}
+
+void NcclPeers::see_off() const noexcept {
+  // Ranks that are threads share a store that does not go.
+  if (options_.rank != 0 || dynamic_cast<MemoryStore*>(options_.store.get()) != nullptr) return;
+  constexpr std::chrono::milliseconds kAskAgain{5};
+  const auto until = Clock::now() + kFarewell;
+  try {
+    for (size_t i = 1; i < met_.size(); ++i) {
+      while (Clock::now() < until && !has_died(met_[i].process)) {
+        const std::optional<Presence> now = presence(static_cast<int>(i), kSlice);
+        if (!now || now->calls != kStays) break;
+        std::this_thread::sleep_for(kAskAgain);
+      }
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever stays has the deadline
+  }
+}
+
+std::string NcclPeers::missing(int64_t call, const std::string& what) const {
+  for (size_t i = 0; i < met_.size(); ++i) {
+    const auto rank = static_cast<int>(i);
+    if (rank == options_.rank) continue;
+    const ProcessIdentity& process = met_[i].process;
+    const bool died = has_died(process);
+    const std::optional<Presence> now = presence(rank, kSlice);
+    const bool left = now && now->calls != kStays;
+    if (left ? now->calls >= call : !died) continue;
+    return fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}", rank, process.pid,
+                       left ? "left (its communicator was destroyed)" : "died", options_.rank,
+                       what);
+  }
+  if (Clock::now() - kGrace > gone_since_.load()) {
+    return fmt::format("rank 0 left, and the store with it, while rank {} waited in {}",
+                       options_.rank, what);
+  }
+  return {};
+}
+
+}  // namespace zerorun

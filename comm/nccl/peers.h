@@ -1,0 +1,78 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "os/process_identity.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun {
+
+// What the ranks of an NCCL communicator tell each other beside it, through the store: that they
+// are there, what went wrong, what they wait for, and that they leave. For several threads.
+class NcclPeers {
+ public:
+  // `options` must outlive this; `device` is this rank's GPU.
+  NcclPeers(const CommunicatorOptions& options, int device);
+
+  // This rank is there.
+  void arrive();
+  // Rank 0's unique id, for all others; they ask `check`, which throws, for a reason to give up.
+  void give_id(const std::string& id);
+  std::string wait_for_id(const std::function<void()>& check) const;
+  // Learns who the others are; all have arrived.
+  void meet();
+  // GPUs of other ranks that are threads of this process.
+  std::vector<int> devices_of_this_process() const;
+
+  // The first error of a peer that comes in time.
+  std::optional<std::string> error(std::chrono::milliseconds timeout) const;
+  void report(const std::string& error) noexcept;
+  // The error of a wait for `what` that was too long: every rank that meets its deadline says what
+  // it waits for.
+  std::string explain_delay(const std::string& what);
+
+  // This rank makes no more than the `calls` that it has made.
+  void leave(int64_t calls) noexcept;
+  // Rank 0's store goes with it: it stays until the others have left, for some seconds at most.
+  void see_off() const noexcept;
+  // A forked child is no rank.
+  bool is_this_process() const { return own_.process.pid == getpid(); }
+  // Why some rank will never make its `call`th call, `what`, for which this rank waits; empty while
+  // all may.
+  std::string missing(int64_t call, const std::string& what) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kStays = -1;
+  struct Presence {
+    ProcessIdentity process;
+    int32_t device = 0;
+    int64_t calls = kStays;  // that it made before it left
+  };
+
+  std::string key(const std::string& what) const { return options_.name + "/nccl/" + what; }
+  std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
+  std::optional<std::string> find(const std::string& key, std::chrono::milliseconds timeout) const;
+  std::optional<Presence> presence(int rank, std::chrono::milliseconds timeout) const;
+  void show(const Presence& presence) const;
+  [[noreturn]] void fail_to_join() const;
+  bool has_died(const ProcessIdentity& process) const {
+    return own_.process.can_see(process) && !is_running(process);
+  }
+
+  const CommunicatorOptions& options_;
+  Presence own_;
+  std::vector<Presence> met_;  // by rank; empty until all have met
+  // When the store was first found to be gone, and rank 0 with it.
+  mutable std::atomic<Clock::time_point> gone_since_ = Clock::time_point::max();
+};
+
+}  // namespace zerorun

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "comm/rendezvous/memory_store.h"
+#include "os/socket.h"
+
+namespace zerorun {
+
+// What the TCP store's server and its clients say to each other: frames (os/socket.h). A client
+// begins with kHello and the secret; the answer is kGranted or kDenied. Then, any number of times:
+// kSet, length of the key (4 bytes), key, value -> kGranted; kGet, key -> kGranted, value, which
+// may take as long as nobody sets the key.
+namespace store_protocol {
+inline constexpr std::string_view kHello = "zerorun store 1\n";
+inline constexpr char kGranted = 'g';
+inline constexpr char kDenied = 'd';
+inline constexpr char kSet = 's';
+inline constexpr char kGet = 'w';
+inline constexpr size_t kMaxHelloBytes = 4096;
+inline constexpr size_t kMaxBytes = size_t{1} << 20;
+}  // namespace store_protocol
+
+// Answers the peers of a TCP store, on a thread of its own.
+//
+// Threat model: other users of the host, or of the network when the job binds more than loopback,
+// can connect. They do not know the secret, so they are dropped: what they can take up is bounded
+// in memory, number and time. Whoever can read the job's memory or listen on its network is not
+// kept out: the secret travels in clear text.
+class StoreServer {
+ public:
+  StoreServer(Listener listener, std::string secret, std::shared_ptr<MemoryStore> values);
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  ~StoreServer();
+
+  uint16_t port() const { return listener_.port; }
+  // A value was set by this process: somebody may be waiting for it.
+  void notify() const;
+
+ private:
+  struct Connection {
+    FileDescriptor socket;
+    Deadline opened;
+    bool known = false;  // has said the secret
+    bool closing = false;
+    std::string received;
+    std::string to_send;
+    std::optional<std::string> wanted;  // the key of a get that waits
+  };
+
+  void run();
+  void wait_for_events();
+  void accept_new();
+  void drop_strangers();
+  void serve(Connection& connection);
+  void receive(Connection& connection);
+  void answer(Connection& connection, const std::string& request);
+  void greet(Connection& connection, const std::string& request) const;
+
+  const Listener listener_;
+  const std::string secret_;
+  const std::shared_ptr<MemoryStore> values_;
+  const FileDescriptor wake_;
+  const pid_t process_;  // that it runs in
+  std::atomic<bool> stopping_ = false;
+  std::list<Connection> connections_;  // of the thread; oldest first
+  std::thread thread_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/rendezvous/memory_store.h"
+#include "comm/rendezvous/store_server.h"
+#include "core/check.h"
+#include "os/socket.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun {
+
+namespace {
+
+class TcpStore : public Store {
+ public:
+  virtual uint16_t port() const = 0;
+};
+
+// Rank 0's side: the values are here.
+class ServingTcpStore final : public TcpStore {
+ public:
+  explicit ServingTcpStore(const TcpStoreOptions& options)
+      : server_(listen_on(options.host, options.port), options.secret, values_) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    values_->set(key, value);
+    server_.notify();
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return values_->get(key, timeout);
+  }
+  uint16_t port() const override { return server_.port(); }
+
+ private:
+  const std::shared_ptr<MemoryStore> values_ = std::make_shared<MemoryStore>();
+  StoreServer server_;
+};
+
+// The other ranks' side. Each request has a connection of its own while it lasts, so that a get
+// that waits does not keep others from setting.
+class ClientTcpStore final : public TcpStore {
+ public:
+  explicit ClientTcpStore(const TcpStoreOptions& options) : options_(options) {
+    idle_.push_back(connect(Clock::now() + options_.timeout, Absence::not_yet));
+  }
+
+  void set(const std::string& key, const std::string& value) override {
+    constexpr std::chrono::milliseconds kMost{30000};  // nobody else is waited for
+    request(store_protocol::kSet + frame_of(key) + value, std::min(options_.timeout, kMost));
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const auto explain = [&](const CommError& error) {
+      return fmt::format("waited for '{}' in the store of rank 0 at {} port {}: {}", key,
+                         options_.host, options_.port, error.what());
+    };
+    try {
+      return request(store_protocol::kGet + key, timeout);
+    } catch (const Dropped& error) {
+      throw Dropped(explain(error));
+    } catch (const CommError& error) {
+      throw CommError(explain(error));
+    }
+  }
+  uint16_t port() const override { return options_.port; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string request(const std::string& text, std::chrono::milliseconds timeout) {
+    if (text.size() > store_protocol::kMaxBytes) {
+      fail<CommError>("got {} bytes for the store, at most {} are allowed", text.size(),
+                      store_protocol::kMaxBytes);
+    }
+    const Deadline deadline = Clock::now() + timeout;
+    FileDescriptor connection = take_connection(deadline);
+    send_frame(connection, text, deadline);
+    std::string answer = receive_frame(connection, store_protocol::kMaxBytes + 1, deadline);
+    if (!answer.starts_with(store_protocol::kGranted)) {
+      fail<CommError>("rank 0 refused a request of {} bytes", text.size());
+    }
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(connection));
+    return answer.substr(1);
+  }
+
+  FileDescriptor take_connection(Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        FileDescriptor connection = std::move(idle_.back());
+        idle_.pop_back();
+        return connection;
+      }
+    }
+    return connect(deadline, Absence::gone);
+  }
+
+  FileDescriptor connect(Deadline deadline, Absence absence) const {
+    while (true) {
+      FileDescriptor connection = connect_to(options_.host, options_.port, deadline, absence);
+      try {
+        greet(connection, deadline);
+        return connection;
+      } catch (const Dropped&) {
+        if (Clock::now() >= deadline) throw;
+      }
+      // Rank 0 drops those who are slow to greet when strangers crowd its port.
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+  void greet(const FileDescriptor& connection, Deadline deadline) const {
+    send_frame(connection, std::string(store_protocol::kHello) + options_.secret, deadline);
+    const std::string answer = receive_frame(connection, store_protocol::kMaxHelloBytes, deadline);
+    if (answer == std::string{store_protocol::kGranted}) return;
+    fail<CommError>(
+        "rank 0 at {} port {} refused this rank's secret: is ZERORUN_JOB_SECRET the same on all "
+        "ranks, and the port used by this job only?",
+        options_.host, options_.port);
+  }
+
+  const TcpStoreOptions options_;
+  std::mutex mutex_;
+  std::vector<FileDescriptor> idle_;  // guarded by mutex_
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {
+  if (options.serve) return std::make_shared<ServingTcpStore>(options);
+  return std::make_shared<ClientTcpStore>(options);
+}
+
+uint16_t bound_port(const Store& store) {
+  const auto* tcp_store = dynamic_cast<const TcpStore*>(&store);
+  ZR_CHECK(tcp_store != nullptr, "got a store that is not a TCP store");
+  return tcp_store->port();
+}
+
+}  // namespace zerorun

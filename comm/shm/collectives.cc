@@ -1,0 +1,236 @@
+#include "comm/shm/collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "comm/shm/exchange.h"
+#include "comm/shm/reduce_kernels.h"
+#include "core/check.h"
+
+namespace zerorun::shm {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMaxBytes = size_t{1} << 62;
+
+size_t round_up(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t numel() const { return end - begin; }
+};
+
+// The elements that `rank` computes for all when an output is computed in parts: whole cache lines.
+Range part_of(int64_t numel, int rank, int world_size) {
+  constexpr int64_t kLine = 64;
+  const int64_t lines = (numel + kLine - 1) / kLine;
+  const int64_t part = (lines + world_size - 1) / world_size * kLine;
+  return {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
+}
+
+// Reduces the elements of `range` that the piece has into `out`, the output of the whole row.
+void reduce_piece(const CollectiveCall& call, const Exchange::Piece& piece, Range range,
+                  TensorView out) {
+  range.begin = std::max(range.begin, piece.begin);
+  range.end = std::min(range.end, piece.begin + piece.numel);
+  if (range.numel() <= 0) return;
+  std::vector<const std::byte*> sources(piece.sources.begin(), piece.sources.end());
+  for (const std::byte*& source : sources) {
+    source += static_cast<size_t>(range.begin - piece.begin) * size_of(call.in.dtype);
+  }
+  reduce({sources, call.in.dtype, call.reduce, call.output}, out.slice(range.begin, range.numel()));
+}
+
+}  // namespace
+
+Collectives::Collectives(const CommunicatorOptions& options, std::shared_ptr<LocalSegments> local)
+    : local_(std::move(local)),
+      control_(options, local_.get()),
+      blocks_(std::make_shared<Blocks>(options.rank)) {}
+
+void Collectives::run(const CollectiveCall& call) {
+  try {
+    switch (call.op) {
+      case Collective::all_reduce:
+        return all_reduce(call);
+      case Collective::reduce_scatter:
+        return reduce_scatter(call);
+      case Collective::all_gather:
+        return all_gather(call);
+      case Collective::broadcast:
+        return broadcast(call);
+      case Collective::barrier:
+        Exchange(control_, *blocks_, call);
+    }
+  } catch (const std::exception& error) {
+    control_.fail(error.what());  // peers must not wait; an earlier failure stays the error
+  }
+}
+
+void Collectives::all_reduce(const CollectiveCall& call) {
+  Exchange exchange(control_, *blocks_, call);
+  const int world_size = control_.world_size();
+  // Each rank computes a part for all where outputs can be shared or read: 1/world_size of the
+  // reading. It also keeps peers from overwriting what others still need when in place.
+  const bool one_output = exchange.one_output();
+  const bool by_parts = one_output || exchange.all([](const Announcement& peer) {
+    return peer.direct && peer.out.shared() && peer.output == Output::overwrite;
+  });
+  if (!by_parts &&
+      !exchange.all([](const Announcement& peer) { return !(peer.direct && peer.in_place); })) {
+    exchange.stage_all();
+  }
+  const Range whole{0, call.out.numel};
+  const Range mine = by_parts ? part_of(call.out.numel, control_.rank(), world_size) : whole;
+  exchange.for_each_piece(
+      [&](const Exchange::Piece& piece) { reduce_piece(call, piece, mine, call.out); });
+  if (by_parts) control_.advance();
+  if (by_parts && !one_output) {
+    for (int rank = 0; rank < world_size; ++rank) {
+      if (rank == control_.rank()) continue;
+      const Range part = part_of(call.out.numel, rank, world_size);
+      const TensorView to = call.out.slice(part.begin, part.numel());
+      const auto from = blocks_->address(exchange.peer(rank).out, call.out.nbytes(), rank);
+      const std::byte* source = from.get() + (to.data - call.out.data);
+      if (source != to.data) copy_bytes(to.data, source, to.nbytes());
+    }
+  }
+  if (by_parts ? !one_output : exchange.reads_inputs()) control_.advance();
+}
+
+void Collectives::reduce_scatter(const CollectiveCall& call) {
+  Exchange exchange(control_, *blocks_, call);
+  exchange.for_each_piece([&](const Exchange::Piece& piece) {
+    reduce_piece(call, piece, {0, call.out.numel}, call.out);
+  });
+  if (exchange.reads_inputs()) control_.advance();
+}
+
+void Collectives::all_gather(const CollectiveCall& call) {
+  Exchange exchange(control_, *blocks_, call);
+  const size_t nbytes = call.in.nbytes();
+  const auto place_of = [&](int rank) {
+    return call.out.data + static_cast<size_t>(rank) * nbytes;
+  };
+  std::byte* const own_place = place_of(control_.rank());
+  if (exchange.one_output()) {
+    if (call.in.data != own_place) copy_bytes(own_place, call.in.data, nbytes);
+    bool all_in_place = true;
+    for (int rank = 0; rank < control_.world_size(); ++rank) {
+      const Announcement& peer = exchange.peer(rank);
+      const Location place{peer.out.block, peer.out.offset + static_cast<size_t>(rank) * nbytes};
+      all_in_place &= peer.in == place;
+    }
+    if (!all_in_place) control_.advance();
+    return;
+  }
+  exchange.for_each_piece([&](const Exchange::Piece& piece) {
+    const size_t offset = static_cast<size_t>(piece.begin) * size_of(call.in.dtype);
+    const size_t piece_bytes = static_cast<size_t>(piece.numel) * size_of(call.in.dtype);
+    for (int rank = 0; rank < control_.world_size(); ++rank) {
+      const bool own = rank == control_.rank();
+      const std::byte* from =
+          own ? call.in.data + offset : piece.sources[static_cast<size_t>(rank)];
+      std::byte* to = place_of(rank) + offset;
+      if (from != to) copy_bytes(to, from, piece_bytes);
+    }
+  });
+  if (exchange.reads_inputs()) control_.advance();
+}
+
+void Collectives::broadcast(const CollectiveCall& call) {
+  Exchange exchange(control_, *blocks_, call);
+  if (exchange.one_output()) return;
+  exchange.for_each_piece([&](const Exchange::Piece& piece) {
+    if (control_.rank() == call.root) return;
+    const TensorView to = call.out.slice(piece.begin, piece.numel);
+    copy_bytes(to.data, piece.sources.front(), to.nbytes());
+  });
+  if (exchange.reads_inputs()) control_.advance();
+}
+
+void Collectives::check_settled(const CollectiveCall& call) const {
+  ZR_CHECK(call.in.empty() || blocks_->locate(call.in.data, call.in.nbytes()).shared(),
+           "all_gather '{}' of settled inputs: the input is not in memory that the ranks allocated "
+           "together",
+           call.label);
+}
+
+void Collectives::gather_settled(const CollectiveCall& call) {
+  control_.check();
+  if (call.in.empty()) return;
+  const size_t nbytes = call.in.nbytes();
+  const Location own = blocks_->locate(call.in.data, nbytes);
+  const bool per_host = blocks_->per_host(own);
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    Location place = own;
+    if (per_host) place.offset += static_cast<size_t>(rank - control_.rank()) * nbytes;
+    const auto from = blocks_->address(place, nbytes, rank);
+    std::byte* to = call.out.data + static_cast<size_t>(rank) * nbytes;
+    if (from.get() != to) copy_bytes(to, from.get(), nbytes);
+  }
+}
+
+Buffer Collectives::allocate(size_t nbytes, Sharing sharing) {
+  try {
+    Block block = share_block(nbytes, sharing);
+    // One part each: a rank's own, or its share of the one that all have.
+    const auto ranks = static_cast<size_t>(control_.world_size());
+    const auto rank = static_cast<size_t>(control_.rank());
+    const size_t share =
+        sharing == Sharing::per_rank ? nbytes : round_up((nbytes + ranks - 1) / ranks, kPage);
+    const size_t begin = sharing == Sharing::per_rank ? 0 : std::min(nbytes, rank * share);
+    reserve_pages(block.part(control_.rank()) + begin, std::min(share, nbytes - begin));
+    control_.advance();
+    if (rank == 0) block.segment->close_file();  // all have it
+    return blocks_->add(std::move(block));
+  } catch (const DeviceError& error) {
+    control_.abort(error.what());
+    throw;
+  } catch (const std::exception& error) {
+    control_.fail(error.what());
+  }
+}
+
+// Rank 0 makes the memory of all ranks, the others map it.
+Block Collectives::share_block(size_t nbytes, Sharing sharing) {
+  const int world_size = control_.world_size();
+  const size_t stride =
+      round_up(std::max<size_t>(nbytes, 1), nbytes < kHugePage ? kPage : kHugePage);
+  if (nbytes > kMaxBytes / static_cast<size_t>(world_size)) {
+    fail<DeviceError>("cannot allocate {} bytes for each of {} ranks", nbytes, world_size);
+  }
+  control_.check();  // as in Exchange
+  Block block;
+  block.id = next_block_++;
+  block.nbytes = nbytes;
+  block.stride = sharing == Sharing::per_rank ? stride : 0;
+  if (control_.rank() == 0) {
+    block.segment = Segment::create(
+        sharing == Sharing::per_rank ? stride * static_cast<size_t>(world_size) : stride);
+    if (local_) local_->add(block.segment);
+    std::memcpy(control_.outbox(), &block.segment->ticket(), sizeof(SegmentTicket));
+  }
+  Announcement mine;
+  mine.operation = Operation::allocate;
+  mine.numel = static_cast<int64_t>(nbytes);
+  mine.sharing = sharing;
+  control_.announce(mine, "");
+  control_.advance();
+  control_.check_agreement();
+  if (control_.rank() != 0) {
+    SegmentTicket ticket;
+    std::memcpy(&ticket, control_.inbox(0), sizeof(ticket));
+    block.segment = local_ ? local_->find(ticket) : Segment::open(ticket);
+  }
+  return block;
+}
+
+}  // namespace zerorun::shm

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/collective_call.h"
+#include "comm/shm/blocks.h"
+#include "comm/shm/control.h"
+#include "comm/shm/segment.h"
+
+namespace zerorun::shm {
+
+// The collectives of ranks that share memory, on the caller's thread. Except for gather_settled(),
+// calls come one at a time, in the same order on every rank.
+class Collectives {
+ public:
+  // `local` is null unless the ranks are threads of one process.
+  Collectives(const CommunicatorOptions& options, std::shared_ptr<LocalSegments> local);
+
+  Control& control() { return control_; }
+
+  void run(const CollectiveCall& call);
+  // all_gather without the peers' help, at any time and on any thread. The inputs must be in memory
+  // that the ranks allocated together: at the same offset of a per_rank block on every rank, or as
+  // neighbours in rank order in a per_host block. check_settled throws InternalError otherwise.
+  void check_settled(const CollectiveCall& call) const;
+  void gather_settled(const CollectiveCall& call);
+  Buffer allocate(size_t nbytes, Sharing sharing);
+
+ private:
+  void all_reduce(const CollectiveCall& call);
+  void reduce_scatter(const CollectiveCall& call);
+  void all_gather(const CollectiveCall& call);
+  void broadcast(const CollectiveCall& call);
+  Block share_block(size_t nbytes, Sharing sharing);
+
+  const std::shared_ptr<LocalSegments> local_;
+  Control control_;
+  const std::shared_ptr<Blocks> blocks_;
+  int64_t next_block_ = 0;
+};
+
+}  // namespace zerorun::shm

@@ -1,0 +1,72 @@
+#include "comm/shm/communicator.h"
+
+#include <utility>
+
+#include "comm/call_order.h"
+#include "comm/host_communicator.h"
+#include "comm/rendezvous/memory_store.h"
+#include "comm/shm/collectives.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+std::shared_ptr<LocalSegments> local_segments_of(Store& store) {
+  auto* memory_store = dynamic_cast<MemoryStore*>(&store);
+  return memory_store != nullptr ? memory_store->segments() : nullptr;
+}
+
+class ShmCommunicator final : public HostCommunicator {
+ public:
+  explicit ShmCommunicator(const CommunicatorOptions& options)
+      : HostCommunicator(options.rank, options.world_size),
+        collectives_(
+            std::make_shared<shm::Collectives>(options, local_segments_of(*options.store))) {}
+  ShmCommunicator(const ShmCommunicator&) = delete;
+  ShmCommunicator& operator=(const ShmCommunicator&) = delete;
+  // Work that is still under way fails, here and at the peers that need it.
+  ~ShmCommunicator() override { collectives_->control().leave(); }
+
+  std::string transport() const override { return "shm"; }
+  bool reads_peers() const override { return true; }
+  void abort(std::string_view reason) noexcept override { collectives_->control().abort(reason); }
+
+  std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
+    std::optional<Buffer> buffer;
+    take_turn("allocate")->run([&] { buffer = collectives_->allocate(nbytes, sharing); });
+    return buffer;
+  }
+
+ private:
+  void submit(CollectiveCall call, CpuStream& stream) override {
+    if (call.op == Collective::all_gather && call.sync == Sync::settled) {
+      collectives_->check_settled(call);
+      stream.submit([collectives = collectives_, call = std::move(call)] {
+        collectives->gather_settled(call);
+      });
+      return;
+    }
+    auto turn = take_turn(fmt::format("{} '{}'", name_of(call.op), call.label));
+    stream.submit([collectives = collectives_, turn = std::move(turn), call = std::move(call)] {
+      turn->run([&] { collectives->run(call); });
+    });
+  }
+
+  std::shared_ptr<CallOrder::Turn> take_turn(std::string what) {
+    return order_->take([collectives = collectives_, what = std::move(what)] {
+      collectives->control().abort(what + " was skipped because of an earlier error on its stream");
+    });
+  }
+
+  const std::shared_ptr<shm::Collectives> collectives_;
+  const std::shared_ptr<CallOrder> order_ = std::make_shared<CallOrder>();
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_shm_communicator(const CommunicatorOptions& options) {
+  return std::make_shared<ShmCommunicator>(options);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,280 @@
+#include "comm/shm/control.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <new>
+
+#include "core/check.h"
+#include "os/futex.h"
+
+namespace zerorun::shm {
+
+namespace {
+
+// How long a rank that waits keeps its core: longer than peers that are in step need, shorter than
+// anybody misses.
+constexpr int kPauses = 200;
+constexpr std::chrono::microseconds kSpin{50};
+// How often a rank that sleeps looks whether its peers are alive.
+constexpr std::chrono::milliseconds kSlice{50};
+
+void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::shared_ptr<Segment> meet(const CommunicatorOptions& options, LocalSegments* local) {
+  const std::string key = options.name + "/control";
+  if (options.rank != 0) {
+    const SegmentTicket ticket = decode_ticket(options.store->get(key, options.timeout));
+    return local != nullptr ? local->find(ticket) : Segment::open(ticket);
+  }
+  std::shared_ptr<Segment> segment = Segment::create(control_bytes(options.world_size));
+  // Default initialisation leaves the stages untouched, so that they take no memory until used.
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    ::new (segment->data() + kSlotsOffset + static_cast<size_t>(rank) * sizeof(RankSlot)) RankSlot;
+  }
+  auto* header = ::new (segment->data()) ControlHeader;
+  header->magic = ControlHeader::kMagic;
+  header->world_size = static_cast<uint32_t>(options.world_size);
+  if (local != nullptr) local->add(segment);
+  options.store->set(key, encode(segment->ticket()));
+  return segment;
+}
+
+}  // namespace
+
+Control::Control(const CommunicatorOptions& options, LocalSegments* local)
+    : rank_(options.rank),
+      world_size_(options.world_size),
+      timeout_(options.timeout),
+      process_(this_process()),
+      segment_(meet(options, local)) {
+  claim_slot();
+  try {
+    advance();
+  } catch (...) {
+    leave();
+    throw;
+  }
+  if (rank_ == 0) segment_->close_file();  // all have it
+}
+
+void Control::claim_slot() {
+  if (segment_->ticket().nbytes < kSlotsOffset || header().magic != ControlHeader::kMagic) {
+    zerorun::fail<CommError>("rank 0 runs another version of zerorun than rank {}", rank_);
+  }
+  if (header().world_size != static_cast<uint32_t>(world_size_)) {
+    fail(fmt::format("rank {} expects {} ranks, but rank 0 expects {}", rank_, world_size_,
+                     header().world_size));
+  }
+  RankSlot& mine = slot(rank_);
+  if (mine.claimed.exchange(1) != 0) {
+    zerorun::fail<CommError>("rank {} is taken by another process: each needs its own RANK", rank_);
+  }
+  mine.process = process_;
+  copy_cut(host_name(), mine.host);
+  mine.membership.store(Membership::joined, std::memory_order_release);
+}
+
+RankSlot& Control::slot(int peer) const {
+  std::byte* place = segment_->data() + kSlotsOffset + static_cast<size_t>(peer) * sizeof(RankSlot);
+  return *std::launder(reinterpret_cast<RankSlot*>(place));
+}
+
+ControlHeader& Control::header() const {
+  return *std::launder(reinterpret_cast<ControlHeader*>(segment_->data()));
+}
+
+Failure& Control::failure() const { return header().failure; }
+
+void Control::announce(Announcement announcement, std::string_view label) {
+  announcement.sequence = ++sequence_;
+  set_label(announcement, label);
+  current_ = announcement;
+  slot(rank_).announcements[(step_ + 1) % 2].store(announcement);
+}
+
+void Control::advance() {
+  check();
+  RankSlot& mine = slot(rank_);
+  ++step_;
+  // Sequentially consistent with wait_for(): either this rank sees the sleeper, or the sleeper sees
+  // the step.
+  mine.step.store(step_, std::memory_order_seq_cst);
+  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(mine.step);
+  for (int peer = 0; peer < world_size_; ++peer) wait_for(peer);
+}
+
+bool Control::arrived(int peer) const {
+  // Counters wrap: what counts is the distance.
+  return static_cast<int32_t>(slot(peer).step.load(std::memory_order_acquire) - step_) >= 0;
+}
+
+bool Control::spin_for(int peer) const {
+  for (int i = 0; i < kPauses; ++i) {
+    if (arrived(peer)) return true;
+    pause_core();
+  }
+  // The peer may be waiting for this core.
+  const Clock::time_point end = Clock::now() + kSpin;
+  do {
+    sched_yield();
+    if (arrived(peer)) return true;
+  } while (Clock::now() < end);
+  return false;
+}
+
+void Control::wait_for(int peer) {
+  if (spin_for(peer)) return;
+  RankSlot& theirs = slot(peer);
+  const Clock::time_point started = Clock::now();
+  while (!arrived(peer)) {
+    examine_peers(started);
+    theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = theirs.step.load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(seen - step_) < 0) futex_wait(theirs.step, seen, kSlice);
+    theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+bool Control::all_arrived() const {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!arrived(peer)) return false;
+  }
+  return true;
+}
+
+void Control::examine_peers(Clock::time_point started) {
+  try {
+    check();
+  } catch (const CommError&) {
+    // A peer that has taken this step may fail in the next one before this rank looks up.
+    if (all_arrived()) return;
+    throw;
+  }
+  const Clock::duration waited = Clock::now() - started;
+  std::vector<int> missing;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (arrived(peer)) continue;
+    const RankSlot& theirs = slot(peer);
+    const Membership membership = theirs.membership.load(std::memory_order_acquire);
+    const bool died = waited >= kSlice && membership == Membership::joined &&
+                      theirs.process != process_ && !is_running(theirs.process);
+    // A peer may have counted its last step just before it went.
+    if ((membership == Membership::left || died) && !arrived(peer)) {
+      fail(fmt::format("{} {} while rank {} waited for it in {}; its last operation: {}",
+                       name_of_rank(peer), died ? "died" : "left (its communicator was destroyed)",
+                       rank_, describe(current_), last_operation(peer)));
+    }
+    missing.push_back(peer);
+  }
+  if (missing.empty() || waited < timeout_) return;
+  std::string names;
+  for (const int peer : missing) {
+    names += fmt::format("{}{}, last operation: {}", names.empty() ? "" : "; ", name_of_rank(peer),
+                         last_operation(peer));
+  }
+  fail(fmt::format("rank {} waited {:.1f} s in {} for {}", rank_,
+                   std::chrono::duration<double>(waited).count(), describe(current_), names));
+}
+
+Announcement Control::announcement(int peer) const {
+  return slot(peer).announcements[step_ % 2].load();
+}
+
+void Control::check_agreement() {
+  const Announcement first = announcement(0);
+  for (int peer = 1; peer < world_size_; ++peer) {
+    const Announcement other = announcement(peer);
+    if (same_operation(first, other)) continue;
+    fail(fmt::format(
+        "ranks diverged: {} calls {}, but {} calls {}; every rank must make the same calls in the "
+        "same order",
+        name_of_rank(0), describe(first), name_of_rank(peer), describe(other)));
+  }
+}
+
+void Control::check() {
+  if (failure().state.load(std::memory_order_acquire) == Failure::none && !left_) return;
+  const std::lock_guard lock(mutex_);
+  if (error_.empty() && failure().state.load(std::memory_order_acquire) == Failure::written) {
+    error_ = failure().text.data();
+  }
+  if (error_.empty() && left_) {
+    error_ = fmt::format("the communicator of rank {} was destroyed before its last work", rank_);
+  }
+  if (!error_.empty()) throw CommError(error_);
+}
+
+void Control::fail(const std::string& text) {
+  record_failure(text);
+  throw CommError(keep_error(text));
+}
+
+void Control::abort(std::string_view reason) noexcept {
+  try {
+    const std::string text = fmt::format("{} aborted the job: {}", name_of_rank(rank_), reason);
+    record_failure(text);
+    keep_error(text);
+  } catch (...) {
+    record_failure(reason);
+  }
+}
+
+// The error of this rank from now on: the one it had, or the one that all share, or `text` when
+// another rank is just writing that (or died doing so).
+std::string Control::keep_error(std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  if (error_.empty()) {
+    const bool written = failure().state.load(std::memory_order_acquire) == Failure::written;
+    error_ = written ? failure().text.data() : text;
+  }
+  return error_;
+}
+
+void Control::record_failure(std::string_view text) noexcept {
+  Failure& shared = failure();
+  uint32_t expected = Failure::none;
+  if (!shared.state.compare_exchange_strong(expected, Failure::being_written)) return;
+  copy_cut(text, shared.text);
+  shared.state.store(Failure::written, std::memory_order_release);
+  wake_all();
+}
+
+void Control::leave() noexcept {
+  // A forked child has a copy of the communicator, but is not the rank.
+  if (getpid() != process_.pid) return;
+  left_ = true;
+  slot(rank_).membership.store(Membership::left, std::memory_order_release);
+  wake_all();
+}
+
+void Control::wake_all() const noexcept {
+  const auto ranks = static_cast<int>(header().world_size);
+  for (int peer = 0; peer < ranks; ++peer) futex_wake(slot(peer).step);
+}
+
+std::string Control::name_of_rank(int peer) const {
+  const RankSlot& theirs = slot(peer);
+  if (theirs.membership.load(std::memory_order_acquire) == Membership::absent) {
+    return fmt::format("rank {} (has not joined)", peer);
+  }
+  return fmt::format("rank {} (pid {} on {})", peer, theirs.process.pid, theirs.host.data());
+}
+
+std::string Control::last_operation(int peer) const {
+  const auto& [even, odd] = slot(peer).announcements;
+  const Announcement a = even.load();
+  const Announcement b = odd.load();
+  if (a.sequence == 0 && b.sequence == 0) return "none";
+  return describe(a.sequence > b.sequence ? a : b);
+}
+
+}  // namespace zerorun::shm

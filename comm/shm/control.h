@@ -1,0 +1,88 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/shm/layout.h"
+#include "comm/shm/segment.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun::shm {
+
+// How the ranks of one host keep pace: steps that all take together, and the news that one of them
+// failed, left or died. Every wait ends: by the peers, by a failure, or at the deadline.
+class Control {
+ public:
+  // Meets the peers through the store. `local` is null unless the ranks are threads of one process.
+  Control(const CommunicatorOptions& options, LocalSegments* local);
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+
+  // The functions of this group are called by one thread at a time.
+  //
+  // Says what this rank is about to do, with the coming step. Fills in the sequence number.
+  void announce(Announcement announcement, std::string_view label);
+  // Counts a step and waits for the peers to do the same. Throws CommError.
+  void advance();
+  // Throws CommError, on every rank, unless all announced the same.
+  void check_agreement();
+  // What the peer announced for the step just taken.
+  Announcement announcement(int peer) const;
+  // This rank's memory for the coming step, and a peer's of the step just taken; kStageBytes each.
+  std::byte* outbox() const { return slot(rank_).stages[(step_ + 1) % 2].data(); }
+  const std::byte* inbox(int peer) const { return slot(peer).stages[step_ % 2].data(); }
+
+  // From any thread.
+  //
+  // Throws the error of an earlier failure, if there was one.
+  void check();
+  // Makes `text` the error of every rank, unless there was one before; throws it.
+  [[noreturn]] void fail(const std::string& text);
+  // The same without throwing; `reason` is what the user says.
+  void abort(std::string_view reason) noexcept;
+  // This rank takes no more steps: its own waits and those of its peers end.
+  void leave() noexcept;
+  // "rank 1 (pid 123 on host a)"
+  std::string name_of_rank(int peer) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  RankSlot& slot(int peer) const;
+  ControlHeader& header() const;
+  Failure& failure() const;
+  bool arrived(int peer) const;
+  bool all_arrived() const;
+  void claim_slot();
+  void wait_for(int peer);
+  bool spin_for(int peer) const;
+  void examine_peers(Clock::time_point started);
+  void wake_all() const noexcept;
+  std::string last_operation(int peer) const;
+  std::string keep_error(std::string_view text);
+  void record_failure(std::string_view text) noexcept;
+
+  // Constant after construction.
+  const int rank_;
+  const int world_size_;
+  const std::chrono::milliseconds timeout_;
+  const ProcessIdentity process_;
+  std::shared_ptr<Segment> segment_;
+  // Of the thread that takes steps.
+  uint32_t step_ = 0;
+  uint64_t sequence_ = 0;
+  Announcement current_;
+  // Of any thread.
+  std::atomic<bool> left_ = false;
+  std::mutex mutex_;
+  std::string error_;  // guarded by mutex_; empty: none
+};
+
+}  // namespace zerorun::shm

@@ -1,0 +1,133 @@
+#include "comm/shm/exchange.h"
+
+#include <algorithm>
+
+#include "comm/shm/reduce_kernels.h"
+
+namespace zerorun::shm {
+
+namespace {
+
+// Up to here a copy costs less than the step that direct reading needs at its end.
+constexpr size_t kDirectBytes = size_t{16} << 10;
+
+Operation operation_of(Collective op) {
+  switch (op) {
+    case Collective::all_reduce:
+      return Operation::all_reduce;
+    case Collective::reduce_scatter:
+      return Operation::reduce_scatter;
+    case Collective::all_gather:
+      return Operation::all_gather;
+    case Collective::broadcast:
+      return Operation::broadcast;
+    case Collective::barrier:
+      return Operation::barrier;
+  }
+  return Operation::barrier;
+}
+
+Announcement announcement_of(const CollectiveCall& call, const Blocks& blocks) {
+  Announcement mine;
+  mine.operation = operation_of(call.op);
+  mine.numel = call.in.numel;
+  mine.dtype = call.in.dtype;
+  mine.out_dtype = call.out.dtype;
+  mine.reduce = call.reduce;
+  mine.output = call.output;
+  mine.root = call.root;
+  mine.in = blocks.locate(call.in.data, call.in.nbytes());
+  mine.out = blocks.locate(call.out.data, call.out.nbytes());
+  mine.direct = mine.in.shared() && call.in.nbytes() > kDirectBytes;
+  mine.in_place = call.in.data == call.out.data;
+  return mine;
+}
+
+}  // namespace
+
+Exchange::Exchange(Control& control, const Blocks& blocks, const CollectiveCall& call)
+    : control_(control),
+      blocks_(blocks),
+      call_(call),
+      rows_(call.op == Collective::reduce_scatter ? control.world_size() : 1),
+      row_numel_(call.in.numel / rows_),
+      stage_numel_(static_cast<int64_t>(kStageBytes / size_of(call.in.dtype)) / rows_) {
+  // After a failed step, what this rank said for the last one must stay readable to slower peers.
+  control.check();
+  const Announcement mine = announcement_of(call, blocks);
+  if (gives(control.rank()) && !mine.direct) stage(0, std::min(row_numel_, stage_numel_));
+  control.announce(mine, call.label);
+  control.advance();
+  control.check_agreement();
+  for (int rank = 0; rank < control.world_size(); ++rank) {
+    peers_.push_back(control.announcement(rank));
+  }
+}
+
+bool Exchange::all(const std::function<bool(const Announcement&)>& condition) const {
+  return std::all_of(peers_.begin(), peers_.end(), condition);
+}
+
+bool Exchange::one_output() const {
+  const Location& first = peers_.front().out;
+  return first.shared() && blocks_.per_host(first) &&
+         all([&](const Announcement& peer) { return peer.out == first; });
+}
+
+bool Exchange::reads_inputs() const {
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    if (gives(rank) && !staged(rank)) return true;
+  }
+  return false;
+}
+
+void Exchange::stage_all() { stage_all_ = true; }
+
+void Exchange::for_each_piece(const std::function<void(const Piece&)>& body) {
+  const int64_t row = rows_ == 1 ? 0 : control_.rank();
+  const size_t element = size_of(call_.in.dtype);
+  // Inputs that are read where they lie stay mapped until the collective is over.
+  std::vector<std::shared_ptr<std::byte>> direct;
+  bool any_staged = false;
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    const bool reads = gives(rank) && !staged(rank);
+    direct.push_back(reads ? blocks_.address(peer(rank).in, call_.in.nbytes(), rank) : nullptr);
+    any_staged |= gives(rank) && staged(rank);
+  }
+  const int64_t step = any_staged ? stage_numel_ : row_numel_;
+  std::vector<const std::byte*> sources;
+  for (int64_t begin = 0; begin < row_numel_; begin += step) {
+    const int64_t numel = std::min(step, row_numel_ - begin);
+    if (begin > 0 || stage_all_) {
+      if (gives(control_.rank()) && staged(control_.rank())) stage(begin, numel);
+      control_.advance();
+    }
+    sources.clear();
+    for (int rank = 0; rank < control_.world_size(); ++rank) {
+      const auto& data = direct[static_cast<size_t>(rank)];
+      if (data) {
+        sources.push_back(data.get() + static_cast<size_t>(row * row_numel_ + begin) * element);
+      } else if (gives(rank)) {
+        sources.push_back(control_.inbox(rank) + static_cast<size_t>(row * numel) * element);
+      }
+    }
+    body({begin, numel, sources});
+  }
+}
+
+bool Exchange::gives(int rank) const {
+  return call_.op != Collective::broadcast || rank == call_.root;
+}
+
+bool Exchange::staged(int rank) const { return stage_all_ || !peer(rank).direct; }
+
+void Exchange::stage(int64_t begin, int64_t numel) {
+  std::byte* to = control_.outbox();
+  for (int64_t row = 0; row < rows_; ++row) {
+    const TensorView part = call_.in.slice(row * row_numel_ + begin, numel);
+    copy_bytes(to, part.data, part.nbytes());
+    to += part.nbytes();
+  }
+}
+
+}  // namespace zerorun::shm

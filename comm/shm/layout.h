@@ -1,0 +1,83 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "comm/shm/announcement.h"
+#include "os/process_identity.h"
+
+// The control segment that all ranks of a shared-memory communicator map: a header, then one slot
+// per rank. Each slot is written by its rank only.
+namespace zerorun::shm {
+
+// A value that one rank writes while others may read it. A reader that comes too late gets a mix of
+// two values, never undefined behaviour.
+template <typename T>
+class SharedValue {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
+
+ public:
+  void store(const T& value) {
+    std::array<uint64_t, kWords> words;
+    std::memcpy(words.data(), &value, sizeof(T));
+    for (size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+  }
+  T load() const {
+    std::array<uint64_t, kWords> words;
+    for (size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+    T value;
+    std::memcpy(static_cast<void*>(&value), words.data(), sizeof(T));
+    return value;
+  }
+
+ private:
+  static constexpr size_t kWords = sizeof(T) / sizeof(uint64_t);
+  std::array<std::atomic<uint64_t>, kWords> words_;
+};
+
+enum class Membership : uint32_t { absent, joined, left };
+
+// Payload that fits is staged here with the announcement; larger ones pass in pieces.
+inline constexpr size_t kStageBytes = size_t{256} << 10;
+
+// Ranks advance in steps: each writes what the others need into the half of its slot that belongs
+// to the step, counts the step, and waits until all have counted it. A rank writes a half again two
+// steps later, after every peer has counted the step in between and so is done with reading.
+struct RankSlot {
+  alignas(64) std::atomic<uint32_t> step;  // also the futex that peers sleep on
+  std::atomic<uint32_t> sleepers;
+  alignas(64) std::atomic<uint32_t> claimed;
+  std::atomic<Membership> membership;
+  ProcessIdentity process;  // valid once joined
+  std::array<char, 64> host;
+  std::array<SharedValue<Announcement>, 2> announcements;
+  alignas(4096) std::array<std::array<std::byte, kStageBytes>, 2> stages;
+};
+
+// The first failure of any rank; it becomes the error of all.
+struct Failure {
+  enum State : uint32_t { none, being_written, written };
+  std::atomic<uint32_t> state;
+  std::array<char, 2040> text;
+};
+
+struct ControlHeader {
+  static constexpr uint64_t kMagic = 0x315f4d48'535f525a;  // "ZR_SHM_1"
+  uint64_t magic;
+  uint32_t world_size;
+  Failure failure;
+};
+
+constexpr size_t kSlotsOffset = 4096;
+static_assert(sizeof(ControlHeader) <= kSlotsOffset && alignof(RankSlot) <= kSlotsOffset);
+constexpr size_t control_bytes(int world_size) {
+  return kSlotsOffset + static_cast<size_t>(world_size) * sizeof(RankSlot);
+}
+static_assert(std::atomic<uint32_t>::is_always_lock_free &&
+              std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace zerorun::shm

@@ -1,0 +1,317 @@
+#include "comm/shm/reduce_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "comm/shm/reduce_kernels.cc"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/check.h"
+#include "core/parallel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zerorun::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class D>
+using Unsigned16 = hn::Rebind<uint16_t, D>;
+
+template <class D, typename T>
+hn::Vec<D> load(D d, const T* from) {
+  return hn::LoadU(d, from);
+}
+
+template <class D>
+hn::Vec<D> load(D d, const Bf16* from) {
+  const auto bits = hn::LoadU(Unsigned16<D>(), &from->bits);
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(hn::RebindToUnsigned<D>(), bits)));
+}
+
+// As to_bf16() in zerorun/dtype.h.
+template <class D>
+hn::Vec<Unsigned16<D>> to_16_bits(D /*d*/, hn::Vec<D> value, Bf16 /*tag*/) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))));
+  const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
+  const auto is_nan = hn::RebindMask(du, hn::Ne(value, value));
+  return hn::TruncateTo(Unsigned16<D>(), hn::IfThenElse(is_nan, quiet, rounded));
+}
+
+// Highway's conversions of binary16 are exact only where the hardware has them.
+#if HWY_TARGET == HWY_SCALAR || (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2)
+inline constexpr bool kHardwareFp16 = false;
+#else
+inline constexpr bool kHardwareFp16 = true;
+#endif
+
+template <class D>
+hn::Vec<D> load(D d, const Fp16* from) {
+  if constexpr (kHardwareFp16) {
+    const hn::Rebind<hwy::float16_t, D> d16;
+    return hn::PromoteTo(d, hn::BitCast(d16, hn::LoadU(Unsigned16<D>(), &from->bits)));
+  } else {
+    HWY_ALIGN float values[hn::MaxLanes(d)];
+    for (size_t i = 0; i < hn::Lanes(d); ++i) values[i] = to_float(from[i]);
+    return hn::Load(d, values);
+  }
+}
+
+template <class D>
+hn::Vec<Unsigned16<D>> to_16_bits(D d, hn::Vec<D> value, Fp16 /*tag*/) {
+  const Unsigned16<D> d16;
+  if constexpr (kHardwareFp16) {
+    return hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
+  } else {
+    HWY_ALIGN float values[hn::MaxLanes(d)];
+    HWY_ALIGN uint16_t bits[hn::MaxLanes(d)];
+    hn::Store(value, d, values);
+    for (size_t i = 0; i < hn::Lanes(d); ++i) bits[i] = to_fp16(values[i]).bits;
+    return hn::Load(d16, bits);
+  }
+}
+
+// Two neighbouring vectors. With kStream `to` is aligned to a vector and the store bypasses the
+// caches.
+template <bool kStream, class D, typename T>
+void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, T* to) {
+  if constexpr (kStream) {
+    hn::Stream(low, d, to);
+    hn::Stream(high, d, to + hn::Lanes(d));
+  } else {
+    hn::StoreU(low, d, to);
+    hn::StoreU(high, d, to + hn::Lanes(d));
+  }
+}
+
+template <bool kStream, class D>
+void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to) {
+  const auto low_bits = to_16_bits(d, low, std::remove_pointer_t<decltype(to)>{});
+  const auto high_bits = to_16_bits(d, high, std::remove_pointer_t<decltype(to)>{});
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kStream) {
+    const hn::Twice<Unsigned16<D>> whole;
+    hn::Stream(hn::Combine(whole, high_bits, low_bits), whole, &to->bits);
+    return;
+  }
+#endif
+  hn::StoreU(low_bits, Unsigned16<D>(), &to->bits);
+  hn::StoreU(high_bits, Unsigned16<D>(), &to[hn::Lanes(d)].bits);
+}
+template <bool kStream, class D>
+void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Bf16* to) {
+  store_pair_16<kStream>(d, low, high, to);
+}
+template <bool kStream, class D>
+void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Fp16* to) {
+  store_pair_16<kStream>(d, low, high, to);
+}
+
+inline float widen(float value) { return value; }
+inline float widen(Bf16 value) { return to_float(value); }
+inline float widen(Fp16 value) { return to_float(value); }
+inline int64_t widen(int64_t value) { return value; }
+inline void narrow(float value, float& out) { out = value; }
+inline void narrow(float value, Bf16& out) { out = to_bf16(value); }
+inline void narrow(float value, Fp16& out) { out = to_fp16(value); }
+inline void narrow(int64_t value, int64_t& out) { out = value; }
+
+struct Sum {
+  template <class V>
+  static V vectors(V a, V b) {
+    return hn::Add(a, b);
+  }
+  static float scalars(float a, float b) { return a + b; }
+  static int64_t scalars(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+};
+// The later operand wins if it is larger or NaN; so the first NaN stays, and of equals the first.
+struct Max {
+  template <class V>
+  static V vectors(V a, V b) {
+    return hn::IfThenElse(hn::Or(hn::Gt(b, a), hn::Ne(b, b)), b, a);
+  }
+  template <typename T>
+  static T scalars(T a, T b) {
+    return b > a || b != b ? b : a;
+  }
+};
+struct Min {
+  template <class V>
+  static V vectors(V a, V b) {
+    return hn::IfThenElse(hn::Or(hn::Lt(b, a), hn::Ne(b, b)), b, a);
+  }
+  template <typename T>
+  static T scalars(T a, T b) {
+    return b < a || b != b ? b : a;
+  }
+};
+
+// Elements [begin, end). Partial results stay in registers.
+template <typename In, typename Out, class Op, bool kAccumulate, bool kStream>
+void reduce_range(std::span<const std::byte* const> bytes, Out* out, int64_t begin, int64_t end) {
+  using Wide = decltype(widen(In{}));
+  const hn::ScalableTag<Wide> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto source = [&](size_t rank) { return reinterpret_cast<const In*>(bytes[rank]); };
+  const auto one = [&](int64_t i) {
+    Wide value = widen(source(0)[i]);
+    for (size_t rank = 1; rank < bytes.size(); ++rank) {
+      value = Op::scalars(value, widen(source(rank)[i]));
+    }
+    if constexpr (kAccumulate) value = Op::scalars(widen(out[i]), value);
+    narrow(value, out[i]);
+  };
+
+  int64_t i = begin;
+  if constexpr (kStream) {
+    const auto vector_bytes = hn::Lanes(hn::ScalableTag<uint8_t>());
+    for (; i < end && reinterpret_cast<uintptr_t>(out + i) % vector_bytes != 0; ++i) one(i);
+  }
+  for (; i + 4 * lanes <= end; i += 4 * lanes) {
+    const In* first = source(0) + i;
+    auto v0 = load(d, first);
+    auto v1 = load(d, first + lanes);
+    auto v2 = load(d, first + 2 * lanes);
+    auto v3 = load(d, first + 3 * lanes);
+    for (size_t rank = 1; rank < bytes.size(); ++rank) {
+      const In* next = source(rank) + i;
+      v0 = Op::vectors(v0, load(d, next));
+      v1 = Op::vectors(v1, load(d, next + lanes));
+      v2 = Op::vectors(v2, load(d, next + 2 * lanes));
+      v3 = Op::vectors(v3, load(d, next + 3 * lanes));
+    }
+    if constexpr (kAccumulate) {
+      v0 = Op::vectors(load(d, out + i), v0);
+      v1 = Op::vectors(load(d, out + i + lanes), v1);
+      v2 = Op::vectors(load(d, out + i + 2 * lanes), v2);
+      v3 = Op::vectors(load(d, out + i + 3 * lanes), v3);
+    }
+    store_pair<kStream>(d, v0, v1, out + i);
+    store_pair<kStream>(d, v2, v3, out + i + 2 * lanes);
+  }
+  for (; i < end; ++i) one(i);
+  if constexpr (kStream) hwy::FlushStream();
+}
+
+template <typename In, typename Out, class Op>
+void reduce_as(const Reduction& reduction, TensorView out, int64_t begin, int64_t end,
+               bool stream) {
+  if (reduction.output == Output::accumulate) {
+    reduce_range<In, Out, Op, true, false>(reduction.sources, out.as<Out>(), begin, end);
+  } else if (stream) {
+    reduce_range<In, Out, Op, false, true>(reduction.sources, out.as<Out>(), begin, end);
+  } else {
+    reduce_range<In, Out, Op, false, false>(reduction.sources, out.as<Out>(), begin, end);
+  }
+}
+
+template <typename T>
+void reduce_any(const Reduction& reduction, TensorView out, int64_t begin, int64_t end,
+                bool stream) {
+  switch (reduction.op) {
+    case ReduceOp::sum:
+      return reduce_as<T, T, Sum>(reduction, out, begin, end, stream);
+    case ReduceOp::max:
+      return reduce_as<T, T, Max>(reduction, out, begin, end, stream);
+    case ReduceOp::min:
+      return reduce_as<T, T, Min>(reduction, out, begin, end, stream);
+  }
+}
+
+void ReducePart(const Reduction& reduction, TensorView out, int64_t begin, int64_t end,
+                bool stream) {
+  const bool widens = out.dtype == DType::fp32;
+  switch (reduction.dtype) {
+    case DType::fp32:
+      return reduce_any<float>(reduction, out, begin, end, stream);
+    case DType::int64:
+      return reduce_any<int64_t>(reduction, out, begin, end, stream);
+    case DType::bf16:
+      if (widens) return reduce_as<Bf16, float, Sum>(reduction, out, begin, end, stream);
+      return reduce_as<Bf16, Bf16, Sum>(reduction, out, begin, end, stream);
+    case DType::fp16:
+      if (widens) return reduce_as<Fp16, float, Sum>(reduction, out, begin, end, stream);
+      return reduce_as<Fp16, Fp16, Sum>(reduction, out, begin, end, stream);
+    case DType::uint8:
+      return;
+  }
+}
+
+void CopyStreaming(std::byte* out, const std::byte* in, size_t nbytes) {
+  const hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t head = std::min(nbytes, (lanes - reinterpret_cast<uintptr_t>(out) % lanes) % lanes);
+  std::memcpy(out, in, head);
+  auto* to = reinterpret_cast<uint8_t*>(out);
+  const auto* from = reinterpret_cast<const uint8_t*>(in);
+  size_t i = head;
+  for (; i + 4 * lanes <= nbytes; i += 4 * lanes) {
+    const auto v0 = hn::LoadU(d, from + i);
+    const auto v1 = hn::LoadU(d, from + i + lanes);
+    const auto v2 = hn::LoadU(d, from + i + 2 * lanes);
+    const auto v3 = hn::LoadU(d, from + i + 3 * lanes);
+    hn::Stream(v0, d, to + i);
+    hn::Stream(v1, d, to + i + lanes);
+    hn::Stream(v2, d, to + i + 2 * lanes);
+    hn::Stream(v3, d, to + i + 3 * lanes);
+  }
+  hwy::FlushStream();
+  std::memcpy(out + i, in + i, nbytes - i);
+}
+
+}  // namespace zerorun::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zerorun {
+
+namespace {
+
+HWY_EXPORT(ReducePart);
+HWY_EXPORT(CopyStreaming);
+
+// What exceeds a core's share of the last cache is gone from it before it is used.
+constexpr size_t kStreamBytes = size_t{2} << 20;
+// A thread of its own pays from here on.
+constexpr int64_t kGrainBytes = int64_t{256} << 10;
+
+}  // namespace
+
+void reduce(const Reduction& reduction, TensorView out) {
+  const bool any_op = reduction.dtype == DType::fp32 || reduction.dtype == DType::int64;
+  const bool known = reduction.dtype != DType::uint8 && (any_op || reduction.op == ReduceOp::sum) &&
+                     (out.dtype == reduction.dtype ||
+                      (out.dtype == DType::fp32 && reduction.dtype != DType::int64));
+  ZR_CHECK(known && !reduction.sources.empty(), "cannot reduce {} to {}", name_of(reduction.dtype),
+           name_of(out.dtype));
+  const bool in_place = std::find(reduction.sources.begin(), reduction.sources.end(), out.data) !=
+                        reduction.sources.end();
+  const bool stream = !in_place && out.nbytes() >= kStreamBytes;
+  const auto grain = kGrainBytes / static_cast<int64_t>(size_of(out.dtype));
+  parallel_for(out.numel, grain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ReducePart)(reduction, out, begin, end, stream);
+  });
+}
+
+void copy_bytes(std::byte* out, const std::byte* in, size_t nbytes) {
+  if (nbytes == 0) return;
+  if (nbytes < kStreamBytes) {
+    std::memcpy(out, in, nbytes);
+    return;
+  }
+  parallel_for(static_cast<int64_t>(nbytes), kGrainBytes, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(CopyStreaming)(out + begin, in + begin, static_cast<size_t>(end - begin));
+  });
+}
+
+}  // namespace zerorun
+#endif  // HWY_ONCE

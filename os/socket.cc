@@ -1,0 +1,213 @@
+#include "os/socket.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string error_text(int error) { return std::strerror(error); }
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+AddressList resolve(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    fail<CommError>("cannot find the address of host '{}' (MASTER_ADDR): {}", host,
+                    gai_strerror(error));
+  }
+  return {found, &freeaddrinfo};
+}
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    return (ntohl(v4.sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  return address.sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+}
+
+void set_any_address(sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(address).sin_addr.s_addr = htonl(INADDR_ANY);
+  } else {
+    reinterpret_cast<sockaddr_in6&>(address).sin6_addr = in6addr_any;
+  }
+}
+
+void set_option(int socket, int level, int option) {
+  constexpr int kOn = 1;
+  setsockopt(socket, level, option, &kOn, sizeof(kOn));
+}
+
+int milliseconds_until(Deadline deadline) {
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count() + 1;
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 1000));
+}
+
+// Waits until the socket is ready for `events`; false at the deadline.
+bool wait_ready(const FileDescriptor& socket, short events, Deadline deadline) {
+  while (Clock::now() < deadline) {
+    pollfd entry{socket.get(), events, 0};
+    if (::poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
+  }
+  return false;
+}
+
+// A TCP connection to a free port of one's own host may meet itself.
+bool is_own_peer(const FileDescriptor& socket) {
+  sockaddr_storage own{};
+  sockaddr_storage peer{};
+  socklen_t own_size = sizeof(own);
+  socklen_t peer_size = sizeof(peer);
+  return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0 &&
+         own_size == peer_size && std::memcmp(&own, &peer, own_size) == 0;
+}
+
+// Sets `connected`, or returns the error.
+int try_connect(const addrinfo& address, Deadline deadline, FileDescriptor& connected) {
+  FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return errno;
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return errno;
+    if (!wait_ready(socket, POLLOUT, deadline)) return ETIMEDOUT;
+    int error = 0;
+    socklen_t size = sizeof(error);
+    getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) return error;
+  }
+  if (is_own_peer(socket)) return ECONNREFUSED;
+  set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY);
+  connected = std::move(socket);
+  return 0;
+}
+
+}  // namespace
+
+Listener listen_on(const std::string& host, uint16_t port) {
+  const AddressList addresses = resolve(host, port);
+  addrinfo& address = *addresses;
+  if (!is_loopback(*address.ai_addr)) set_any_address(*address.ai_addr);
+  FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) fail<CommError>("cannot make a socket: {}", error_text(errno));
+  set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR);
+  if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0 ||
+      ::listen(socket.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    if (error == EADDRINUSE) {
+      fail<CommError>(
+          "port {} on {} is in use by another program: choose another with --master_port "
+          "(MASTER_PORT)",
+          port, host);
+    }
+    fail<CommError>("cannot listen on port {} of {}: {}", port, host, error_text(error));
+  }
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  // sin_port and sin6_port lie at the same place.
+  const uint16_t bound_port = ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+  return {std::move(socket), bound_port};
+}
+
+FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
+                          Absence absence) {
+  constexpr std::chrono::milliseconds kLongestPause(50);
+  std::chrono::milliseconds pause(1);
+  const Deadline started = Clock::now();
+  const AddressList addresses = resolve(host, port);
+  int error = 0;
+  do {
+    for (const addrinfo* address = addresses.get(); address != nullptr;
+         address = address->ai_next) {
+      FileDescriptor connected;
+      error = try_connect(*address, deadline, connected);
+      if (error == 0) return connected;
+    }
+    if (error == ECONNREFUSED && absence == Absence::gone) {
+      fail<Dropped>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
+    }
+    std::this_thread::sleep_for(pause);  // rank 0 has not started yet
+    pause = std::min(2 * pause, kLongestPause);
+  } while (Clock::now() < deadline);
+  fail<CommError>("cannot reach rank 0 at {} port {} for {:.1f} s: {}; has it started?", host, port,
+                  std::chrono::duration<double>(Clock::now() - started).count(), error_text(error));
+}
+
+std::string frame_of(const std::string& payload) {
+  const auto length = static_cast<uint32_t>(payload.size());
+  std::string frame;
+  for (int shift = 0; shift < 32; shift += 8) frame += static_cast<char>(length >> shift & 0xff);
+  return frame + payload;
+}
+
+std::optional<std::string> take_frame(std::string& bytes, size_t limit) {
+  constexpr size_t kLengthBytes = 4;
+  if (bytes.size() < kLengthBytes) return std::nullopt;
+  size_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    length |= static_cast<size_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  }
+  if (length > limit) {
+    fail<CommError>("got a message of {} bytes, at most {} are expected", length, limit);
+  }
+  if (bytes.size() < kLengthBytes + length) return std::nullopt;
+  std::string payload = bytes.substr(kLengthBytes, length);
+  bytes.erase(0, kLengthBytes + length);
+  return payload;
+}
+
+void send_frame(const FileDescriptor& socket, const std::string& payload, Deadline deadline) {
+  const std::string frame = frame_of(payload);
+  size_t sent = 0;
+  while (sent < frame.size()) {
+    if (!wait_ready(socket, POLLOUT, deadline)) fail<CommError>("rank 0 does not take a message");
+    const ssize_t count =
+        ::send(socket.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno != EAGAIN && errno != EINTR) {
+      fail<Dropped>("the connection to rank 0 broke: {}", error_text(errno));
+    }
+    if (count > 0) sent += static_cast<size_t>(count);
+  }
+}
+
+std::string receive_frame(const FileDescriptor& socket, size_t limit, Deadline deadline) {
+  std::string bytes;
+  while (true) {
+    if (std::optional<std::string> payload = take_frame(bytes, limit)) return *std::move(payload);
+    if (!wait_ready(socket, POLLIN, deadline)) fail<CommError>("rank 0 does not answer");
+    std::array<char, 4096> chunk;
+    const ssize_t count = ::recv(socket.get(), chunk.data(), chunk.size(), 0);
+    if (count == 0) fail<Dropped>("rank 0 closed the connection: has it failed?");
+    if (count < 0 && errno != EAGAIN && errno != EINTR) {
+      fail<Dropped>("the connection to rank 0 broke: {}", error_text(errno));
+    }
+    if (count > 0) bytes.append(chunk.data(), static_cast<size_t>(count));
+  }
+}
+
+}  // namespace zerorun

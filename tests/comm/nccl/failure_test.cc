@@ -1,0 +1,288 @@
+// What ranks that communicate through NCCL learn when a call, a peer, or NCCL itself fails: an
+// error that says who and where, soon. That each refused call is one: engine_failure_test.cc.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/current_device.h"
+#include "os/process_identity.h"
+#include "tests/comm/nccl/nccl_test.h"
+#include "tests/device/cuda/drain.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/gate.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr seconds kDeadline{60};
+constexpr seconds kSoon{20};
+
+class NcclFailureTest : public testing::NcclTest {};
+
+// Memory may have to wait for a GPU that waits for a peer, which only an abort can end.
+TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
+  on_ranks(2, seconds(20), [&](Communicator& communicator, CudaDevice& device) {
+    if (communicator.rank() == 1) {
+      EXPECT_THROW(communicator.allocate(1024, Sharing::per_rank), CommError);
+      return;
+    }
+    testing::Gate gate;
+    fake::submit(cuda_stream(device.inline_stream()).handle(), [&] { gate.pass(); });
+    std::thread other(
+        [&] { EXPECT_THROW(communicator.allocate(1024, Sharing::per_rank), CommError); });
+    while (fake_.counts()["ncclMemAlloc"] < 2) std::this_thread::yield();  // one of each rank
+    communicator.abort("it cannot go on");
+    gate.open();
+    other.join();
+  });
+}
+
+// As freeing memory may have to.
+TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
+  std::barrier both(2);
+  on_ranks(2, seconds(2), [&](Communicator& communicator, CudaDevice& device) {
+    std::optional<Buffer> memory = communicator.allocate(1024, Sharing::per_rank);
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 0) {
+      communicator.barrier(device.inline_stream(), "bucket 7");
+      memory.reset();  // which the deadline ends
+      EXPECT_THROW(device.inline_stream().synchronize(), CommError);
+    }
+    both.arrive_and_wait();
+  });
+}
+
+// The error of what has to end long before the deadline; empty: none.
+template <typename Wait>
+std::string error_of(const Wait& wait) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text;
+  try {
+    wait();
+  } catch (const CommError& error) {
+    text = error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+  return text;
+}
+
+// NCCL meets it after the call has returned: only who asks meanwhile learns of it.
+TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks) {
+  std::barrier both(2);  // the error shall be rank 0's
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    Stream& stream = device.inline_stream();
+    communicator.barrier(stream, "start").synchronize();
+    both.arrive_and_wait();
+    if (communicator.rank() == 0) {
+      Event done = communicator.barrier(stream, "bucket 7");
+      fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
+      EXPECT_THAT(
+          error_of([&] { done.synchronize(); }),
+          ::testing::ContainsRegex("rank 0: barrier 'bucket 7' of 8 bytes failed: a fake error"));
+      EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
+      EXPECT_THROW(stream.synchronize(), CommError);
+    }
+    both.arrive_and_wait();
+    if (communicator.rank() == 1) {  // never comes to bucket 7
+      EXPECT_THAT(error_of([&] { communicator.barrier(stream, "bucket 8").synchronize(); }),
+                  HasSubstr("rank 0: barrier 'bucket 7' of 8 bytes failed"));
+    }
+    both.arrive_and_wait();
+  });
+  EXPECT_EQ(fake_.failures(), 1);
+}
+
+// What a rank still computes before a collective makes nobody wait for it.
+TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
+  constexpr milliseconds kTimeout{500};
+  on_ranks(2, kTimeout, [&](Communicator& communicator, CudaDevice& device) {
+    Stream& stream = device.inline_stream();
+    communicator.barrier(stream, "start").synchronize();
+    {
+      const CurrentDevice current(device.index());
+      fake::submit(cuda_stream(stream).handle(),
+                   [&] { std::this_thread::sleep_for(3 * kTimeout); });
+    }
+    EXPECT_NO_THROW(communicator.barrier(stream, "bucket 1").synchronize());
+  });
+}
+
+// One that rank 0 waits for in "bucket 7" for ever; returns the error.
+std::string error_of_wait(Communicator& communicator, CudaDevice& device) {
+  return error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7").synchronize(); });
+}
+
+TEST_F(NcclFailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 1) return;
+    EXPECT_THAT(error_of_wait(communicator, device),
+                ::testing::ContainsRegex("rank 1 .*left.* while rank 0 waited for it in barrier "
+                                         "'bucket 7'"));
+  });
+}
+
+// A rank may be gone before its peers see that its last collective is done.
+TEST_F(NcclFailureTest, ARankThatLeavesDoesNotDisturbItsLastCollective) {
+  for (int run = 0; run < 20; ++run) {
+    on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+      communicator.barrier(device.inline_stream(), "last").synchronize();
+    });
+  }
+}
+
+// A store in which one rank says that it is a process that has ended.
+class StoreOfTheDead final : public Store {
+ public:
+  explicit StoreOfTheDead(std::string key) : key_(std::move(key)) {}
+  void set(const std::string& key, const std::string& value) override {
+    std::string changed = value;
+    if (key == key_) {
+      ProcessIdentity process = this_process();
+      process.pid = 1 << 30;  // more than there can be
+      std::memcpy(changed.data(), &process, sizeof(process));
+    }
+    store_->set(key, changed);
+  }
+  std::string get(const std::string& key, milliseconds timeout) override {
+    return store_->get(key, timeout);
+  }
+
+ private:
+  const std::string key_;
+  const std::shared_ptr<Store> store_ = make_memory_store();
+};
+
+TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
+  store_ = std::make_shared<StoreOfTheDead>("world/nccl/rank/1");
+  std::barrier both(2);
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    device.share_memory_with(1 - communicator.rank());  // they are no threads of one process now
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 0) {
+      EXPECT_THAT(error_of_wait(communicator, device),
+                  ::testing::ContainsRegex("rank 1 .*died while rank 0 waited for it in barrier "
+                                           "'bucket 7'"));
+    }
+    both.arrive_and_wait();
+  });
+}
+
+TEST_F(NcclFailureTest, ADeadlineNamesWhatEachRankWaitsFor) {
+  std::atomic<int> errors{0};
+  on_ranks(3, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 2) {  // diverges: it is elsewhere
+      std::this_thread::sleep_for(milliseconds(1500));
+      return;
+    }
+    const std::string label = "bucket 9";
+    try {
+      communicator.barrier(device.inline_stream(), label).synchronize();
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("barrier 'bucket 9'"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 2 did not answer"));
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
+  fake_.set_devices(1);
+  CommunicatorOptions options;
+  options.world_size = 2;
+  options.store = make_memory_store();
+  options.timeout = milliseconds(50);
+  options.device = std::make_shared<CudaDevice>(0, 0);
+  EXPECT_THROW(make_nccl_communicator(options), CommError);
+}
+
+// Gathers `count` pieces together.
+void gather_together(Communicator& communicator, CudaDevice& device, int count) {
+  const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
+  const testing::Drain drain{device};
+  const TensorView all = view_of(memory, DType::bf16, 2048);
+  const int64_t part = all.numel / count;
+  const int64_t mine = part / communicator.world_size();
+  Stream& stream = device.inline_stream();
+  communicator
+      .together(stream,
+                [&] {
+                  for (int i = 0; i < count; ++i) {
+                    const TensorView whole = all.slice(i * part, mine * communicator.world_size());
+                    communicator.all_gather(whole.slice(communicator.rank() * mine, mine), whole,
+                                            Sync::settled, stream, "bucket " + std::to_string(i));
+                  }
+                })
+      .synchronize();
+}
+
+TEST_F(NcclFailureTest, GathersMadeTogetherAreOneGroup) {
+  on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+    gather_together(communicator, device, 5);
+    gather_together(communicator, device, 1);  // needs none
+  });
+  EXPECT_EQ(fake_.counts()["ncclAllGather"], 2 * (5 + 1));
+  EXPECT_EQ(fake_.counts()["ncclGroupStart"], 2);
+  EXPECT_EQ(fake_.counts()["ncclGroupEnd"], 2);
+}
+
+TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
+  for (const char* name : {"ncclGroupStart", "ncclAllGather", "ncclGroupEnd"}) {
+    fake_.reset();
+    fake_.fail(name, 0, ncclSystemError);
+    const auto run = [&](Communicator& communicator, CudaDevice& device) {
+      try {
+        gather_together(communicator, device, 3);
+        ADD_FAILURE() << "expected an error: " << name;
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("bucket 0"));
+        EXPECT_THAT(error.what(), HasSubstr("and 2 more"));
+      }
+    };
+    on_ranks(2, milliseconds(500), run);
+    const std::map<std::string, int> counts = fake_.counts();
+    EXPECT_EQ(counts.at("ncclGroupStart") - (name == std::string("ncclGroupStart") ? 1 : 0),
+              counts.contains("ncclGroupEnd") ? counts.at("ncclGroupEnd") : 0);
+  }
+}
+
+TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {
+  on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+    const Buffer full = *communicator.allocate(1024, Sharing::per_rank);
+    const Buffer part = device.allocate(1024, MemoryCategory::buckets);
+    communicator.barrier(device.inline_stream(), "").synchronize();
+    const int before = fake_.counts()["cudaMemcpyAsync"] + fake_.counts()["cudaLaunchKernel"] +
+                       fake_.counts()["cudaMallocFromPoolAsync"];
+    communicator.barrier(device.inline_stream(), "").synchronize();  // both have counted
+    const TensorView in = view_of(full, DType::bf16, 16);
+    communicator.reduce_scatter(in, view_of(part, DType::bf16, 8), Output::overwrite,
+                                device.inline_stream(), "");
+    communicator.all_gather(view_of(part, DType::bf16, 8), in, Sync::collective,
+                            device.inline_stream(), "");
+    communicator.barrier(device.inline_stream(), "").synchronize();
+    EXPECT_EQ(fake_.counts()["cudaMemcpyAsync"] + fake_.counts()["cudaLaunchKernel"] +
+                  fake_.counts()["cudaMallocFromPoolAsync"],
+              before);
+    communicator.barrier(device.inline_stream(), "").synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,82 @@
+// The conformance suite of communicators (tests/comm/conformance_test.cc) on NCCL's transport and
+// on the one through the host, with fake CUDA libraries below them.
+#include <gtest/gtest.h>
+
+#include "comm/host_staged_communicator.h"
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/comm/conformance.h"
+#include "tests/device/cuda/fake/fake_cuda.h"
+#include "tests/harness.h"
+
+namespace zerorun::testing {
+
+namespace {
+
+using fake::FakeCuda;
+
+// Without NCCL.
+void run_alone(int /*world_size*/, const TransportUnderTest::Body& body) {
+  CommunicatorOptions options;
+  options.device = std::make_shared<CudaDevice>(0, 0);
+  body(*make_nccl_communicator(options), *options.device);
+}
+
+using MakeCommunicator = std::shared_ptr<Communicator> (*)(const CommunicatorOptions&);
+
+// Each rank has a GPU of its own, or all share one. One rank with a store has NCCL, too.
+void run_on_gpus(int world_size, bool shared, MakeCommunicator make,
+                 const TransportUnderTest::Body& body) {
+  const auto store = make_memory_store();
+  FakeCuda::instance().set_devices(world_size);
+  run_threads(world_size, [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.store = store;
+    options.timeout = std::chrono::seconds(30);
+    options.device = std::make_shared<CudaDevice>(shared ? 0 : rank, 0);
+    const auto communicator = make(options);
+    body(*communicator, *options.device);
+  });
+}
+
+void enter() {
+  FakeCuda::instance().reset();
+  FakeCuda::instance().set_delay(std::chrono::microseconds(200));
+}
+
+void leave() {
+  EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
+  EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
+}
+
+}  // namespace
+
+std::vector<TransportUnderTest> transports_under_test() {
+  return {{.name = "self",
+           .run = run_alone,
+           .most_ranks = 1,
+           .has_host_memory = false,
+           .enter = enter,
+           .leave = leave},
+          {.name = "nccl",
+           .run =
+               [](int world_size, const TransportUnderTest::Body& body) {
+                 run_on_gpus(world_size, false, make_nccl_communicator, body);
+               },
+           .has_host_memory = false,
+           .rounds_to_inputs = true,
+           .enter = enter,
+           .leave = leave},
+          {.name = "host_staged",
+           .run =
+               [](int world_size, const TransportUnderTest::Body& body) {
+                 run_on_gpus(world_size, true, make_host_staged_communicator, body);
+               },
+           .has_host_memory = false,
+           .enter = enter,
+           .leave = leave}};
+}
+
+}  // namespace zerorun::testing

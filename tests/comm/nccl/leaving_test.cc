@@ -1,0 +1,179 @@
+// NCCL's ranks whose store is rank 0's, over TCP: what they learn when that goes, and who is gone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "tests/comm/nccl/nccl_test.h"
+#include "zerorun/error.h"
+
+namespace zerorun::nccl_leaving {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr seconds kDeadline{60};  // which no test meets
+
+// A child that does nothing for as long as this lives, and has copies of all sockets.
+class IdleChild {
+ public:
+  IdleChild() : pid_(fork()) {
+    if (pid_ != 0) return;
+    ::alarm(120);
+    while (true) ::pause();
+  }
+  IdleChild(const IdleChild&) = delete;
+  IdleChild& operator=(const IdleChild&) = delete;
+  ~IdleChild() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+ private:
+  const pid_t pid_;
+};
+
+class NcclLeavingTest : public testing::FakeCudaTest {
+ protected:
+  void SetUp() override {
+    FakeCudaTest::SetUp();
+    fake_.set_devices(2);
+    tcp_.secret = "s";
+    tcp_.timeout = kDeadline;
+    tcp_.serve = true;
+    server_ = make_tcp_store(tcp_);
+    tcp_.port = bound_port(*server_);
+    tcp_.serve = false;
+  }
+
+  // Rank 0 has the only reference to its store.
+  CommunicatorOptions options_of(int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = 2;
+    options.store = rank == 0 ? std::move(server_) : make_tcp_store(tcp_);
+    options.timeout = kDeadline;
+    options.device = std::make_shared<CudaDevice>(rank, 0);
+    return options;
+  }
+
+  // Two ranks that have met. What they get is theirs to end.
+  using Body = std::function<void(int, std::shared_ptr<Communicator>, CudaDevice&)>;
+  void on_ranks(const Body& body) {
+    testing::run_threads(2, [&](int rank) {
+      std::shared_ptr<Device> device;
+      std::shared_ptr<Communicator> communicator;
+      {
+        CommunicatorOptions options = options_of(rank);
+        device = options.device;
+        communicator = make_nccl_communicator(options);
+      }
+      auto& cuda = static_cast<CudaDevice&>(*device);
+      communicator->barrier(cuda.inline_stream(), "start").synchronize();
+      body(rank, std::move(communicator), cuda);
+    });
+  }
+
+  std::shared_ptr<Store> server_;
+  TcpStoreOptions tcp_;
+};
+
+std::string error_of_barrier(Communicator& communicator, CudaDevice& device) {
+  try {
+    communicator.barrier(device.inline_stream(), "bucket 7").synchronize();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(NcclLeavingTest, RankZeroStaysUntilItsPeersKnowThatItLeft) {
+  on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
+    if (rank == 0) return communicator.reset();
+    const std::string error = error_of_barrier(*communicator, device);
+    EXPECT_THAT(error, HasSubstr("rank 0"));
+    EXPECT_THAT(error, HasSubstr("left (its communicator was destroyed)"));
+    EXPECT_THAT(error, HasSubstr("'bucket 7'"));
+  });
+}
+
+TEST_F(NcclLeavingTest, WhyRankZeroEndedTheJobReachesItsPeers) {
+  on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
+    if (rank == 0) {
+      communicator->abort("no more data");
+      return communicator.reset();
+    }
+    EXPECT_THAT(error_of_barrier(*communicator, device), HasSubstr("no more data"));
+  });
+}
+
+// It works on alone for longer than rank 0 waits.
+TEST_F(NcclLeavingTest, AStoreThatIsGoneEndsLaterWaits) {
+  std::barrier both(2);
+  on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
+    if (rank == 0) {
+      communicator.reset();
+      return both.arrive_and_wait();
+    }
+    both.arrive_and_wait();
+    const std::string error = error_of_barrier(*communicator, device);
+    EXPECT_THAT(error, HasSubstr("rank 0 left, and the store with it"));
+    EXPECT_THAT(error, HasSubstr("'bucket 7'"));
+  });
+}
+
+TEST_F(NcclLeavingTest, RankZeroThatGoesWhileOthersJoinIsAnErrorAtOnce) {
+  const CommunicatorOptions options = options_of(1);
+  server_.reset();
+  try {
+    make_nccl_communicator(options);
+    FAIL() << "expected an error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+  }
+}
+
+// A data loader's worker of rank 0 has its sockets, so they do not close when it leaves.
+TEST_F(NcclLeavingTest, AWorkerThatLivesOnKeepsNobody) {
+  std::barrier both(2);
+  std::optional<IdleChild> worker;
+  on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
+    if (rank == 0) worker.emplace();
+    both.arrive_and_wait();
+    communicator->barrier(device.inline_stream(), "last").synchronize();
+    if (rank == 1) both.arrive_and_wait();  // rank 0 has left
+    const auto begin = std::chrono::steady_clock::now();
+    communicator.reset();
+    if (rank == 0) return both.arrive_and_wait();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kDeadline / 2);
+  });
+}
+
+TEST_F(NcclLeavingTest, AForkedChildThatEndsItsCopyDoesNotLeave) {
+  on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
+    if (rank == 1) {
+      const pid_t child = fork();
+      if (child == 0) {
+        ::alarm(1);  // what else it has of CUDA has no threads here
+        communicator.reset();
+        ::_exit(0);
+      }
+      ::waitpid(child, nullptr, 0);
+    }
+    EXPECT_EQ(error_of_barrier(*communicator, device), "no error");
+  });
+}
+
+}  // namespace
+}  // namespace zerorun::nccl_leaving

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+
+namespace zerorun::testing {
+
+// Ranks that are threads, with a fake GPU each, and communicate through the fake NCCL.
+class NcclTest : public FakeCudaTest {
+ protected:
+  using Body = std::function<void(Communicator&, CudaDevice&)>;
+
+  void on_ranks(int world_size, std::chrono::milliseconds timeout, const Body& body) {
+    fake_.set_devices(world_size);
+    const auto store = store_ ? store_ : make_memory_store();
+    run_threads(world_size, [&](int rank) {
+      CommunicatorOptions options;
+      options.rank = rank;
+      options.world_size = world_size;
+      options.store = store;
+      options.timeout = timeout;
+      const auto device = std::make_shared<CudaDevice>(rank, 0);
+      options.device = device;
+      const auto communicator = make_nccl_communicator(options);
+      body(*communicator, *device);
+    });
+  }
+
+  std::shared_ptr<Store> store_;  // null: a new one each time
+};
+
+}  // namespace zerorun::testing

@@ -1,0 +1,73 @@
+// Memory that NCCL reads is registered on every rank or on none, and at one place of it.
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/comm/nccl/nccl_test.h"
+#include "zerorun/engine.h"
+
+namespace zerorun {
+namespace {
+
+class RegisteredMemoryTest : public testing::NcclTest {};
+
+// NCCL may not be given registered memory by some ranks and other memory by the rest.
+TEST_F(RegisteredMemoryTest, MemoryThatOneRankCannotRegisterIsOrdinaryMemoryOnAll) {
+  for (const char* name : {"ncclMemAlloc", "ncclCommRegister"}) {
+    fake_.reset();
+    fake_.fail(name, 0, ncclUnhandledCudaError);  // on one rank
+    on_ranks(2, std::chrono::seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+      const Buffer block = *communicator.allocate(1024, Sharing::per_rank);
+      communicator.barrier(device.inline_stream(), "all have it").synchronize();
+      EXPECT_EQ(fake_.counts()["ncclMemFree"], fake_.counts()["ncclCommRegister"]) << name;
+      communicator.barrier(device.inline_stream(), "all have looked").synchronize();
+    });
+  }
+}
+
+// Any call of a non-blocking communicator may go on in the background.
+TEST_F(RegisteredMemoryTest, ARegistrationMayTakeItsTime) {
+  fake_.fail("ncclCommRegister", 0, ncclInProgress);
+  on_ranks(2, std::chrono::seconds(60), [&](Communicator& communicator, CudaDevice& device) {
+    const Buffer block = *communicator.allocate(1024, Sharing::per_rank);
+    communicator.barrier(device.inline_stream(), "all have it").synchronize();
+    EXPECT_EQ(fake_.counts()["ncclMemFree"], 0);  // it was not given up
+    communicator.barrier(device.inline_stream(), "all have looked").synchronize();
+  });
+}
+
+// A rank that skips a module holds the buckets behind it back, and needs more slots for gradients
+// than the others.
+TEST_F(RegisteredMemoryTest, RanksThatTakeDifferentPathsGiveNcclTheSameKind) {
+  constexpr int kModules = 6;
+  constexpr int64_t kNumel = 256;
+  Config config;
+  config.zero.stage = 2;
+  config.zero.reduce_bucket_size = kNumel;
+  config.zero.overlap_comm = true;
+  std::vector<ParameterSpec> specs;
+  for (int i = 0; i < kModules; ++i) {
+    specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i)});
+  }
+  on_ranks(2, std::chrono::seconds(60), [&](Communicator& communicator, CudaDevice& device) {
+    const auto engine = Engine::create(config, device, communicator, specs, {ParameterGroup{}});
+    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.5F);
+    });
+    for (int step = 0; step < 2; ++step) {
+      for (ParameterId id = kModules; id-- > 0;) {
+        if (id == kModules - 1 && communicator.rank() == 1) continue;
+        device.fill(device.inline_stream(), engine->gradient(id).view, 0.25F);
+        engine->grad_ready(id);
+      }
+      engine->end_micro_step();
+      EXPECT_TRUE(engine->step().applied);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,296 @@
+// The rendezvous: stores in memory and over TCP, and strangers at the port.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/rendezvous/store_server.h"
+#include "comm/shm/segment.h"
+#include "device/cpu/cpu_stream.h"
+#include "os/socket.h"
+#include "zerorun/communicator.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+Deadline soon() { return std::chrono::steady_clock::now() + 30s; }
+
+struct TcpPair {
+  std::shared_ptr<Store> server;
+  std::shared_ptr<Store> client;
+};
+
+TcpPair make_tcp_pair() {
+  TcpStoreOptions options;
+  options.serve = true;
+  options.secret = "shared by the job";
+  TcpPair pair;
+  pair.server = make_tcp_store(options);
+  options.serve = false;
+  options.port = bound_port(*pair.server);
+  pair.client = make_tcp_store(options);
+  return pair;
+}
+
+// Every store does this, from each of its ends.
+void expect_store(Store& one, Store& other) {
+  one.set("a", "1");
+  EXPECT_EQ(other.get("a", 30s), "1");
+  one.set("a", "2");
+  EXPECT_EQ(other.get("a", 30s), "2");
+  one.set("empty", "");
+  EXPECT_EQ(other.get("empty", 30s), "");
+  const std::string binary("a\0b\n\xff", 5);
+  one.set(binary, binary);
+  EXPECT_EQ(other.get(binary, 30s), binary);
+  const std::string large(300'000, 'x');
+  one.set("large", large);
+  EXPECT_EQ(other.get("large", 30s), large);
+
+  auto waiting = std::async(std::launch::async, [&] { return other.get("later", 30s); });
+  one.set("later", "now");
+  EXPECT_EQ(waiting.get(), "now");
+
+  EXPECT_THAT(error_of([&] { other.get("never", 20ms); }), HasSubstr("'never'"));
+  one.set("never", "works after a failure");
+  EXPECT_EQ(other.get("never", 30s), "works after a failure");
+}
+
+TEST(StoreTest, MemoryStoreKeepsValues) {
+  const auto store = make_memory_store();
+  expect_store(*store, *store);
+}
+
+TEST(StoreTest, TcpStoreKeepsValuesOfBothSides) {
+  const TcpPair pair = make_tcp_pair();
+  expect_store(*pair.server, *pair.client);
+}
+
+TEST(StoreTest, TcpStoreKeepsValuesOfClients) {
+  const TcpPair pair = make_tcp_pair();
+  expect_store(*pair.client, *pair.server);
+}
+
+TEST(StoreTest, AGetThatWaitsDoesNotKeepOthersFromSetting) {
+  const TcpPair pair = make_tcp_pair();
+  auto waiting = std::async(std::launch::async, [&] { return pair.client->get("key", 30s); });
+  pair.client->set("key", "value");
+  EXPECT_EQ(waiting.get(), "value");
+}
+
+TEST(StoreTest, ABusyPortIsAnErrorThatNamesItAndTheWayOut) {
+  TcpStoreOptions options;
+  options.serve = true;
+  const auto first = make_tcp_store(options);
+  options.port = bound_port(*first);
+  EXPECT_THAT(error_of([&] { make_tcp_store(options); }),
+              AllOf(HasSubstr(std::to_string(options.port)), HasSubstr("--master_port")));
+}
+
+TEST(StoreTest, AClientWithAnotherSecretIsRefused) {
+  const TcpPair pair = make_tcp_pair();
+  TcpStoreOptions options;
+  options.port = bound_port(*pair.server);
+  for (const std::string secret :
+       {"", "shared by the jo", "shared by the jobs", "Shared by the job"}) {
+    options.secret = secret;
+    EXPECT_THAT(error_of([&] { make_tcp_store(options); }), HasSubstr("ZERORUN_JOB_SECRET"));
+  }
+  pair.client->set("still", "served");
+  EXPECT_EQ(pair.server->get("still", 30s), "served");
+}
+
+TEST(StoreTest, NobodyAtThePortIsAnErrorAfterTheTimeout) {
+  TcpStoreOptions options;
+  options.port = listen_on("127.0.0.1", 0).port;  // and closes it again
+  options.timeout = 50ms;
+  EXPECT_THAT(error_of([&] { make_tcp_store(options); }),
+              AllOf(HasSubstr("rank 0"), HasSubstr(std::to_string(options.port))));
+}
+
+TEST(StoreTest, AnUnknownHostIsAnError) {
+  TcpStoreOptions options;
+  options.host = "no such host";
+  options.timeout = 50ms;
+  EXPECT_THAT(error_of([&] { make_tcp_store(options); }), HasSubstr("'no such host'"));
+}
+
+TEST(StoreTest, AClientMayStartBeforeTheServer) {
+  TcpStoreOptions options;
+  options.port = listen_on("127.0.0.1", 0).port;
+  auto client = std::async(std::launch::async, [options] { return make_tcp_store(options); });
+  options.serve = true;
+  const auto server = make_tcp_store(options);
+  server->set("hello", "world");
+  EXPECT_EQ(client.get()->get("hello", 30s), "world");
+}
+
+TEST(StoreTest, AServerThatGoesEndsTheWaitOfItsClients) {
+  TcpPair pair = make_tcp_pair();
+  auto waiting = std::async(std::launch::async,
+                            [&] { return error_of([&] { pair.client->get("key", 30s); }); });
+  pair.client->set("other", "");  // the server is up
+  pair.server.reset();
+  EXPECT_THAT(waiting.get(), HasSubstr("rank 0"));
+}
+
+TEST(StoreTest, AServerThatHasGoneIsAnErrorAtOnce) {
+  TcpPair pair = make_tcp_pair();
+  pair.server.reset();
+  const auto before = std::chrono::steady_clock::now();
+  for (int i = 0; i < 2; ++i) {  // on the connection that broke, and without one
+    EXPECT_THAT(error_of([&] { pair.client->set("key", ""); }), HasSubstr("rank 0"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
+}
+
+// True when the server has closed the connection.
+bool is_dropped(const FileDescriptor& socket) {
+  std::array<char, 4096> bytes{};
+  while (true) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    if (poll(&entry, 1, 30000) <= 0) return false;
+    const ssize_t count = recv(socket.get(), bytes.data(), bytes.size(), 0);
+    if (count <= 0) return true;
+  }
+}
+
+TEST(StoreTest, StrangersAreDropped) {
+  const TcpPair pair = make_tcp_pair();
+  const uint16_t port = bound_port(*pair.server);
+  const std::vector<std::string> greetings = {
+      "GET / HTTP/1.1\r\n\r\n",
+      std::string(100, '\0'),
+      std::string("\xff\xff\xff\xff", 4) + std::string(100, 'x'),
+      frame_of(std::string(store_protocol::kHello)),
+      frame_of(std::string(store_protocol::kHello) + "a guess"),
+      frame_of(store_protocol::kGet + std::string("key")),
+      frame_of(std::string(store_protocol::kMaxHelloBytes + 1, 'x')),
+  };
+  for (const std::string& greeting : greetings) {
+    const FileDescriptor stranger = connect_to("127.0.0.1", port, soon());
+    send(stranger.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
+    EXPECT_TRUE(is_dropped(stranger)) << greeting.substr(0, 20);
+  }
+  // Those who say nothing go when too many are there.
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(connect_to("127.0.0.1", port, soon()));
+  EXPECT_TRUE(is_dropped(silent.front()));
+  pair.client->set("still", "served");
+  EXPECT_EQ(pair.server->get("still", 30s), "served");
+}
+
+TEST(StoreTest, APeerThatKnowsTheSecretCannotBreakTheServer) {
+  const TcpPair pair = make_tcp_pair();
+  const std::vector<std::string> requests = {
+      "",
+      "x",
+      std::string(1, store_protocol::kSet),
+      store_protocol::kSet + std::string("\xff\xff\xff\x7f", 4),
+      store_protocol::kSet + std::string("\x05\0\0\0key", 7),
+  };
+  for (const std::string& request : requests) {
+    const FileDescriptor peer = connect_to("127.0.0.1", bound_port(*pair.server), soon());
+    send_frame(peer, std::string(store_protocol::kHello) + "shared by the job", soon());
+    EXPECT_EQ(receive_frame(peer, 100, soon()), std::string{store_protocol::kGranted});
+    send_frame(peer, request, soon());
+    EXPECT_TRUE(is_dropped(peer));
+  }
+  pair.client->set("still", "served");
+  EXPECT_EQ(pair.server->get("still", 30s), "served");
+}
+
+TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
+  TcpStoreOptions options;
+  options.serve = true;
+  options.secret = "shared by the job";
+  const auto server = make_tcp_store(options);
+  options.serve = false;
+  options.port = bound_port(*server);
+
+  std::atomic<bool> over = false;
+  std::atomic<int> thrown = 0;
+  std::thread noise([&] {
+    std::mt19937 random(7);
+    while (!over) {
+      std::string bytes(random() % 300, '\0');
+      for (char& byte : bytes) byte = static_cast<char>(random() % (random() % 2 ? 256 : 3));
+      const FileDescriptor stranger = connect_to("127.0.0.1", options.port, soon());
+      send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      ++thrown;
+    }
+  });
+  while (thrown < 20) std::this_thread::yield();
+  std::vector<std::future<void>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      CommunicatorOptions job;
+      job.rank = rank;
+      job.world_size = 3;
+      job.store = rank == 0 ? server : make_tcp_store(options);
+      const auto communicator = make_communicator(job);
+      communicator->barrier(*make_inline_stream(), "met");
+    }));
+  }
+  for (auto& rank : ranks) EXPECT_NO_THROW(rank.get());
+  over = true;
+  noise.join();
+}
+
+TEST(StoreTest, FramesSurviveAnyBytes) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes(random() % 64, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random() % 7);
+    try {
+      while (take_frame(bytes, 32)) {
+      }
+    } catch (const CommError&) {  // a length beyond the limit
+    }
+  }
+  std::string stream = frame_of("one") + frame_of("") + frame_of("three").substr(0, 6);
+  EXPECT_EQ(take_frame(stream, 10), "one");
+  EXPECT_EQ(take_frame(stream, 10), "");
+  EXPECT_EQ(take_frame(stream, 10), std::nullopt);
+}
+
+TEST(StoreTest, ATicketThatIsNoTicketIsAnError) {
+  const SegmentTicket ticket = Segment::create(4096)->ticket();
+  EXPECT_EQ(decode_ticket(encode(ticket)).inode, ticket.inode);
+  for (const std::string text : {"", "x", "a b c d e f g h", "id 1 -5 1 3 1 1 1",
+                                 "0123456789012345678901234567890123456789 1 5 1 3 1 1 1"}) {
+    EXPECT_THROW(decode_ticket(text), CommError) << text;
+  }
+  // Its owner has closed the file.
+  EXPECT_THROW(Segment::open(ticket), CommError);
+  SegmentTicket elsewhere = ticket;
+  elsewhere.owner.boot_id[0] ^= 1;
+  EXPECT_THAT(error_of([&] { Segment::open(elsewhere); }), HasSubstr("another host"));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,171 @@
+#include "comm/shm/reduce_kernels.h"
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "tests/comm/reference.h"
+
+namespace zerorun {
+namespace {
+
+using testing::Bytes;
+using testing::expect_same;
+using testing::random_values;
+using testing::reference_reduce;
+
+// Runs `body` on each instruction set that this machine has.
+void on_every_target(const std::function<void(const std::string&)>& body) {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    body(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(0);
+  }
+}
+
+struct Case {
+  DType dtype;
+  DType out_dtype;
+  ReduceOp op;
+};
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
+  constexpr std::array<const char*, 3> kOps = {"sum", "max", "min"};
+  return fmt::format("{}_to_{}_{}", name_of(info.param.dtype), name_of(info.param.out_dtype),
+                     kOps[static_cast<size_t>(info.param.op)]);
+}
+
+class ReduceTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
+  const auto [dtype, out_dtype, op] = GetParam();
+  // The last one is stored past the caches.
+  const int64_t large = (int64_t{2} << 20) / static_cast<int64_t>(size_of(out_dtype)) + 1021;
+  for (const int64_t numel :
+       {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1021}, large}) {
+    for (const size_t ranks : {1, 2, 3, 8}) {
+      if (numel == large && ranks != 3) continue;
+      for (const Output output : {Output::overwrite, Output::accumulate}) {
+        if (numel == large && output == Output::accumulate) continue;
+        std::vector<Bytes> inputs;
+        std::vector<const std::byte*> sources;
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(rank)));
+        }
+        for (const Bytes& input : inputs) sources.push_back(input.data());
+        const Bytes before = random_values(out_dtype, numel, 99);
+        Bytes expected = before;
+        reference_reduce(inputs, dtype, op, output, out_dtype, expected);
+        on_every_target([&](const std::string& target) {
+          Bytes out = before;
+          reduce({sources, dtype, op, output}, testing::view(out, out_dtype));
+          expect_same(expected, testing::view(out, out_dtype),
+                      fmt::format("{} ranks, {}", ranks, target));
+        });
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, ReduceTest,
+                         ::testing::Values(Case{DType::fp32, DType::fp32, ReduceOp::sum},
+                                           Case{DType::fp32, DType::fp32, ReduceOp::max},
+                                           Case{DType::fp32, DType::fp32, ReduceOp::min},
+                                           Case{DType::bf16, DType::bf16, ReduceOp::sum},
+                                           Case{DType::bf16, DType::fp32, ReduceOp::sum},
+                                           Case{DType::fp16, DType::fp16, ReduceOp::sum},
+                                           Case{DType::fp16, DType::fp32, ReduceOp::sum},
+                                           Case{DType::int64, DType::int64, ReduceOp::sum},
+                                           Case{DType::int64, DType::int64, ReduceOp::max},
+                                           Case{DType::int64, DType::int64, ReduceOp::min}),
+                         name_of_case);
+
+// All 2^16 values of a 16-bit dtype, so every rounding and every special value is met.
+template <typename T>
+void expect_every_value_survives() {
+  std::vector<T> values(1 << 16);
+  for (size_t i = 0; i < values.size(); ++i) values[i].bits = static_cast<uint16_t>(i);
+  const std::array<const std::byte*, 1> sources = {
+      reinterpret_cast<const std::byte*>(values.data())};
+  on_every_target([&](const std::string& target) {
+    std::vector<float> wide(values.size());
+    std::vector<T> back(values.size());
+    reduce({sources, dtype_of<T>()}, view_of(std::span(wide)));
+    reduce({sources, dtype_of<T>()}, view_of(std::span(back)));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float expected = to_float(values[i]);
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(wide[i]) && std::isnan(to_float(back[i]))) << target << " " << i;
+      } else {
+        ASSERT_EQ(std::bit_cast<uint32_t>(expected), std::bit_cast<uint32_t>(wide[i])) << target;
+        ASSERT_EQ(values[i].bits, back[i].bits) << target;
+      }
+    }
+  });
+}
+TEST(ReduceKernelsTest, KeepsEveryBf16Value) { expect_every_value_survives<Bf16>(); }
+TEST(ReduceKernelsTest, KeepsEveryFp16Value) { expect_every_value_survives<Fp16>(); }
+
+TEST(ReduceKernelsTest, RoundsASumOnceAndToEven) {
+  // 256 + 1 + 1: each partial sum rounded to bf16 would stay 256.
+  std::vector<Bf16> a(100, to_bf16(256.0F));
+  std::vector<Bf16> b(100, to_bf16(1.0F));
+  const auto* first = reinterpret_cast<const std::byte*>(a.data());
+  const auto* second = reinterpret_cast<const std::byte*>(b.data());
+  const std::array<const std::byte*, 3> sources = {first, second, second};
+  std::vector<Bf16> out(100);
+  reduce({sources, DType::bf16}, view_of(std::span(out)));
+  for (const Bf16 value : out) EXPECT_EQ(to_float(value), 258.0F);
+}
+
+TEST(ReduceKernelsTest, MaxAndMinReportNaN) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> a(37, 1.0F);
+  std::vector<float> b(37, 2.0F);
+  a[3] = kNaN;
+  b[36] = kNaN;
+  const std::array<const std::byte*, 2> sources = {reinterpret_cast<const std::byte*>(a.data()),
+                                                   reinterpret_cast<const std::byte*>(b.data())};
+  for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
+    std::vector<float> out(37);
+    reduce({sources, DType::fp32, op}, view_of(std::span(out)));
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i == 3 || i == 36);
+  }
+}
+
+TEST(ReduceKernelsTest, AnOutputMayBeOneOfTheSources) {
+  Bytes a = random_values(DType::bf16, 5003, 1);
+  const Bytes b = random_values(DType::bf16, 5003, 2);
+  Bytes expected(a.size());
+  reference_reduce({a, b}, DType::bf16, ReduceOp::sum, Output::overwrite, DType::bf16, expected);
+  const std::array<const std::byte*, 2> sources = {a.data(), b.data()};
+  reduce({sources, DType::bf16}, testing::view(a, DType::bf16));
+  expect_same(expected, testing::view(a, DType::bf16), "in place");
+}
+
+TEST(ReduceKernelsTest, CopiesEverySizeAndAlignment) {
+  on_every_target([](const std::string& target) {
+    for (const size_t nbytes : {0, 1, 1000, (2 << 20) + 77}) {
+      for (const size_t shift : {0, 1, 31}) {
+        const Bytes from = random_values(DType::uint8, static_cast<int64_t>(nbytes + 64), 5);
+        Bytes to(nbytes + 64);
+        copy_bytes(to.data() + shift, from.data() + 3, nbytes);
+        Bytes expected(to.size());
+        std::copy_n(from.begin() + 3, nbytes, expected.begin() + static_cast<ptrdiff_t>(shift));
+        expect_same(expected, testing::view(to, DType::uint8), target);
+      }
+    }
+  });
+}
+
+TEST(ReduceKernelsTest, RefusesADtypeThatHasNoSums) {
+  std::vector<uint8_t> bytes(4);
+  const std::array<const std::byte*, 1> sources = {
+      reinterpret_cast<const std::byte*>(bytes.data())};
+  EXPECT_THROW(reduce({sources, DType::uint8}, view_of(std::span(bytes))), InternalError);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,252 @@
+// Memory that the ranks allocate together: what collectives on it cost, how long it lives, and what
+// is left behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "os/available_memory.h"
+#include "tests/comm/reference.h"
+#include "tests/harness.h"
+
+namespace zerorun {
+namespace {
+
+using testing::Bytes;
+using testing::expect_same;
+using ::testing::HasSubstr;
+using testing::random_values;
+using testing::run_ranks;
+
+// What `call` throws; empty if nothing.
+template <typename E>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "";
+}
+
+size_t open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(files), end(files)));
+}
+
+size_t mapped_segments() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:zerorun") != std::string::npos) ++count;
+  }
+  return count;
+}
+
+TEST(SharedMemoryTest, NothingStaysBehind) {
+  const size_t files_before = open_files();
+  ASSERT_EQ(mapped_segments(), 0U);
+  run_ranks(3, [&](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    const auto first = communicator.allocate(1 << 20, Sharing::per_rank);
+    const auto second = communicator.allocate(1 << 20, Sharing::per_host);
+    communicator.barrier(*stream, "allocated");
+    // Not even while it is in use. One rank looks: looking opens a file itself.
+    if (communicator.rank() == 0) {
+      EXPECT_EQ(open_files(), files_before);
+    }
+    communicator.barrier(*stream, "looked");
+  });
+  EXPECT_EQ(open_files(), files_before);
+  EXPECT_EQ(mapped_segments(), 0U);
+}
+
+TEST(SharedMemoryTest, SegmentsHaveNoNameThatCouldOutliveTheJob) {
+  run_ranks(2, [](Communicator& communicator) {
+    const auto memory = communicator.allocate(1 << 20, Sharing::per_rank);
+    if (communicator.rank() == 0) {  // its part is where the mapping begins
+      const auto address = fmt::format("{:x}-", reinterpret_cast<uintptr_t>(memory->data()));
+      std::ifstream maps("/proc/self/maps");
+      std::string line;
+      while (std::getline(maps, line) && !line.starts_with(address)) {
+      }
+      EXPECT_THAT(line, HasSubstr("/memfd:zerorun (deleted)"));
+    }
+    communicator.barrier(*make_inline_stream(), "looked");
+  });
+}
+
+TEST(SharedMemoryTest, NothingStaysBehindAfterAFailure) {
+  const size_t files_before = open_files();
+  EXPECT_THROW(run_ranks(2,
+                         [](Communicator& communicator) {
+                           const auto buffer = communicator.allocate(4096, Sharing::per_rank);
+                           if (communicator.rank() == 1) throw IoError("disk is full");
+                           communicator.barrier(*make_inline_stream(), "never");
+                         }),
+               CommError);
+  EXPECT_EQ(open_files(), files_before);
+  EXPECT_EQ(mapped_segments(), 0U);
+}
+
+TEST(SharedMemoryTest, BuffersOutliveTheCommunicatorInAnyOrder) {
+  std::vector<Buffer> kept(3);
+  run_ranks(3, [&](Communicator& communicator) {
+    kept[static_cast<size_t>(communicator.rank())] =
+        *communicator.allocate(1000, Sharing::per_rank);
+  });
+  for (const size_t rank : {1, 0, 2}) {
+    std::fill_n(kept[rank].data(), 1000, std::byte{7});
+    kept[rank] = Buffer();
+  }
+  EXPECT_EQ(mapped_segments(), 0U);
+}
+
+TEST(SharedMemoryTest, ASettledGatherNeedsNoHelpFromThePeers) {
+  for (const Sharing sharing : {Sharing::per_rank, Sharing::per_host}) {
+    run_ranks(3, [&](Communicator& communicator) {
+      const auto stream = make_inline_stream();
+      const int rank = communicator.rank();
+      const int64_t part = 10007;
+      const int64_t first = sharing == Sharing::per_host ? rank * part : 0;
+      const Buffer memory = *communicator.allocate(static_cast<size_t>(3 * part + 5) * 4, sharing);
+      const TensorView in = view_of(memory, DType::fp32, 3 * part + 5).slice(first + 5, part);
+      const Bytes mine = random_values(DType::fp32, part, static_cast<unsigned>(rank));
+      std::copy(mine.begin(), mine.end(), in.data);
+      communicator.barrier(*stream, "settled");
+      ASSERT_TRUE(communicator.reads_peers());
+      // Each rank asks a different number of times; it counts, but does not disturb the others.
+      for (int time = 0; time < rank; ++time) {
+        Bytes out(mine.size() * 3);
+        const TensorView whole = testing::view(out, DType::fp32);
+        communicator.all_gather(in, whole, Sync::settled, *stream, "expert").synchronize();
+        for (int peer = 0; peer < 3; ++peer) {
+          expect_same(random_values(DType::fp32, part, static_cast<unsigned>(peer)),
+                      whole.slice(peer * part, part), "gathered");
+        }
+      }
+      EXPECT_EQ(communicator.stats()[Collective::all_gather].calls, rank);
+      communicator.barrier(*stream, "over");
+    });
+  }
+}
+
+TEST(SharedMemoryTest, ASettledGatherOfOtherMemoryIsRefused) {
+  run_ranks(2, [](Communicator& communicator) {
+    Bytes in(40);
+    Bytes out(80);
+    const auto stream = make_inline_stream();
+    EXPECT_THAT(message_of<InternalError>([&] {
+                  communicator.all_gather(testing::view(in, DType::fp32),
+                                          testing::view(out, DType::fp32), Sync::settled, *stream,
+                                          "expert");
+                }),
+                HasSubstr("expert"));
+    communicator.barrier(*stream, "no harm done");
+  });
+}
+
+TEST(SharedMemoryTest, OneCopyForAllRanksIsGatheredAndReducedInPlace) {
+  run_ranks(3, [](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    const int rank = communicator.rank();
+    for (const int64_t part : {int64_t{5}, int64_t{100003}}) {
+      const Bytes expected = random_values(DType::bf16, 3 * part, 1);
+      const Buffer memory = *communicator.allocate(expected.size(), Sharing::per_host);
+      const TensorView whole = view_of(memory, DType::bf16, 3 * part);
+      const TensorView own = whole.slice(rank * part, part);
+      const size_t offset = static_cast<size_t>(rank) * own.nbytes();
+
+      std::copy_n(expected.data() + offset, own.nbytes(), own.data);
+      communicator.all_gather(own, whole, Sync::collective, *stream, "in place");
+      expect_same(expected, whole, "gathered in place");
+      communicator.barrier(*stream, "compared");
+
+      Bytes mine(expected.data() + offset, expected.data() + offset + own.nbytes());
+      std::fill_n(own.data, own.nbytes(), std::byte{0});
+      communicator.all_gather(testing::view(mine, DType::bf16), whole, Sync::collective, *stream,
+                              "from private memory");
+      expect_same(expected, whole, "gathered");
+      communicator.barrier(*stream, "compared");
+
+      // Every rank gives the same memory and gets it: three times the values.
+      Bytes sum = expected;
+      testing::reference_reduce({expected, expected, expected}, DType::bf16, ReduceOp::sum,
+                                Output::overwrite, DType::bf16, sum);
+      communicator.all_reduce(whole, whole, ReduceOp::sum, Output::overwrite, *stream, "");
+      expect_same(sum, whole, "reduced in place");
+      communicator.barrier(*stream, "compared");
+      communicator.broadcast(whole, 1, *stream, "");
+      expect_same(sum, whole, "broadcast in place");
+      communicator.barrier(*stream, "compared");
+    }
+  });
+}
+
+TEST(SharedMemoryTest, RanksMayMixSharedAndPrivateMemory) {
+  run_ranks(3, [](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    const int64_t numel = 90001;
+    const Buffer memory = *communicator.allocate(numel * 4, Sharing::per_rank);
+    std::vector<Bytes> inputs;
+    for (unsigned rank = 0; rank < 3; ++rank) {
+      inputs.push_back(random_values(DType::fp32, numel, rank));
+    }
+    Bytes expected = inputs[0];
+    testing::reference_reduce(inputs, DType::fp32, ReduceOp::sum, Output::overwrite, DType::fp32,
+                              expected);
+    for (int odd_one = 0; odd_one < 3; ++odd_one) {
+      Bytes own = inputs[static_cast<size_t>(communicator.rank())];
+      const TensorView private_view = testing::view(own, DType::fp32);
+      const TensorView shared_view = view_of(memory, DType::fp32, numel);
+      std::copy(own.begin(), own.end(), shared_view.data);
+      const TensorView inout = communicator.rank() == odd_one ? private_view : shared_view;
+      communicator.all_reduce(inout, inout, ReduceOp::sum, Output::overwrite, *stream, "mixed");
+      expect_same(expected, inout, fmt::format("private on rank {}", odd_one));
+    }
+  });
+}
+
+TEST(SharedMemoryTest, RanksThatAllocateDifferentSizesAreToldSo) {
+  run_ranks(2, [](Communicator& communicator) {
+    const size_t nbytes = communicator.rank() == 0 ? 1000 : 2000;
+    const std::string error =
+        message_of<CommError>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
+    EXPECT_THAT(error, HasSubstr("1000 bytes"));
+    EXPECT_THAT(error, HasSubstr("2000 bytes"));
+  });
+}
+
+TEST(SharedMemoryTest, MoreThanTheHostHasIsAnErrorOnEveryRank) {
+  for (const size_t nbytes : {available_memory(), size_t{1} << 63}) {
+    run_ranks(2, [&](Communicator& communicator) {
+      const std::string error =
+          message_of<Error>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
+      EXPECT_THAT(error, HasSubstr("cannot allocate"));
+    });
+  }
+}
+
+TEST(SharedMemoryTest, MemoryThatAPeerHasFreedIsAnError) {
+  run_ranks(2, [](Communicator& communicator) {
+    const auto stream = make_inline_stream();
+    std::optional<Buffer> memory = communicator.allocate(1 << 20, Sharing::per_rank);
+    Bytes own(1 << 20);
+    if (communicator.rank() == 0) memory.reset();
+    TensorView in = testing::view(own, DType::fp32);
+    if (memory) in.data = memory->data();
+    Bytes part(1 << 19);
+    const TensorView out = testing::view(part, DType::fp32);
+    const std::string error = message_of<CommError>(
+        [&] { communicator.reduce_scatter(in, out, Output::overwrite, *stream, "freed"); });
+    EXPECT_THAT(error, HasSubstr("has freed"));
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

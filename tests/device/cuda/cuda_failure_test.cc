@@ -1,0 +1,146 @@
+// What the CUDA device does when CUDA or cuBLAS refuse: a typed error that says where, and nothing
+// leaks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "device/cpu/cpu_stream.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/drain.h"
+#include "tests/device/cuda/failing_calls.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/gate.h"
+#include "zerorun/error.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun {
+namespace {
+
+using testing::FailingCalls;
+using ::testing::HasSubstr;
+
+class CudaFailureTest : public testing::FakeCudaTest {};
+
+// Every function of the device at least once; how often each was called before it was all given
+// back.
+std::map<std::string, int> use_device() {
+  std::vector<float> host(4, 1.0F);  // outlives the streams
+  CudaDevice device(0, 0);
+  const Buffer buffer = device.allocate(4096, MemoryCategory::other);
+  const Buffer sum = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
+  const auto stream = device.make_stream("work");
+  const testing::Drain drain{device};
+  const TensorView words = view_of(sum, DType::int64, ExactSum::kWords);
+  const TensorView matrix = view_of(buffer, DType::fp32, 4);
+  const TensorView work = view_of(buffer, DType::fp32, 12, 256);
+  const TensorView other = view_of(buffer, DType::bf16, 4, 1024);
+  device.upload(*stream, host.data(), matrix);
+  device.cast(*stream, matrix, other);
+  device.add(*stream, other, matrix);
+  device.scale(*stream, matrix, 0.5F);
+  device.fill(*stream, words, 0.0F);
+  const SquaresSegment squares{.numel = matrix.numel};
+  device.sum_of_squares(*stream, matrix, {&squares, 1}, words);
+  device.inline_stream().wait(stream->record());
+  device.orthogonalize(device.inline_stream(), matrix, 2, 2, 3, work);
+  const UpdateSegment segment{.numel = matrix.numel, .scalars = {.rule = UpdateRule::sgd}};
+  device.update(device.inline_stream(), {.master = matrix, .grad = other, .param = matrix},
+                {&segment, 1});
+  const auto host_stream = make_worker_stream("host");
+  host_stream->submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  device.inline_stream().wait(host_stream->record());
+  device.download(device.inline_stream(), matrix, host.data());
+  device.inline_stream().synchronize();
+  device.inline_stream().record().synchronize();
+  return fake::FakeCuda::instance().counts();
+}
+
+TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing) {
+  std::map<std::string, int> working = use_device();
+  const std::map<std::string, int> counts = fake_.counts();
+  ASSERT_GT(counts.size(), 20U);
+  int failures = 0;
+  for (const auto& [name, count] : counts) {
+    if (name.starts_with('(')) continue;  // no call
+    for (int nth = 0; nth < count; ++nth) {
+      fake_.reset();
+      fake_.fail(name, nth, FailingCalls::error_of(name));
+      try {
+        use_device();
+        EXPECT_FALSE(FailingCalls::must_tell(name)) << name << " " << nth;
+        EXPECT_FALSE(FailingCalls::waits(name) && nth < working[name]) << name << " " << nth;
+      } catch (const DeviceError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("failed")) << name;
+        ++failures;
+      }
+      EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty()) << name << " " << nth;
+      EXPECT_THAT(fake_.violations(), ::testing::IsEmpty()) << name << " " << nth;
+    }
+  }
+  EXPECT_GT(failures, 40);
+}
+
+TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
+  CudaDevice device(0, 0);
+  fake_.fail("cudaMemsetAsync", 0, cudaErrorLaunchFailure);
+  const Buffer buffer = device.allocate(64, MemoryCategory::other);
+  try {
+    device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cuda:0"));
+    EXPECT_THAT(error.what(), HasSubstr("cudaMemsetAsync"));
+    EXPECT_THAT(error.what(), HasSubstr("cudaErrorLaunchFailure"));
+  }
+}
+
+// Whoever waits learns of it, and of what comes after there is nothing that seems to work.
+TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
+  for (const bool by_event : {false, true}) {
+    fake_.reset();
+    CudaDevice device(0, 0);
+    Stream& stream = device.inline_stream();
+    testing::Gate gate;
+    fake::submit(cuda_stream(stream).handle(), [&] {
+      gate.pass();
+      fake_.break_device(0, cudaErrorIllegalAddress);
+    });
+    Event done = stream.record();
+    gate.open();
+    for (int time = 0; time < 2; ++time) {
+      try {
+        by_event ? done.synchronize() : stream.synchronize();
+        ADD_FAILURE() << "expected an error";
+      } catch (const DeviceError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("work on the GPU"));
+        EXPECT_THAT(error.what(), HasSubstr("cudaErrorIllegalAddress"));
+      }
+    }
+    EXPECT_THROW(device.allocate(64, MemoryCategory::other), DeviceError);
+  }
+}
+
+TEST_F(CudaFailureTest, AStreamOfAnotherDeviceIsRefused) {
+  fake_.set_devices(2);
+  CudaDevice device(0, 0);
+  CudaDevice other(1, 0);
+  const auto cpu = make_cpu_device();
+  const Buffer buffer = device.allocate(64, MemoryCategory::other);
+  const TensorView view = view_of(buffer, DType::fp32, 4);
+  EXPECT_THROW(device.fill(other.inline_stream(), view, 0.0F), InternalError);
+  EXPECT_THROW(device.fill(cpu->inline_stream(), view, 0.0F), InternalError);
+}
+
+TEST_F(CudaFailureTest, AFailedHostEventIsTheErrorOfTheStreamThatWaitedForIt) {
+  CudaDevice device(0, 0);
+  const auto host = make_worker_stream("host");
+  host->submit([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    throw CommError("a peer died");
+  });
+  device.inline_stream().wait(host->record());
+  EXPECT_THROW(device.inline_stream().synchronize(), CommError);
+  EXPECT_THROW(device.inline_stream().record().synchronize(), CommError);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,96 @@
+// What `zerorun env` says of GPUs, on fake ones.
+#include "device/cuda/device_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class DeviceReportTest : public testing::FakeCudaTest {
+ protected:
+  // The report without driver and devices, which have a line each.
+  std::vector<std::string> links() const {
+    const std::vector<std::string> report = cuda_report();
+    return {report.begin() + 1 + fake_.devices(), report.end()};
+  }
+};
+
+TEST_F(DeviceReportTest, NamesDriverAndDevices) {
+  fake_.set_devices(2);
+  EXPECT_THAT(cuda_report()[0], HasSubstr("driver 580.00.01 for CUDA 13.2, built with CUDA 13.0"));
+  EXPECT_THAT(cuda_report()[1], StartsWith("cuda:0: Fake GPU, compute capability 9.0, 1.0 GiB"));
+  EXPECT_THAT(cuda_report()[2], StartsWith("cuda:1: Fake GPU"));
+}
+
+TEST_F(DeviceReportTest, WithoutADeviceItSaysWhy) {
+  fake_.set_devices(0);
+  EXPECT_EQ(visible_cuda_devices(), 0);
+  EXPECT_THAT(why_no_cuda_device(), HasSubstr("no CUDA-capable device"));
+  EXPECT_THAT(cuda_report(), ElementsAre(StartsWith("driver 580"),
+                                         StartsWith("GPU: missing: none is visible: no CUDA")));
+  EXPECT_THROW(CudaDevice(0, 0), DeviceError);
+}
+
+TEST_F(DeviceReportTest, ADeviceThatCannotBeAskedLeavesTheOthers) {
+  fake_.set_devices(2);
+  fake_.fail("cudaGetDeviceProperties", 0, cudaErrorUnknown);
+  EXPECT_THAT(cuda_report(),
+              ElementsAre(StartsWith("driver"), StartsWith("cuda:0: cannot be used: "),
+                          StartsWith("cuda:1: Fake GPU")));
+}
+
+TEST_F(DeviceReportTest, OneGpuHasNoLinks) { EXPECT_THAT(links(), ElementsAre()); }
+
+// Two GPUs are linked by NVLink, the third is behind another host bridge.
+TEST_F(DeviceReportTest, ShowsHowGpusAreLinkedAndWhoReadsWhom) {
+  fake_.set_devices(3);
+  fake_.set_links({.between = {{{0, 1}, 4}}});
+  EXPECT_THAT(
+      links(),
+      ElementsAre("links   cuda:0   cuda:1   cuda:2   ", "cuda:0  -        NV4      SYS!     ",
+                  "cuda:1  NV4      -        SYS!     ", "cuda:2  SYS!     SYS!     -        ",
+                  StartsWith("!: no peer access"), StartsWith("NV and a number"),
+                  StartsWith("SYS: through the connection between NUMA nodes")));
+}
+
+TEST_F(DeviceReportTest, WithoutNvLinkTheCommonBridgeIsTheLink) {
+  fake_.set_devices(2);
+  EXPECT_THAT(links(),
+              ElementsAre("links   cuda:0   cuda:1   ", "cuda:0  -        PHB      ",
+                          "cuda:1  PHB      -        ", "PHB: through a PCIe host bridge"));
+}
+
+TEST_F(DeviceReportTest, LinksToASwitchLeadToEveryGpu) {
+  fake_.set_devices(3);
+  fake_.set_links({.switched = 18});
+  EXPECT_THAT(links(), Contains("cuda:1  NV18     -        NV18     "));
+}
+
+TEST_F(DeviceReportTest, WithoutNvmlLinksAreUnknownAndItSaysWhy) {
+  fake_.set_devices(2);
+  fake_.fail("nvmlInit_v2", 1, 9);  // the first is asked for the driver's version
+  EXPECT_THAT(links(), ElementsAre(StartsWith("links"), "cuda:0  -        ?        ",
+                                   "cuda:1  ?        -        ",
+                                   HasSubstr("?: unknown: nvmlInit failed: a fake error")));
+}
+
+TEST_F(DeviceReportTest, WithoutNvmlTheDriverHasNoVersion) {
+  fake_.fail("nvmlInit_v2", 0, 9);
+  EXPECT_THAT(cuda_report().front(), HasSubstr("driver of unknown version (nvmlInit failed"));
+}
+
+}  // namespace
+}  // namespace zerorun

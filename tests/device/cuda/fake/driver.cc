@@ -1,0 +1,57 @@
+// The fake CUDA driver: see include/cuda.h.
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "tests/device/cuda/fake/runtime_call.h"
+
+using namespace zerorun::fake;
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = has_context ? reinterpret_cast<CUcontext>(&has_context) : nullptr;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                             unsigned flags) {
+  if (const int planned = seen().enter(__func__, stream); planned != 0) {
+    return static_cast<CUresult>(planned);
+  }
+  if (const cudaError_t broken = seen().device_error(current_device); broken != cudaSuccess) {
+    return static_cast<CUresult>(broken);
+  }
+  if (!has_context) {
+    seen().violate("the driver is called by a thread without a context");
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  if (!known("streams", stream) || flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto* const word = reinterpret_cast<uint32_t*>(address);
+  submit(stream, [word, value] {
+    // As the GPU does: nobody wakes it.
+    while (static_cast<int32_t>(std::atomic_ref(*word).load(std::memory_order_acquire) - value) <
+           0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  });
+  return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long /*flags*/,
+                                             cudaDriverEntryPointQueryResult* found) {
+  ENTER_HOST();
+  *function = nullptr;
+  *found = cudaDriverEntryPointSymbolNotFound;
+  if (std::strcmp(name, "cuCtxGetCurrent") == 0 && version >= 4000) {
+    *function = reinterpret_cast<void*>(&cuCtxGetCurrent);
+  } else if (std::strcmp(name, "cuStreamWaitValue32") == 0 && version >= 11070) {
+    *function = reinterpret_cast<void*>(&cuStreamWaitValue32);
+  }
+  if (*function != nullptr) *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}

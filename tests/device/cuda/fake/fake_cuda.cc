@@ -1,0 +1,223 @@
+#include "tests/device/cuda/fake/fake_cuda.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+
+namespace zerorun::fake {
+
+FakeCuda& FakeCuda::instance() {
+  static FakeCuda fake;
+  return fake;
+}
+
+void FakeCuda::reset() {
+  for (const std::string& leak : leaks()) throw std::logic_error("still held: " + leak);
+  const std::lock_guard lock(mutex_);
+  settings_ = {};
+  used_devices_.clear();
+  failures_.clear();
+  met_failures_ = 0;
+  device_errors_.clear();
+  counts_.clear();
+  calls_.clear();
+  launches_.clear();
+  violations_.clear();
+}
+
+void FakeCuda::set_devices(int devices) {
+  const std::lock_guard lock(mutex_);
+  settings_.devices = devices;
+}
+
+int FakeCuda::devices() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.devices;
+}
+
+void FakeCuda::set_links(const GpuLinks& links) {
+  const std::lock_guard lock(mutex_);
+  settings_.links = links;
+}
+
+GpuLinks FakeCuda::links() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.links;
+}
+
+void FakeCuda::set_memory(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  settings_.memory = bytes;
+}
+
+void FakeCuda::set_delay(std::chrono::microseconds most) {
+  const std::lock_guard lock(mutex_);
+  settings_.delay = most;
+}
+
+std::chrono::microseconds FakeCuda::draw_delay() {
+  const std::lock_guard lock(mutex_);
+  if (settings_.delay.count() == 0) return settings_.delay;
+  return std::chrono::microseconds(random_() % static_cast<unsigned>(settings_.delay.count()));
+}
+
+void FakeCuda::set_inline_streams(bool are_inline) {
+  const std::lock_guard lock(mutex_);
+  settings_.inline_streams = are_inline;
+}
+
+bool FakeCuda::inline_streams() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.inline_streams;
+}
+
+void FakeCuda::set_capturing(bool capturing) {
+  const std::lock_guard lock(mutex_);
+  settings_.capturing = capturing;
+}
+
+bool FakeCuda::capturing() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.capturing;
+}
+
+std::set<int> FakeCuda::used_devices() const {
+  const std::lock_guard lock(mutex_);
+  return used_devices_;
+}
+
+void FakeCuda::use_device(int device) {
+  const std::lock_guard lock(mutex_);
+  used_devices_.insert(device);
+}
+
+void FakeCuda::fail(std::string_view name, int nth, int error) {
+  const std::lock_guard lock(mutex_);
+  const std::string key(name);
+  failures_[{key, counts_[key] + nth}] = error;
+}
+
+void FakeCuda::break_device(int device, cudaError_t error) {
+  const std::lock_guard lock(mutex_);
+  device_errors_.emplace(device, error);
+}
+
+cudaError_t FakeCuda::device_error(int device) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = device_errors_.find(device);
+  return found == device_errors_.end() ? cudaSuccess : found->second;
+}
+
+int FakeCuda::failures() const {
+  const std::lock_guard lock(mutex_);
+  return met_failures_;
+}
+
+std::map<std::string, int> FakeCuda::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+std::vector<Call> FakeCuda::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+std::map<std::string, int> FakeCuda::launches() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, int> launches;
+  for (const auto& [mangled, count] : launches_) {
+    const std::unique_ptr<char, void (*)(void*)> name(
+        abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, nullptr), std::free);
+    launches[name.get()] += count;
+  }
+  return launches;
+}
+
+std::vector<std::string> FakeCuda::violations() const {
+  const std::lock_guard lock(mutex_);
+  return violations_;
+}
+
+std::vector<std::string> FakeCuda::leaks() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> leaks;
+  for (const auto& [kind, handles] : held_) {
+    if (!handles.empty()) leaks.push_back(std::to_string(handles.size()) + " of " + kind);
+  }
+  return leaks;
+}
+
+int FakeCuda::enter(std::string_view name, const void* stream) {
+  const std::lock_guard lock(mutex_);
+  const std::string key(name);
+  const int call = counts_[key]++;
+  calls_.push_back({key, stream});
+  const auto planned = failures_.find({key, call});
+  if (planned == failures_.end()) return 0;
+  ++met_failures_;
+  return planned->second;
+}
+
+void FakeCuda::note_launch(const char* mangled_type) {
+  const std::lock_guard lock(mutex_);
+  ++launches_[mangled_type];
+}
+
+void FakeCuda::violate(std::string text) {
+  const std::lock_guard lock(mutex_);
+  if (std::find(violations_.begin(), violations_.end(), text) != violations_.end()) return;
+  violations_.push_back(std::move(text));
+}
+
+void FakeCuda::hold(std::string_view kind, const void* handle) {
+  const std::lock_guard lock(mutex_);
+  held_[std::string(kind)].insert(handle);
+}
+
+bool FakeCuda::release(std::string_view kind, const void* handle) {
+  const std::lock_guard lock(mutex_);
+  if (held_[std::string(kind)].erase(handle) == 1) return true;
+  violations_.push_back("gave back what is not held: " + std::string(kind));
+  return false;
+}
+
+bool FakeCuda::holds(std::string_view kind, const void* handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto handles = held_.find(std::string(kind));
+  return handles != held_.end() && handles->second.contains(handle);
+}
+
+void FakeCuda::for_each(std::string_view kind, const std::function<void(const void*)>& look) const {
+  const std::lock_guard lock(mutex_);
+  const auto handles = held_.find(std::string(kind));
+  if (handles == held_.end()) return;
+  for (const void* handle : handles->second) look(handle);
+}
+
+bool FakeCuda::take_memory(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes > settings_.memory - used_) return false;
+  used_ += bytes;
+  return true;
+}
+
+void FakeCuda::give_memory(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  used_ -= bytes;
+}
+
+size_t FakeCuda::free_memory() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.memory - used_;
+}
+
+size_t FakeCuda::memory() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.memory;
+}
+
+}  // namespace zerorun::fake

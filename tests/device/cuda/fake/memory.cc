@@ -1,0 +1,345 @@
+// Memory of the fake CUDA runtime.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "tests/device/cuda/fake/runtime_call.h"
+
+namespace zerorun::fake {
+
+// Device memory that a pool holds, of which its blocks are a part. What they give back stays here
+// up to the threshold, or until it is trimmed. Lives as long as the pool or a block.
+class Reserve {
+ public:
+  Reserve() = default;
+  Reserve(const Reserve&) = delete;
+  Reserve& operator=(const Reserve&) = delete;
+  ~Reserve() { seen().give_memory(reserved_); }
+
+  bool take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const size_t more = bytes - std::min(bytes, reserved_ - used_);
+    if (!seen().take_memory(more)) return false;
+    reserved_ += more;
+    used_ += bytes;
+    return true;
+  }
+  void give_back(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    used_ -= bytes;
+    shrink(threshold_);
+  }
+  void trim_to(size_t keep) {
+    const std::lock_guard lock(mutex_);
+    shrink(keep);
+  }
+  void set_threshold(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    threshold_ = bytes;
+  }
+  size_t reserved() const {
+    const std::lock_guard lock(mutex_);
+    return reserved_;
+  }
+  size_t used() const {
+    const std::lock_guard lock(mutex_);
+    return used_;
+  }
+
+ private:
+  void shrink(size_t keep) {
+    const size_t rest = std::clamp(keep, used_, reserved_);
+    seen().give_memory(reserved_ - rest);
+    reserved_ = rest;
+  }
+
+  mutable std::mutex mutex_;  // guards all
+  size_t threshold_ = 0;
+  size_t reserved_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace zerorun::fake
+
+struct CUmemPoolHandle_st {
+  int device = 0;
+  std::set<int> readers{};  // other devices that may use its memory; set before there is any work
+  std::shared_ptr<zerorun::fake::Reserve> reserve = std::make_shared<zerorun::fake::Reserve>();
+};
+
+using namespace zerorun::fake;
+
+namespace {
+
+// Blocks of device memory, and of host memory that the device may read.
+class Blocks {
+ public:
+  void* add(size_t bytes, bool on_device, cudaMemPool_t pool = nullptr) {
+    const size_t alignment = on_device ? 512 : 4096;  // as the driver's
+    void* const data =
+        std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (data == nullptr) return nullptr;
+    std::memset(data, 0xcd, bytes);  // as on a GPU, it holds anything
+    const std::lock_guard lock(mutex_);
+    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device, pool,
+                                              pool == nullptr ? nullptr : pool->reserve};
+    return data;
+  }
+  // Its memory is released, so that AddressSanitizer sees later uses.
+  void remove(void* data) {
+    Block block{};
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = blocks_.find(static_cast<std::byte*>(data));
+      if (found == blocks_.end()) return;
+      block = found->second;
+      blocks_.erase(found);
+    }
+    std::memset(data, 0xdd, block.bytes);
+    std::free(data);
+    if (block.reserve) {
+      block.reserve->give_back(block.bytes);
+    } else if (block.on_device) {
+      seen().give_memory(block.bytes);
+    }
+  }
+  bool on_device(const void* data, size_t bytes) const {
+    return find(data, bytes) == Place::device;
+  }
+  // Whether kernels on `device` may use it: memory of a pool is its own device's, unless it is
+  // shared.
+  bool reachable(const void* data, int device) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = find_block(blocks_, static_cast<const std::byte*>(data), 1);
+    if (found == blocks_.end() || found->second.pool == nullptr) return true;
+    const CUmemPoolHandle_st& pool = *found->second.pool;
+    return pool.device == device || pool.readers.contains(device);
+  }
+  // Memory of another library, which that says is on the device.
+  void adopt(const void* data, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr, nullptr};
+  }
+  void disown(const void* data) {
+    const std::lock_guard lock(mutex_);
+    adopted_.erase(static_cast<const std::byte*>(data));
+  }
+  // Ordinary memory, which the device cannot address.
+  bool pageable(const void* data, size_t bytes) const { return find(data, bytes) == Place::none; }
+
+ private:
+  enum class Place { none, host, device };
+  struct Block {
+    size_t bytes;
+    bool on_device;
+    cudaMemPool_t pool;
+    std::shared_ptr<Reserve> reserve;
+  };
+
+  using Map = std::map<const std::byte*, Block>;
+
+  static Map::const_iterator find_block(const Map& map, const std::byte* first, size_t bytes) {
+    auto found = map.upper_bound(first);
+    if (found == map.begin()) return map.end();
+    --found;
+    return first + bytes > found->first + found->second.bytes ? map.end() : found;
+  }
+  static Place find_in(const Map& map, const std::byte* first, size_t bytes) {
+    const auto found = find_block(map, first, bytes);
+    if (found == map.end()) return Place::none;
+    return found->second.on_device ? Place::device : Place::host;
+  }
+  Place find(const void* data, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    const auto* first = static_cast<const std::byte*>(data);
+    const Place own = find_in(blocks_, first, bytes);
+    return own != Place::none ? own : find_in(adopted_, first, bytes);
+  }
+
+  mutable std::mutex mutex_;
+  Map blocks_;
+  Map adopted_;
+};
+
+Blocks& blocks() {
+  static Blocks all;
+  return all;
+}
+
+}  // namespace
+
+namespace zerorun::fake {
+
+namespace {
+
+bool add_from(cudaMemPool_t pool, void** data, size_t bytes) {
+  if (!(pool == nullptr ? seen().take_memory(bytes) : pool->reserve->take(bytes))) return false;
+  *data = blocks().add(bytes, true, pool);
+  seen().hold("device memory", *data);
+  return true;
+}
+
+}  // namespace
+
+bool add_device_memory(void** data, size_t bytes) { return add_from(nullptr, data, bytes); }
+
+bool reachable(const void* data, int device) { return blocks().reachable(data, device); }
+
+bool remove_device_memory(void* data) {
+  if (!seen().release("device memory", data)) return false;
+  blocks().remove(data);
+  return true;
+}
+
+void adopt_device_memory(const void* data, size_t bytes) { blocks().adopt(data, bytes); }
+
+void disown_device_memory(const void* data) { blocks().disown(data); }
+
+}  // namespace zerorun::fake
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  ENTER();
+  *free = seen().free_memory();
+  *total = seen().memory();
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  ENTER();
+  if (!valid_device(properties->location.id)) return result(cudaErrorInvalidDevice);
+  *pool = new CUmemPoolHandle_st{properties->location.id};
+  seen().hold("pools", *pool);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  ENTER_UNDO();
+  if (!seen().release("pools", pool)) return result(cudaErrorInvalidValue);
+  delete pool;
+  return planned;
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access,
+                                 size_t count) {
+  ENTER();
+  NEED("pools", pool);
+  for (size_t i = 0; i < count; ++i) pool->readers.insert(access[i].location.id);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
+  ENTER();
+  NEED("pools", pool);
+  pool->reserve->trim_to(keep);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  ENTER();
+  NEED("pools", pool);
+  if (attribute == cudaMemPoolAttrReleaseThreshold) {
+    pool->reserve->set_threshold(*static_cast<uint64_t*>(value));
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  ENTER();
+  NEED("pools", pool);
+  const Reserve& reserve = *pool->reserve;
+  *static_cast<uint64_t*>(value) =
+      attribute == cudaMemPoolAttrUsedMemCurrent ? reserve.used() : reserve.reserved();
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t stream) {
+  ENTER(stream);
+  NEED("pools", pool);
+  NEED("streams", stream);
+  if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
+  if (!zerorun::fake::add_from(pool, data, bytes)) return result(cudaErrorMemoryAllocation);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  ENTER_UNDO(stream);
+  NEED("streams", stream);
+  if (!seen().release("device memory", data)) return result(cudaErrorInvalidValue);
+  stream->worker->submit([data] { blocks().remove(data); });
+  return planned;
+}
+
+// What the real one does is not promised, but it may wait for the whole device.
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
+  ENTER();
+  use_device();
+  spoil_capture(__func__);
+  synchronize_device();
+  if ((flags & ~(cudaHostAllocPortable | cudaHostAllocMapped)) != 0) {
+    seen().violate("cudaHostAlloc with a flag that does not exist");
+  }
+  *data = blocks().add(bytes, false);
+  if (*data == nullptr) return result(cudaErrorMemoryAllocation);
+  seen().hold("pinned memory", *data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* data) {
+  ENTER_UNDO();
+  use_device();
+  spoil_capture(__func__);
+  synchronize_device();
+  if (!seen().release("pinned memory", data)) return result(cudaErrorInvalidValue);
+  blocks().remove(data);
+  return planned;
+}
+
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags*/) {
+  ENTER();
+  if (blocks().pageable(host, 1)) return result(cudaErrorInvalidValue);
+  *device = host;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  if (kind != cudaMemcpyDefault && (to_device != blocks().on_device(to, bytes) ||
+                                    from_device != blocks().on_device(from, bytes))) {
+    seen().violate("a copy's kind does not match where its memory lies");
+  }
+  if (blocks().pageable(from, bytes)) {
+    seen().enter("(copy from pageable memory)");
+    // It may be read now, whatever the stream still has to do: small copies are.
+    const auto* const first = static_cast<const std::byte*>(from);
+    return zerorun::fake::submit(stream, [to, now = std::vector(first, first + bytes)] {
+      std::memmove(to, now.data(), now.size());
+    });
+  }
+  zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
+  // As CUDA says: a copy to such memory is over when the call returns.
+  if (blocks().pageable(to, bytes)) stream->worker->synchronize();
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  ENTER(stream);
+  NEED("streams", stream);
+  if (!blocks().on_device(data, bytes)) seen().violate("memset outside of device memory");
+  return zerorun::fake::submit(stream, [=] { std::memset(data, value, bytes); });
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  ENTER();
+  attributes->type =
+      blocks().on_device(data, 1) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}

@@ -1,0 +1,137 @@
+// NVML for the fake GPUs, in the place of device/cuda/nvml_library.cc, which opens the real
+// library.
+#include <nvml.h>
+
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "device/cuda/nvml_functions.h"
+#include "tests/device/cuda/fake/fake_cuda.h"
+
+struct nvmlDevice_st {
+  int index;
+};
+
+namespace {
+
+using zerorun::fake::FakeCuda;
+using zerorun::fake::GpuLinks;
+
+nvmlReturn_t enter(const char* name) {
+  return static_cast<nvmlReturn_t>(FakeCuda::instance().enter(name));
+}
+
+constexpr int kSwitch = -1;
+
+// Where a device's NVLinks end: at the device of this number, or at a switch.
+std::vector<int> ends_of(int device) {
+  const GpuLinks links = FakeCuda::instance().links();
+  std::vector<int> ends(static_cast<size_t>(links.switched), kSwitch);
+  for (int peer = 0; peer < FakeCuda::instance().devices(); ++peer) {
+    ends.insert(ends.end(), static_cast<size_t>(links.direct(device, peer)), peer);
+  }
+  return ends;
+}
+
+std::optional<int> end_of(nvmlDevice_t device, unsigned link) {
+  const std::vector<int> ends = ends_of(device->index);
+  return link < ends.size() ? std::optional(ends[link]) : std::nullopt;
+}
+
+}  // namespace
+
+nvmlReturn_t nvmlInit_v2() {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  FakeCuda::instance().hold("NVML sessions", &kSwitch);
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlShutdown() {
+  FakeCuda::instance().release("NVML sessions", &kSwitch);
+  return enter(__func__);
+}
+
+const char* nvmlErrorString(nvmlReturn_t /*result*/) { return "a fake error"; }
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned length) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  std::snprintf(version, length, "580.00.01");
+  return NVML_SUCCESS;
+}
+
+// As cudaGetDeviceProperties has it, a device's bus has its number.
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* address, nvmlDevice_t* device) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  static nvmlDevice_st devices[] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+  unsigned bus = 0;
+  if (std::strlen(address) != std::strlen("00000000:00:00.0") ||
+      std::sscanf(address, "00000000:%X:00.0", &bus) != 1 ||
+      static_cast<int>(bus) >= FakeCuda::instance().devices()) {
+    return NVML_ERROR_NOT_FOUND;
+  }
+  *device = &devices[bus];
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice_t peer,
+                                                 nvmlGpuTopologyLevel_t* level) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  const bool near = device->index / 2 == peer->index / 2;  // two devices to a host bridge
+  *level = near ? NVML_TOPOLOGY_HOSTBRIDGE : NVML_TOPOLOGY_SYSTEM;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t peer,
+                                    nvmlGpuP2PCapsIndex_t index, nvmlGpuP2PStatus_t* status) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  if (index != NVML_P2P_CAPS_INDEX_NVLINK) return NVML_ERROR_INVALID_ARGUMENT;
+  const GpuLinks links = FakeCuda::instance().links();
+  const bool linked = links.switched > 0 || links.direct(device->index, peer->index) > 0;
+  *status = linked ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
+                                      nvmlEnableState_t* state) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  if (ends_of(device->index).empty()) return NVML_ERROR_NOT_SUPPORTED;
+  *state = end_of(device, link) ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link,
+                                                 nvmlIntNvLinkDeviceType_t* type) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  const std::optional<int> end = end_of(device, link);
+  if (!end) return NVML_ERROR_INVALID_ARGUMENT;
+  *type = *end == kSwitch ? NVML_NVLINK_DEVICE_TYPE_SWITCH : NVML_NVLINK_DEVICE_TYPE_GPU;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link,
+                                                 nvmlPciInfo_t* remote) {
+  if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
+  const std::optional<int> end = end_of(device, link);
+  if (!end || *end == kSwitch) return NVML_ERROR_NOT_SUPPORTED;
+  *remote = {0, static_cast<unsigned>(*end), 0};
+  return NVML_SUCCESS;
+}
+
+namespace zerorun {
+
+NvmlFunctions load_nvml() {
+  return {.init = nvmlInit_v2,
+          .shutdown = nvmlShutdown,
+          .error_string = nvmlErrorString,
+          .driver_version = nvmlSystemGetDriverVersion,
+          .device_at = nvmlDeviceGetHandleByPciBusId_v2,
+          .common_ancestor = nvmlDeviceGetTopologyCommonAncestor,
+          .p2p_status = nvmlDeviceGetP2PStatus,
+          .nvlink_state = nvmlDeviceGetNvLinkState,
+          .nvlink_remote_type = nvmlDeviceGetNvLinkRemoteDeviceType,
+          .nvlink_remote = nvmlDeviceGetNvLinkRemotePciInfo_v2};
+}
+
+}  // namespace zerorun

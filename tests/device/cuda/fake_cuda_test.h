@@ -1,0 +1,31 @@
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tests/device/cuda/fake/fake_cuda.h"
+
+namespace zerorun::testing {
+
+// A test on the fake CUDA libraries, whose streams start work up to `delay` late. It fails when a
+// call was one that the real libraries punish, and when something was not given back.
+class FakeCudaTest : public ::testing::Test {
+ protected:
+  explicit FakeCudaTest(std::chrono::microseconds delay = {}) : delay_(delay) {}
+
+  void SetUp() override {
+    fake_.reset();
+    fake_.set_delay(delay_);
+  }
+  void TearDown() override {
+    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty());
+    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty());
+  }
+
+  const std::chrono::microseconds delay_;
+  fake::FakeCuda& fake_ = fake::FakeCuda::instance();
+};
+
+}  // namespace zerorun::testing

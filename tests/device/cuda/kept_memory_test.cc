@@ -1,0 +1,248 @@
+// Freed memory that a device keeps for reuse: counted, within the limit, and no more than steps
+// use.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "zero/memory_plan.h"
+#include "zerorun/engine.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+class KeptMemoryTest : public testing::FakeCudaTest {
+ protected:
+  // Asks for all of them at once.
+  static void use(CudaDevice& device, const std::vector<size_t>& sizes) {
+    std::vector<Buffer> buffers;
+    for (const size_t nbytes : sizes) {
+      buffers.push_back(device.allocate(nbytes, MemoryCategory::other));
+    }
+  }
+  static int64_t kept(const CudaDevice& device) {
+    return device.memory_use(MemoryCategory::kept).live_bytes;
+  }
+  size_t held() const { return fake_.memory() - fake_.free_memory(); }
+  int count(const char* name) const { return fake_.counts()[name]; }
+};
+
+TEST_F(KeptMemoryTest, IsCountedUntilItIsUsedAgain) {
+  CudaDevice device(0, 0);
+  use(device, {600, 200});
+  EXPECT_EQ(kept(device), 800);
+  {
+    const Buffer again = device.allocate(600, MemoryCategory::buckets);
+    EXPECT_EQ(kept(device), 200);
+    EXPECT_EQ(device.memory_use(MemoryCategory::buckets).live_bytes, 600);
+  }
+  EXPECT_EQ(kept(device), 800);
+  EXPECT_EQ(held(), 800U);
+}
+
+TEST_F(KeptMemoryTest, GoesAsFarAsTheLimitNeedsTheLongestKeptFirst) {
+  CudaDevice device(0, 1000);
+  use(device, {300});
+  use(device, {400});
+  const Buffer more = device.allocate(500, MemoryCategory::other);
+  EXPECT_EQ(kept(device), 400);
+  EXPECT_EQ(held(), 900U);
+  EXPECT_TRUE(device.allocate(400, MemoryCategory::other));  // the same block
+  EXPECT_EQ(count("cudaMallocFromPoolAsync"), 3);
+}
+
+TEST_F(KeptMemoryTest, IsNamedWhereTheLimitRefuses) {
+  CudaDevice device(0, 1000);
+  const Buffer states = device.allocate(500, MemoryCategory::optimizer);
+  use(device, {400});
+  try {
+    device.allocate(501, MemoryCategory::activations);
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("500 B free of the limit of 1000 B"));
+    EXPECT_THAT(error.what(), HasSubstr("optimizer 500 B"));
+    EXPECT_THAT(error.what(), HasSubstr("kept for reuse 400 B"));
+  }
+  EXPECT_TRUE(device.allocate(500, MemoryCategory::activations));
+}
+
+std::shared_ptr<Communicator> join_alone(const std::shared_ptr<CudaDevice>& device) {
+  CommunicatorOptions options{.device = device};
+  options.store = make_memory_store();
+  return make_nccl_communicator(options);
+}
+
+// NCCL allocates by itself what it registers.
+TEST_F(KeptMemoryTest, MakesRoomForCommunicationWithinTheLimit) {
+  const auto device = std::make_shared<CudaDevice>(0, 1000);
+  const auto communicator = join_alone(device);
+  use(*device, {800});
+  const auto block = communicator->allocate(900, Sharing::per_rank);
+  EXPECT_EQ(kept(*device), 0);
+  EXPECT_LE(held(), 1000U);
+}
+
+// It would be lost silently: peers then have ordinary memory as well.
+TEST_F(KeptMemoryTest, MakesRoomForRegisteredMemoryWhereTheGpuIsFull) {
+  fake_.set_memory(1000);
+  const auto device = std::make_shared<CudaDevice>(0, 0);
+  const auto communicator = join_alone(device);
+  use(*device, {800});
+  const auto block = communicator->allocate(900, Sharing::per_rank);
+  EXPECT_EQ(count("ncclCommRegister"), 1);
+  EXPECT_EQ(kept(*device), 0);
+}
+
+TEST_F(KeptMemoryTest, GoesWhenAWholeStepDidNotUseIt) {
+  CudaDevice device(0, 0);
+  const auto step = [&](const std::vector<size_t>& sizes) {
+    use(device, sizes);
+    device.give_back_unused();
+  };
+  step({500, 100, 100, 100});
+  step({500, 100, 100, 100});
+  EXPECT_EQ(held(), 800U);
+  use(device, {700, 100});
+  EXPECT_EQ(held(), 1500U);  // the step before used all the rest
+  device.give_back_unused();
+  EXPECT_EQ(held(), 800U);
+  EXPECT_EQ(kept(device), 800);
+}
+
+TEST_F(KeptMemoryTest, StepsThatAskForTheSameCallCudaForNothing) {
+  CudaDevice device(0, 0);
+  const auto step = [&] {
+    use(device, {500, 100});
+    use(device, {300, 100, 100});
+    device.give_back_unused();
+  };
+  step();
+  step();
+  const auto before = fake_.counts();
+  for (int again = 0; again < 5; ++again) step();
+  EXPECT_EQ(fake_.counts(), before);
+}
+
+TEST_F(KeptMemoryTest, GoesAfterTheWorkOnIt) {
+  fake_.set_delay(std::chrono::microseconds(5000));
+  CudaDevice device(0, 0);
+  for (int round = 0; round < 5; ++round) {
+    constexpr int64_t kNumel = 1 << 12;
+    {
+      const Buffer used = device.allocate(kNumel * sizeof(float), MemoryCategory::other);
+      device.give_back_unused();
+      const TensorView view = view_of(used, DType::fp32, kNumel);
+      device.fill(device.inline_stream(), view, 1.0F);  // AddressSanitizer sees it come too late
+    }
+    device.give_back_unused();
+    device.give_back_unused();
+    EXPECT_EQ(held(), 0U);
+  }
+}
+
+// Bytes that two ranks hold at most after a step, within a limit of each.
+struct Held {
+  int64_t device = 0;
+  int64_t buckets = 0;  // at any time
+};
+Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, int64_t limit) {
+  constexpr int kRanks = 2;
+  fake::FakeCuda::instance().set_devices(kRanks);
+  std::array<Held, kRanks> held{};
+  const auto store = make_memory_store();
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    const auto device = std::make_shared<CudaDevice>(rank, static_cast<size_t>(limit));
+    options.device = device;
+    const auto comm = make_nccl_communicator(options);
+    const auto engine = Engine::create(config, *device, *comm, specs, {ParameterGroup{}});
+    for (const StateInterval& part : engine->state_intervals()) {
+      device->fill(device->inline_stream(), part.master, 0.5F);
+    }
+    engine->publish_masters();
+    for (int step = 0; step < 3; ++step) {
+      do {
+        for (ParameterId id = 0; id < std::ssize(specs); ++id) {
+          engine->gather(engine->module_id(specs[static_cast<size_t>(id)].module));
+          device->fill(device->inline_stream(), engine->gradient(id).view, 0.25F);
+          engine->grad_ready(id);
+          engine->release(engine->module_id(specs[static_cast<size_t>(id)].module));
+        }
+      } while (!engine->end_micro_step());
+      EXPECT_TRUE(engine->step().applied);
+    }
+    Held& mine = held.at(static_cast<size_t>(rank));
+    mine.buckets = device->memory_use(MemoryCategory::buckets).peak_bytes;
+    for (const auto category :
+         {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
+          MemoryCategory::buckets, MemoryCategory::other, MemoryCategory::kept}) {
+      mine.device += device->memory_use(category).live_bytes;
+    }
+  });
+  return {std::max(held[0].device, held[1].device), std::max(held[0].buckets, held[1].buckets)};
+}
+
+// Words of the communicator, and what norms are summed in, are not in the plan.
+constexpr int64_t kOther = 4096;
+
+std::vector<ParameterSpec> three_modules() {
+  return {{"a.weight", {96, 1024}, "a", 0, true, ""},
+          {"b.weight", {64, 1024}, "b", 0, true, ""},
+          {"c.weight", {48, 1024}, "c", 0, true, ""}};
+}
+
+// Full parameters of modules of different sizes, each in memory of its own size: what is kept of it
+// takes nothing from what the plan says is enough.
+TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
+  Config config;
+  config.zero.stage = 3;
+  config.precision.param_dtype = DType::fp32;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.zero.prefetch_bucket_size = 0;
+  const std::vector<ParameterSpec> specs = three_modules();
+  const int64_t limit = plan_memory(config, specs, 2, false).device() + kOther;
+  EXPECT_GT(most_held(config, specs, 0).device, limit);
+  EXPECT_LE(most_held(config, specs, limit).device, limit);
+}
+
+// What NCCL sums in is a part of the plan, and all of it that the GPU needs.
+TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
+  for (const DType comm_dtype : {DType::bf16, DType::fp32}) {
+    for (const int64_t accumulation : {1, 2}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        SCOPED_TRACE(
+            fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
+        Config config;
+        config.zero.stage = stage;
+        config.zero.param_persistence_threshold = 0;
+        config.zero.reduce_bucket_size = 100'000;
+        config.precision.param_dtype = DType::bf16;
+        config.precision.communication_dtype = comm_dtype;
+        config.batch.accumulation_steps = accumulation;
+        const std::vector<ParameterSpec> specs = three_modules();
+        const MemoryPlan plan = plan_memory(config, specs, 2, false);
+        const int64_t limit = plan.device() + kOther;
+        fake_.reset();
+        fake_.set_memory(2 * static_cast<size_t>(limit));
+        const Held held = most_held(config, specs, limit);
+        EXPECT_LE(held.device, limit);
+        const auto planned = static_cast<double>(plan.buckets + plan.gathered);
+        EXPECT_NEAR(static_cast<double>(held.buckets), planned, 0.03 * planned);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

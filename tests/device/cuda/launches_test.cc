@@ -1,0 +1,228 @@
+// How many kernels updates and norms launch: one for what many segments ask for, whatever the
+// optimizer and the dtypes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "zerorun/engine.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun {
+namespace {
+
+using fake::FakeCuda;
+
+// Kernels whose parameters have `type` in their names.
+int launches_of(const std::string& type) {
+  int count = 0;
+  for (const auto& [kernel, launches] : FakeCuda::instance().launches()) {
+    if (kernel.find(type) != std::string::npos) count += launches;
+  }
+  return count;
+}
+int updates() { return launches_of("RuleSegment<"); }
+int norms() { return launches_of("SquaresSegment"); }
+
+class LaunchesTest : public testing::FakeCudaTest {};
+
+TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
+  constexpr int64_t kSize = 8;
+  for (const int64_t count : {1, 2, 40, 400}) {
+    fake_.reset();
+    CudaDevice device(0, 0);
+    Stream& stream = device.inline_stream();
+    const int64_t numel = count * kSize;
+    const Buffer buffer =
+        device.allocate(static_cast<size_t>(numel) * sizeof(float), MemoryCategory::other);
+    const Buffer words = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
+    const TensorView view = view_of(buffer, DType::fp32, numel);
+    const TensorView sum = view_of(words, DType::int64, ExactSum::kWords);
+    device.fill(stream, view, 1.0F);
+    device.fill(stream, sum, 0.0F);
+    std::vector<UpdateSegment> segments;
+    std::vector<SquaresSegment> squares;
+    for (int64_t i = 0; i < count; ++i) {
+      segments.push_back(
+          {.begin = i * kSize, .numel = kSize, .scalars = {.rule = UpdateRule::sgd}});
+      squares.push_back({.begin = i * kSize, .numel = kSize});
+    }
+    const std::map<std::string, int> before = fake_.counts();
+    device.update(stream, {.master = view, .grad = view, .param = view}, segments);
+    device.sum_of_squares(stream, view, squares, sum);
+    const std::map<std::string, int> after = fake_.counts();
+    stream.synchronize();
+    EXPECT_LE(updates(), 1 + (count - 1) / 40);
+    EXPECT_LE(norms(), 1 + (count - 1) / 100);
+    EXPECT_EQ(updates() > 1, count == 400);
+    // Segments travel with the launch: nothing but the current device is asked for besides.
+    EXPECT_EQ(after.at("cudaLaunchKernel") - before.at("cudaLaunchKernel"), updates() + norms());
+    for (const auto& [name, calls] : after) {
+      if (name == "cudaLaunchKernel" || name.ends_with("Device")) continue;
+      EXPECT_EQ(calls, before.contains(name) ? before.at(name) : 0) << name;
+    }
+  }
+}
+
+struct SegmentsOutcome {
+  int updates = 0;
+  int norms = 0;
+};
+
+// `count` segments of ones that one call updates, and whose norm one takes: none is left out.
+SegmentsOutcome run_segments(int64_t count) {
+  FakeCuda::instance().reset();
+  CudaDevice device(0, 0);
+  Stream& stream = device.inline_stream();
+  const auto nbytes = static_cast<size_t>(count) * sizeof(float);
+  const Buffer values = device.allocate(nbytes, MemoryCategory::other);
+  const Buffer ones = device.allocate(nbytes, MemoryCategory::other);
+  const Buffer words = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
+  const TensorView master = view_of(values, DType::fp32, count);
+  const TensorView grad = view_of(ones, DType::fp32, count);
+  const TensorView sum = view_of(words, DType::int64, ExactSum::kWords);
+  device.fill(stream, master, 1.0F);
+  device.fill(stream, grad, 1.0F);
+  device.fill(stream, sum, 0.0F);
+  std::vector<UpdateSegment> segments;
+  std::vector<SquaresSegment> squares;
+  for (int64_t i = 0; i < count; ++i) {
+    segments.push_back({.begin = i, .numel = 1, .scalars = {.rule = UpdateRule::sgd, .lr = 0.5F}});
+    squares.push_back({.begin = i, .numel = 1});
+  }
+  device.update(stream, {.master = master, .grad = grad, .param = master}, segments);
+  device.sum_of_squares(stream, grad, squares, sum);
+  std::vector<float> updated(static_cast<size_t>(count));
+  std::vector<int64_t> found(ExactSum::kWords);
+  device.download(stream, master, updated.data());
+  device.download(stream, sum, found.data());
+  stream.synchronize();
+  EXPECT_THAT(updated, ::testing::Each(0.5F)) << count;
+  EXPECT_EQ(ExactSum::from_words(found).value(), static_cast<double>(count));
+  return {.updates = updates(), .norms = norms()};
+}
+
+// How many segments a kernel takes.
+int64_t most_of(int SegmentsOutcome::*launches) {
+  int64_t one = 1;
+  for (int64_t two = 400; two - one > 1;) {
+    const int64_t middle = (one + two) / 2;
+    (run_segments(middle).*launches == 1 ? one : two) = middle;
+  }
+  return one;
+}
+
+TEST_F(LaunchesTest, ALastKernelTakesASingleSegment) {
+  for (const auto launches : {&SegmentsOutcome::updates, &SegmentsOutcome::norms}) {
+    const int64_t most = most_of(launches);
+    for (const int64_t full : {1, 2}) {
+      EXPECT_EQ(run_segments(full * most + 1).*launches, full + 1);
+    }
+  }
+}
+
+struct Rule {
+  std::string type;
+  bool master_is_param = false;
+  DType state_dtype = DType::fp32;
+};
+
+// Two ranks; each bucket has many parameters, and is one piece.
+class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<Rule> {
+ protected:
+  static constexpr int kRanks = 2;
+
+  void SetUp() override {
+    FakeCudaTest::SetUp();
+    fake_.set_inline_streams(true);
+    fake_.set_devices(kRanks);
+  }
+
+  static Config config() {
+    Config config;
+    config.batch.accumulation_steps = 1;
+    config.precision.param_dtype = DType::bf16;
+    config.precision.master_is_param = GetParam().master_is_param;
+    config.precision.state_dtype = GetParam().state_dtype;
+    config.optimizer.type = GetParam().type;
+    config.optimizer.momentum = 0.9;
+    config.zero.stage = 2;
+    return config;
+  }
+
+  // Of odd sizes, in two groups by turns: no two neighbours take the same step.
+  static std::vector<ParameterSpec> specs() {
+    std::vector<ParameterSpec> specs;
+    for (int i = 0; i < kParameters; ++i) {
+      const std::string name = "p." + std::to_string(i);
+      specs.push_back({name, {3 + i % 5, 37}, "all", i % 2, true, "", i % 4 < 2});
+    }
+    return specs;
+  }
+
+  static void backward(Engine& engine, Device& device) {
+    for (int id = kParameters; id-- > 0;) {
+      device.fill(device.inline_stream(), engine.gradient(id).view, 0.25F);
+      engine.grad_ready(id);
+    }
+    engine.end_micro_step();
+  }
+
+  static constexpr int kParameters = 80;
+};
+
+TEST_P(StepLaunchesTest, AreOneForEachPieceAndPass) {
+  const auto store = make_memory_store();
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.device = std::make_shared<CudaDevice>(rank, 0);
+    Device& device = *options.device;
+    const auto comm = make_nccl_communicator(options);
+    const auto engine = Engine::create(config(), device, *comm, specs(),
+                                       {{"decay", 0.01F, 0.1F}, {"plain", 0.02F, 0.0F}});
+    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.5F);
+    });
+    backward(*engine, device);
+    EXPECT_TRUE(engine->step().applied);
+  });
+  // All ranks'; a reduction for each bucket, of which each rank has a piece.
+  const int pieces = fake_.counts().at("ncclReduceScatter");
+  EXPECT_GE(pieces, 2 * kRanks);
+  EXPECT_LT(pieces, kRanks * kParameters / 4);
+  if (GetParam().type == "Lamb") {
+    EXPECT_EQ(updates(), 2 * pieces);
+    EXPECT_EQ(norms(), 3 * pieces);  // gradients, parameters and directions
+  } else if (GetParam().type == "Muon") {
+    EXPECT_GT(updates(), pieces);
+    EXPECT_LT(updates(), 2 * pieces);  // those of matrices have two
+  } else {
+    EXPECT_EQ(updates(), pieces);
+    EXPECT_EQ(norms(), pieces);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, StepLaunchesTest,
+                         ::testing::Values(Rule{"AdamW"}, Rule{"AdamW", false, DType::bf16},
+                                           Rule{"AdamW", true, DType::bf16}, Rule{"AdamW8bit"},
+                                           Rule{"AdamW8bit", true}, Rule{"SGD"},
+                                           Rule{"SGD", true, DType::bf16}, Rule{"Adagrad"},
+                                           Rule{"Adagrad", true, DType::bf16}, Rule{"Lion"},
+                                           Rule{"Lion", true, DType::bf16}, Rule{"Lamb"},
+                                           Rule{"Lamb", true, DType::bf16}, Rule{"Muon"},
+                                           Rule{"Muon", true, DType::bf16}),
+                         [](const auto& parameter) {
+                           return parameter.param.type +
+                                  (parameter.param.master_is_param ? "_16_bit_master" : "") +
+                                  (parameter.param.state_dtype == DType::fp32 ? ""
+                                                                              : "_16_bit_states");
+                         });
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,58 @@
+// A framework's streams as the device's inline stream.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+
+namespace zerorun {
+namespace {
+
+class LentStreamTest : public testing::FakeCudaTest {
+ protected:
+  LentStreamTest() : FakeCudaTest(std::chrono::microseconds(500)) {}
+
+  void SetUp() override {
+    FakeCudaTest::SetUp();
+    for (cudaStream_t& stream : lent_) {
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    }
+  }
+  void TearDown() override {
+    for (const cudaStream_t stream : lent_) cudaStreamDestroy(stream);
+    FakeCudaTest::TearDown();
+  }
+
+  std::vector<cudaStream_t> lent_ = std::vector<cudaStream_t>(2);
+};
+
+TEST_F(LentStreamTest, WorkOnOneComesAfterThatOnTheOneBefore) {
+  CudaDevice device(0, 0);
+  EXPECT_EQ(device.gpu(), 0);
+  const Buffer block = device.allocate(2 * sizeof(float), MemoryCategory::other);
+  const TensorView value = view_of(block, DType::fp32, 1);
+  const TensorView one = view_of(block, DType::fp32, 1, sizeof(float));
+  device.fill(device.inline_stream(), value, 1.0F);  // on a stream of its own
+  device.fill(device.inline_stream(), one, 1.0F);
+  for (int i = 0; i < 20; ++i) {
+    device.use_inline_stream(lent_[static_cast<size_t>(i % 2)]);
+    device.scale(device.inline_stream(), value, 2.0F);
+    device.add(device.inline_stream(), one, value);  // in another order they give another result
+  }
+  float found = 0;
+  device.download(device.inline_stream(), value, &found);
+  device.inline_stream().synchronize();
+  EXPECT_EQ(found, static_cast<float>((1U << 21U) - 1));
+}
+
+TEST_F(LentStreamTest, TheSameStreamAgainCostsNoCall) {
+  CudaDevice device(0, 0);
+  device.use_inline_stream(lent_[0]);
+  const auto before = fake_.calls().size();
+  device.use_inline_stream(lent_[0]);
+  EXPECT_EQ(fake_.calls().size(), before);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,185 @@
+// When a GPU's memory is used up: what is kept for later goes first, then the allocation fails.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "zerorun/engine.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class OutOfMemoryTest : public testing::FakeCudaTest {};
+
+TEST_F(OutOfMemoryTest, SaysWhatIsHeldAndWhichSettingsMakeRoom) {
+  fake_.set_memory(size_t{8} << 20);
+  CudaDevice device(0, 0);
+  const Buffer states = device.allocate(size_t{5} << 20, MemoryCategory::optimizer);
+  const Buffer gradients = device.allocate(size_t{1} << 20, MemoryCategory::gradients);
+  try {
+    device.allocate(size_t{4} << 20, MemoryCategory::activations);
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("4.0 MiB for activations"));
+    EXPECT_THAT(error.what(), HasSubstr("2.0 MiB free"));
+    EXPECT_THAT(error.what(), HasSubstr("optimizer 5.0 MiB"));
+    EXPECT_THAT(error.what(), HasSubstr("offload_optimizer"));
+    // 1 MiB of gradients would not make up for 2 MiB.
+    EXPECT_THAT(error.what(), Not(HasSubstr("stage 2")));
+  }
+}
+
+class AdviceTest : public testing::FakeCudaTest {
+ protected:
+  static constexpr size_t kMiB = size_t{1} << 20;
+
+  // The error of asking for `nbytes` of `category`.
+  static std::string error_of(CudaDevice& device, size_t nbytes, MemoryCategory category) {
+    try {
+      device.allocate(nbytes, category);
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+};
+
+// As the engine does that makes a step.
+TEST_F(AdviceTest, LeavesOutWhatIsInForceAndCountsWhatIsAskedFor) {
+  fake_.set_memory(64 * kMiB);
+  CudaDevice device(0, 0);
+  const auto comm =
+      make_nccl_communicator({.device = std::shared_ptr<CudaDevice>(&device, [](auto*) {})});
+  Config config;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = 3;
+  config.offload.optimizer.device = OffloadDevice::cpu;
+  const auto engine = Engine::create(config, device, *comm, {{"w", {1024, 1024}, "m"}}, {{}});
+  const Buffer parameters = device.allocate(20 * kMiB, MemoryCategory::parameters);
+  const std::string error = error_of(device, 100 * kMiB, MemoryCategory::activations);
+  EXPECT_THAT(error, HasSubstr("Any of these can make room: a smaller "
+                               "train_micro_batch_size_per_gpu or recomputation (acts on 100.0 MiB "
+                               "of activations)"));
+  EXPECT_THAT(error, Not(HasSubstr("zero_optimization.stage")));
+  EXPECT_THAT(error, Not(HasSubstr("offload_optimizer")));
+  EXPECT_THAT(error, Not(HasSubstr("together")));
+}
+
+TEST_F(AdviceTest, NamesTheNextSettingOfEachStage) {
+  fake_.set_memory(8 * kMiB);
+  CudaDevice device(0, 0);
+  const Buffer states = device.allocate(2 * kMiB, MemoryCategory::optimizer);
+  const Buffer gradients = device.allocate(kMiB, MemoryCategory::gradients);
+  const Buffer parameters = device.allocate(2 * kMiB, MemoryCategory::parameters);
+  const auto advice = [&](const MemorySettings& settings) {
+    device.use_settings(settings);
+    const std::string error = error_of(device, 4 * kMiB, MemoryCategory::other);
+    return error.substr(error.find("Any of these"));
+  };
+  EXPECT_EQ(advice({.stage = 0}),
+            "Any of these can make room: zero_optimization.stage 1 on more ranks, or with "
+            "offload_optimizer (acts on 2.0 MiB of optimizer); zero_optimization.stage 2 (acts on "
+            "1.0 MiB of gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)");
+  EXPECT_EQ(advice({.stage = 2}),
+            "Any of these can make room: offload_optimizer (acts on 3.0 MiB of optimizer and "
+            "gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)");
+  EXPECT_EQ(advice({.stage = 3, .offload_optimizer = true}),
+            "Any of these can make room: offload_param (acts on 2.0 MiB of parameters)");
+}
+
+TEST_F(AdviceTest, SaysTogetherOnlyWhereThatIsEnough) {
+  fake_.set_memory(8 * kMiB);
+  CudaDevice device(0, 0);
+  const Buffer states = device.allocate(3 * kMiB, MemoryCategory::optimizer);
+  const Buffer parameters = device.allocate(2 * kMiB, MemoryCategory::parameters);
+  EXPECT_THAT(error_of(device, 8 * kMiB, MemoryCategory::other),
+              HasSubstr("No setting frees enough by itself; together: zero_optimization.stage 1 on "
+                        "more ranks, or with offload_optimizer (acts on 3.0 MiB of optimizer); "
+                        "zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"));
+  EXPECT_THAT(error_of(device, 9 * kMiB, MemoryCategory::other),
+              HasSubstr("No setting makes enough room: use more ranks"));
+  device.use_settings({.stage = 3, .offload_optimizer = true, .offload_param = true});
+  EXPECT_THAT(error_of(device, 8 * kMiB, MemoryCategory::other),
+              HasSubstr("No setting makes enough room: use more ranks"));
+}
+
+// Blocks that were freed are kept for others of their size, and other allocators keep theirs.
+TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackBeforeAnAllocationFails) {
+  constexpr size_t kBlock = size_t{1} << 20;
+  fake_.set_memory(4 * kBlock);
+  CudaDevice device(0, 0);
+  void* cached = nullptr;  // by a framework
+  ASSERT_TRUE(fake::add_device_memory(&cached, 2 * kBlock));
+  int asked = 0;
+  device.use_reclaimer([&] {
+    ++asked;
+    if (cached != nullptr) fake::remove_device_memory(std::exchange(cached, nullptr));
+  });
+  device.allocate(2 * kBlock, MemoryCategory::other);
+  EXPECT_TRUE(device.allocate(2 * kBlock - 1, MemoryCategory::other));
+  EXPECT_EQ(asked, 0);  // what the pool kept was enough
+  EXPECT_TRUE(device.allocate(4 * kBlock, MemoryCategory::other));
+  EXPECT_EQ(asked, 1);
+  EXPECT_THROW(device.allocate(4 * kBlock + 1, MemoryCategory::other), DeviceError);
+  EXPECT_EQ(asked, 2);
+  CudaStream& stream = cuda_stream(device.inline_stream());
+  const Buffer most = device.allocate(3 * kBlock, MemoryCategory::other);
+  ASSERT_TRUE(fake::add_device_memory(&cached, kBlock));
+  EXPECT_TRUE(device.scratch(stream, kBlock));
+  EXPECT_EQ(asked, 3);
+}
+
+// Freed blocks may still be in use by what was submitted before.
+TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackAfterTheWorkOnIt) {
+  constexpr size_t kBlock = size_t{1} << 20;
+  fake_.set_memory(kBlock);
+  fake_.set_delay(std::chrono::microseconds(5000));
+  CudaDevice device(0, 0);
+  for (int round = 0; round < 10; ++round) {
+    {
+      const Buffer used = device.allocate(kBlock, MemoryCategory::other);
+      const TensorView view = view_of(used, DType::fp32, kBlock / sizeof(float));
+      device.fill(device.inline_stream(), view, 1.0F);  // AddressSanitizer sees it come too late,
+    }
+    const Buffer next = device.allocate(kBlock - 512, MemoryCategory::other);  // and so does this
+    const TensorView view = view_of(next, DType::fp32, (kBlock - 512) / sizeof(float));
+    const auto side = device.make_stream("side");
+    device.fill(*side, view, 2.0F);
+    std::vector<float> seen(static_cast<size_t>(view.numel));
+    device.download(*side, view, seen.data());
+    side->synchronize();
+    device.inline_stream().synchronize();
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), 2.0F), view.numel);
+  }
+}
+
+TEST_F(OutOfMemoryTest, ALimitHoldsForAllCategoriesTogether) {
+  CudaDevice device(0, 1000);
+  const Buffer first = device.allocate(600, MemoryCategory::parameters);
+  EXPECT_THROW(device.allocate(401, MemoryCategory::gradients), DeviceError);
+  EXPECT_TRUE(device.allocate(400, MemoryCategory::gradients));
+}
+
+TEST_F(OutOfMemoryTest, MemoryToCommunicateIsWithinTheLimit) {
+  const auto device = std::make_shared<CudaDevice>(0, 1000);
+  const auto communicator = make_nccl_communicator({.device = device});
+  EXPECT_TRUE(communicator->allocate(900, Sharing::per_rank));
+  try {
+    communicator->allocate(1001, Sharing::per_rank);
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("communication"));
+    EXPECT_THAT(error.what(), HasSubstr("of the limit of 1000 B"));
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,74 @@
+#include "os/shared_library.h"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+
+#include "tests/paths.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Two files of each soname, which return 1 and 2.
+std::string file_of(const std::string& soname, int copy) {
+  return test_paths::build() + "/tests/copies/" + std::to_string(copy) + "/" + soname;
+}
+int call(const SharedLibrary& library) { return library.function<int()>("zerorun_test_copy")(); }
+
+TEST(SharedLibraryTest, TheCopyThatTheProcessHasComesFirst) {
+  const std::string soname = "libzerorun_test_loaded.so.1";
+  ASSERT_NE(dlopen(file_of(soname, 1).c_str(), RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
+  const SharedLibrary library(std::array<std::string, 2>{soname, file_of(soname, 2)});
+  EXPECT_EQ(library.path(), file_of(soname, 1));
+  EXPECT_EQ(call(library), 1);
+}
+
+TEST(SharedLibraryTest, WithoutOneTheFileOfTheBuildServes) {
+  const std::string soname = "libzerorun_test_fresh.so.1";
+  const SharedLibrary library(std::array<std::string, 2>{soname, file_of(soname, 2)});
+  EXPECT_EQ(library.path(), file_of(soname, 2));
+  EXPECT_EQ(call(library), 2);
+}
+
+TEST(SharedLibraryTest, TheErrorHasTheLoadersReasonForEachFile) {
+  try {
+    const SharedLibrary library(std::array<std::string, 3>{"libnone.so.1", "", "/no/libnone.so"});
+    FAIL() << library.path();
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("cannot open libnone.so.1"),
+                      HasSubstr("/no/libnone.so: cannot open"), HasSubstr("LD_LIBRARY_PATH")));
+  }
+}
+
+TEST(SharedLibraryTest, AMissingFunctionIsNamed) {
+  const std::string file = file_of("libzerorun_test_fresh.so.1", 2);
+  const SharedLibrary library(std::array<std::string, 1>{file});
+  try {
+    library.function<int()>("zerorun_no_function");
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_EQ(error.what(), file + " has no function zerorun_no_function: too old");
+  }
+}
+
+TEST(DescribeLibrary, IsVersionAndFileOrWhatToDo) {
+  const std::string file = file_of("libzerorun_test_fresh.so.1", 2);
+  const auto version = [](const SharedLibrary& library) { return std::to_string(call(library)); };
+  const auto describe = [&](const std::string& name) {
+    return describe_library("Copy", std::array<std::string, 1>{name}, version, "Install it");
+  };
+  EXPECT_EQ(describe(file), "Copy 2 (" + file + ")");
+  EXPECT_THAT(describe("libnone.so.1"), AllOf(HasSubstr("Copy: missing: cannot open libnone.so.1"),
+                                              HasSubstr(". Install it")));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,395 @@
+#include "tools/plan.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tests/paths.h"
+#include "tests/scratch.h"
+#include "tools/bench_nvme.h"
+#include "tools/byte_size.h"
+#include "tools/plan_model.h"
+#include "train/activations.h"
+#include "train/gpt_config.h"
+#include "train/parameters.h"
+#include "zerorun/config.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Scratch;
+
+int64_t count(const std::vector<ParameterSpec>& specs) {
+  int64_t total = 0;
+  for (const ParameterSpec& spec : specs) {
+    int64_t numel = 1;
+    for (const int64_t size : spec.shape) numel *= size;
+    total += numel;
+  }
+  return total;
+}
+
+TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
+  for (const std::string name : {"nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"}) {
+    train::GptConfig config = train::gpt_config(name);
+    config.vocabulary = name.starts_with("gpt2") ? 50257 : 256;
+    const PlanModel model = plan_model(name);
+    const std::vector<ParameterSpec> expected = train::parameter_specs(config);
+    ASSERT_EQ(model.specs.size(), expected.size()) << name;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(model.specs[i].shape, expected[i].shape) << name << " " << expected[i].name;
+      EXPECT_EQ(model.specs[i].group, expected[i].group);
+      EXPECT_EQ(model.specs[i].use_muon, expected[i].use_muon);
+      EXPECT_EQ(model.specs[i].module, expected[i].module);
+    }
+    EXPECT_EQ(model.hidden_size, config.width);
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      const PlanModel kept = plan_model(name, dtype);
+      EXPECT_EQ(kept.activation_nbytes_per_token,
+                train::activation_nbytes_per_token(config, false, dtype));
+      EXPECT_EQ(kept.recomputed_nbytes_per_token,
+                train::activation_nbytes_per_token(config, true, dtype));
+    }
+  }
+}
+
+TEST(PlanModel, ReadsConfigsOfHuggingFace) {
+  const Scratch folder;
+  folder.write("gpt2.json", R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+                                "n_positions": 1024, "vocab_size": 50257})");
+  EXPECT_EQ(count(plan_model(folder.path() / "gpt2.json").specs), 124'439'808);
+  // meta-llama/Llama-3.2-1B and Llama-2-7b-hf; their published sizes.
+  folder.write("llama1b.json", R"({"model_type": "llama", "hidden_size": 2048,
+      "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+      "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": true})");
+  EXPECT_EQ(count(plan_model(folder.path() / "llama1b.json").specs), 1'235'814'400);
+  folder.write("llama7b.json", R"({"model_type": "llama", "hidden_size": 4096,
+      "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+      "vocab_size": 32000, "tie_word_embeddings": false})");
+  EXPECT_EQ(count(plan_model(folder.path() / "llama7b.json").specs), 6'738'415'616);
+}
+
+// Published sizes; heads that are not width / heads wide, norms of heads, biases, tied by default.
+TEST(PlanModel, CountsModelsOfTheLlamaKind) {
+  const Scratch folder;
+  const auto numel = [&](const std::string& json) {
+    return count(plan_model(folder.write("config.json", json)).specs);
+  };
+  EXPECT_EQ(numel(R"({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 128256, "tie_word_embeddings": false})"),
+            8'030'261'248);
+  EXPECT_EQ(numel(R"({"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+      "intermediate_size": 25600, "vocab_size": 151936, "tie_word_embeddings": false})"),
+            32'762'123'264);
+  EXPECT_EQ(numel(R"({"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28,
+      "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+      "intermediate_size": 24576, "vocab_size": 256000})"),
+            8'537'680'896);
+  EXPECT_EQ(numel(R"({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+      "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+      "vocab_size": 152064, "tie_word_embeddings": false})"),
+            7'615'616'512);
+  EXPECT_EQ(numel(R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 32000})"),
+            7'241'732'096);
+  EXPECT_EQ(numel(R"({"model_type": "phi3", "hidden_size": 3072, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192,
+      "vocab_size": 32064})"),
+            3'821'079'552);
+}
+
+TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
+  const Scratch folder;
+  const auto expect = [&](const std::string& json, const std::string& message) {
+    try {
+      plan_model(folder.write("config.json", json));
+      ADD_FAILURE() << json;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("config.json"));
+      EXPECT_THAT(error.what(), HasSubstr(message));
+    }
+  };
+  const std::string llama = R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100)";
+  EXPECT_NO_THROW(plan_model(folder.write("config.json", llama + "}")));
+  expect(R"({"model_type": "mixtral", "num_local_experts": 8})",
+         "/num_local_experts is 8: expected a model without experts; give --model a number");
+  expect(R"({"model_type": "deepseek"})",
+         "/model_type is \"deepseek\": expected one of gpt2, llama");
+  expect(llama + R"(, "head_dim": "64"})", "/head_dim is \"64\": expected an integer from 1");
+  expect(llama + R"(, "tie_word_embeddings": "yes"})", "/tie_word_embeddings is \"yes\"");
+  expect(R"({"model_type": 3})", "/model_type is 3: expected a string");
+  expect(R"({"model_type": "gpt2", "n_embd": 10, "n_layer": 1, "n_head": 3})",
+         "/n_head is 3: expected a divisor of the width, 10");
+  expect(R"({"model_type": "gpt2", "n_embd": 16777216, "n_layer": 4096, "n_head": 1})",
+         "parameters; expected at most 1e+15");
+  expect("[1]", "not a JSON object");
+}
+
+TEST(PlanModel, NumbersOfParametersHaveBounds) {
+  for (const char* wrong : {"inf", "nan", "0", "-5", "1e300", "1e16", "0.1", "1001T"}) {
+    EXPECT_THROW(plan_model(wrong), ConfigError) << wrong;
+  }
+  EXPECT_NEAR(static_cast<double>(count(plan_model("1000T").specs)), 1e15, 1e13);
+}
+
+TEST(PlanModel, TakesANumberOfParameters) {
+  for (const auto& [text, expected] :
+       {std::pair("350M", 350e6), {"1.3B", 1.3e9}, {"175B", 175e9}}) {
+    EXPECT_NEAR(static_cast<double>(count(plan_model(text).specs)) / expected, 1.0, 0.01) << text;
+  }
+}
+
+TEST(PlanModel, SaysWhatItCanBe) {
+  const Scratch folder;
+  folder.write("bad.json", R"({"hidden_size": 10})");
+  try {
+    plan_model("gpt3");
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--model 'gpt3': expected nano, mini"));
+  }
+  try {
+    plan_model(folder.path() / "bad.json");
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/model_type is missing: expected one of gpt2"));
+  }
+}
+
+TEST(Plan, BytesAreReadWithTheirUnit) {
+  EXPECT_EQ(parse_bytes("80GB", "x"), 80'000'000'000);
+  EXPECT_EQ(parse_bytes("24GiB", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("24G", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("80gb", "x"), 80'000'000'000);
+  EXPECT_EQ(parse_bytes("24gib", "x"), int64_t{24} << 30);
+  EXPECT_EQ(parse_bytes("1.5TB", "x"), 1'500'000'000'000);
+  for (const char* wrong : {"", "GB", "80 GB", "80XB", "-1GB", "nanGB", "80", "80B", "1e30GB"}) {
+    EXPECT_THROW(parse_bytes(wrong, "--disk"), ConfigError) << wrong;
+  }
+}
+
+TEST(Plan, ReportsTheFilesSettingAndATableOfAll) {
+  const Scratch folder;
+  folder.write("ds.json", R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto",
+      "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
+                            "offload_optimizer": {"device": "cpu"}}})");
+  PlanOptions options;
+  options.config = folder.path() / "ds.json";
+  options.model = "gpt2";
+  options.world_size = 4;
+  options.device_memory = "1GiB";
+  options.seq_len = 512;
+  options.micro_batch = 2;
+  const std::string report = plan_report(options);
+  EXPECT_THAT(report, HasSubstr("gpt2: 124.4 M parameters; 4 ranks, 4 per host"));
+  EXPECT_THAT(report, HasSubstr("stage 3, optimizer cpu, bf16"));
+  EXPECT_THAT(report, ContainsRegex("moments +-\n"));
+  EXPECT_THAT(report, ContainsRegex("pinned +[0-9.]+ MiB"));
+  EXPECT_THAT(report, ContainsRegex("stage 0 +[0-9.]+ GiB +- +-  no"));
+  EXPECT_THAT(report, HasSubstr("stage 3, optimizer nvme, parameters cpu"));
+}
+
+TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
+  const Scratch folder;
+  folder.write("ds.json", R"({"bf16": {"enabled": true}, "gradient_clipping": 0.5,
+      "zero_optimization": {"stage": 1, "cpu_offload": true}})");
+  PlanOptions options;
+  options.config = folder.path() / "ds.json";
+  options.model = "1.3B";
+  options.fit = folder.path() / "fit.json";
+  const auto fit = [&](const std::string& device, const std::string& host) {
+    options.device_memory = device;
+    options.host_memory = host;
+    plan_report(options);
+    return load_config(options.fit).config;
+  };
+  const Config large = fit("80GB", "1GB");
+  EXPECT_EQ(large.zero.stage, 1);
+  EXPECT_EQ(large.offload.optimizer.device, OffloadDevice::none);
+  EXPECT_EQ(large.gradient_clipping, 0.5);
+  const Config medium = fit("16GB", "64GB");
+  EXPECT_EQ(medium.offload.optimizer.device, OffloadDevice::cpu);
+  EXPECT_LT(medium.offload.optimizer.ratio, 1.0);
+  options.nvme_path = "/disk";
+  const Config small = fit("8GB", "8GB");
+  EXPECT_EQ(small.offload.optimizer.device, OffloadDevice::nvme);
+  EXPECT_EQ(small.offload.optimizer.nvme_path, "/disk");
+  const Config smallest = fit("2GB", "4GB");
+  EXPECT_EQ(smallest.offload.param.device, OffloadDevice::nvme);
+  EXPECT_EQ(smallest.offload.param.nvme_path, "/disk");
+  EXPECT_EQ(smallest.offload.param.max_in_cpu, 0);
+  EXPECT_THROW(fit("1GB", "1GB"), ConfigError);
+}
+
+// Fitting a model into what one row of the table needs succeeds, and chooses nothing larger.
+TEST(Plan, FitFindsWhateverTheTableSaysFits) {
+  const Scratch folder;
+  PlanOptions options;
+  options.model = "350M";
+  options.world_size = 4;
+  options.fit = folder.path() / "fit.json";
+  options.nvme_path = test_paths::build();
+  options.disk = "100GB";
+  int rows = 0;
+  for (const char* device : {"100MB", "300MB", "700MB", "1GB", "1500MB", "2GB", "6GB", "10GB"}) {
+    for (const char* host : {"100MB", "1GB", "3GB", "8GB"}) {
+      options.device_memory = device;
+      options.host_memory = host;
+      PlanOptions table = options;
+      table.fit.clear();
+      const std::string text = plan_report(table);
+      if (text.find("  yes\n") == std::string::npos) {
+        EXPECT_THROW(plan_report(options), ConfigError) << device << " " << host;
+        continue;
+      }
+      ++rows;
+      EXPECT_THAT(plan_report(options), ::testing::StartsWith(options.fit)) << text;
+    }
+  }
+  EXPECT_GT(rows, 8);
+}
+
+TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
+  const Scratch folder;
+  PlanOptions options;
+  options.model = "350M";
+  options.fit = folder.path() / "fit.json";
+  const auto error_of = [&] {
+    try {
+      plan_report(options);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of(), HasSubstr("--fit needs a limit"));
+  options.device_memory = "1MB";
+  EXPECT_THAT(error_of(), ContainsRegex("nothing fits; the closest, stage 3, .*parameters cpu, "));
+  EXPECT_FALSE(std::filesystem::exists(options.fit));
+  options.device_memory = "2GB";
+  options.host_memory = "3GB";
+  EXPECT_THAT(error_of(), HasSubstr("only settings with NVMe fit, such as stage "));
+}
+
+TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
+  const Scratch folder;
+  PlanOptions options;
+  options.config = folder.write("ds.json", R"({ // a comment
+      "bf16": {"enabled": true}, "train_batch_size": 32, "gradient_accumulation_steps": 4,
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme",
+          "nvme_path": "/disk", "buffer_count": 7}},
+      "zerorun": {"train": {"steps": 5}}})");
+  options.model = "gpt2";
+  options.world_size = 2;
+  options.device_memory = "1GB";
+  options.host_memory = "4GB";
+  options.micro_batch = 1;
+  options.seq_len = 128;
+  options.recompute = true;
+  options.fit = folder.path() / "fit.json";
+  plan_report(options);
+  const Config config = load_config(options.fit).config;
+  EXPECT_NE(config.offload.optimizer.device, OffloadDevice::none);
+  EXPECT_EQ(config.offload.optimizer.buffer_count, 7);
+  EXPECT_EQ(config.batch.train_batch_size, 32);
+  EXPECT_EQ(config.batch.micro_batch_size, 1);
+  EXPECT_THAT(config.train_options, HasSubstr("\"steps\":5"));
+  EXPECT_THAT(config.train_options, HasSubstr("\"seq_len\":128"));
+  EXPECT_THAT(config.train_options, HasSubstr("\"recompute\":true"));
+  // The file alone plans to the same bytes.
+  PlanOptions alone;
+  alone.config = options.fit;
+  alone.model = options.model;
+  alone.world_size = options.world_size;
+  options.fit.clear();
+  options.config = alone.config;
+  EXPECT_EQ(plan_report(alone), [&] {
+    PlanOptions same = options;
+    same.device_memory.clear();
+    same.host_memory.clear();
+    return plan_report(same);
+  }());
+  EXPECT_THAT(plan_report(alone), ContainsRegex("activations +[0-9.]+ [MG]iB"));
+}
+
+TEST(Plan, TakesTheConfigurationAsBase64) {
+  const Scratch folder;
+  PlanOptions options;
+  options.config = "eyJiZjE2IjogeyJlbmFibGVkIjogdHJ1ZX0sICJncmFkaWVudF9jbGlwcGluZyI6IDAuNX0";
+  options.model = "gpt2";
+  options.device_memory = "80GB";
+  options.fit = folder.path() / "fit.json";
+  EXPECT_THAT(plan_report(options), HasSubstr("<base64>: stage 0"));
+  EXPECT_EQ(load_config(options.fit).config.gradient_clipping, 0.5);
+}
+
+TEST(Plan, CountsTheMicroBatchOfTheTrainProgramWhereNoneIsGiven) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.seq_len = 256;
+  const std::string unset = plan_report(options);
+  options.micro_batch = 8;
+  EXPECT_EQ(unset, plan_report(options));
+  options.micro_batch = 1;
+  EXPECT_NE(unset, plan_report(options));
+}
+
+TEST(Plan, AHostHasNoMoreRanksThanThereAre) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.world_size = options.ranks_per_host = 2;
+  const std::string two = plan_report(options);
+  EXPECT_THAT(two, HasSubstr("2 ranks, 2 per host"));
+  options.ranks_per_host = 8;
+  EXPECT_EQ(plan_report(options), two);
+}
+
+TEST(Plan, RefusesSizesBeyondReason) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.micro_batch = int64_t{1} << 40;
+  options.seq_len = int64_t{1} << 40;
+  EXPECT_THROW(plan_report(options), ConfigError);
+  PlanOptions ranks;
+  ranks.model = "900T";
+  ranks.cpu = true;
+  ranks.world_size = 1'000'000;
+  EXPECT_THROW(plan_report(ranks), ConfigError);
+}
+
+TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
+  std::string text;
+  bench_nvme(test_paths::build(), uint64_t{16} << 20,
+             [&](const std::string& line) { text += line + "\n"; });
+  EXPECT_THAT(text, HasSubstr("read GB/s"));
+  EXPECT_THAT(text, HasSubstr("1024 KiB       8"));
+  EXPECT_THAT(text, HasSubstr("best: \"aio\": {\"block_size\": "));
+  EXPECT_THAT(text, ContainsRegex("a step of Adam costs about [0-9.]+ s"));
+  EXPECT_THAT(text, Not(HasSubstr("inf")));
+  const auto error_of = [](const char* folder, uint64_t nbytes) {
+    try {
+      bench_nvme(folder, nbytes, [](const std::string&) {});
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of("/dev/shm", 1 << 20), ::testing::StartsWith("bench nvme: /dev/shm is a"));
+  const std::string large = error_of(test_paths::build(), uint64_t{1} << 60);
+  EXPECT_THAT(large, HasSubstr("for the file to measure with: "));
+  EXPECT_THAT(large, HasSubstr("measure with less (--gib)"));
+  EXPECT_THAT(large, Not(HasSubstr("offload")));
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,57 @@
+#include "train/cuda/attention_workspace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "zerorun/error.h"
+
+namespace zerorun::train::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = 1 << 20;
+constexpr CudnnVersion kOrdered{92500, 9};
+
+AttentionShape gpt2(int64_t batch, int64_t seq_len) {
+  return {.batch = batch, .seq_len = seq_len, .heads = 12, .width = 768};
+}
+
+TEST(AttentionWorkspaceTest, GrowsWithTheSquareOfTheSequenceInWholeTiles) {
+  EXPECT_EQ(attention_workspace(gpt2(16, 1024)), 384 * kMiB);
+  EXPECT_EQ(attention_workspace(gpt2(1, 65)), 2 * 12 * 128 * 128);
+}
+
+TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
+  EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 0, kOrdered));
+  EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
+}
+
+TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
+  EXPECT_NO_THROW(refuse_unused_workspace(std::nullopt, "no cuDNN"));
+  try {
+    refuse_unused_workspace(0, "no cuDNN");
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
+  }
+}
+
+TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {
+  for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
+    try {
+      check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version);
+      ADD_FAILURE() << version.number << " " << version.architecture;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
+                                      HasSubstr("16 x 1024 positions and 12 heads"),
+                                      HasSubstr("smaller micro-batch")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::train::cuda

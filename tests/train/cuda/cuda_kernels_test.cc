@@ -1,0 +1,159 @@
+// What train's CUDA kernels do beyond the contract of Kernels: waits, workspace, TF32, refusals.
+#include "train/cuda/cuda_kernels.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake/fake_cuda.h"
+#include "tests/train/cuda/fake/cublas_lt.h"
+#include "tests/train/golden_model.h"
+#include "train/make_kernels.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+using cuda::CudaKernels;
+using fake::FakeCuda;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+int waits() {
+  const auto counts = FakeCuda::instance().counts();
+  int sum = 0;
+  for (const char* name : {"cudaStreamSynchronize", "cudaEventSynchronize"}) {
+    const auto found = counts.find(name);
+    sum += found == counts.end() ? 0 : found->second;
+  }
+  return sum;
+}
+
+std::unique_ptr<CudaKernels> make_kernels(Device& device, DType dtype, bool tf32 = false) {
+  return std::make_unique<CudaKernels>(device, dtype, fake_cublas_lt(), tf32,
+                                       cuda::FusedAttention{nullptr, "a test"});
+}
+
+template <typename Error>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+const KernelsUnderTest kCuda{
+    "cuda", [] { return std::make_shared<CudaDevice>(0, 0); },
+    [](Device& device, DType dtype) { return make_kernels(device, dtype); }, DType::bf16};
+
+TEST(CudaKernelsTest, TheHostWaitsForTheLossAndNothingElse) {
+  GoldenModel model(kCuda);
+  model.forward_backward();  // allocates what kernels need
+  const Batch batch{model.tokens(), model.targets()};
+  const int before = waits();
+  model.model().forward_backward(batch);
+  model.parameters().end_micro_step();
+  EXPECT_EQ(waits(), before);
+  model.model().take_loss();
+  EXPECT_EQ(waits(), before + 1);
+}
+
+TEST(CudaKernelsTest, AlgorithmsAreChosenOnceForAShape) {
+  GoldenModel model(kCuda);
+  model.forward_backward();
+  const int asked = FakeCuda::instance().counts().at("cublasLtMatmulAlgoGetHeuristic");
+  model.forward_backward();
+  EXPECT_EQ(FakeCuda::instance().counts().at("cublasLtMatmulAlgoGetHeuristic"), asked);
+}
+
+// Of a block: attention in and out, feed-forward in and out, each forward and two backward. Of the
+// head: logits and two backward. Nothing is computed twice.
+TEST(CudaKernelsTest, AStepHasTheProductsOfItsFormulas) {
+  GoldenModel model(kCuda);
+  model.forward_backward();
+  const int layers = static_cast<int>(Golden::config().layers);
+  EXPECT_EQ(FakeCuda::instance().counts().at("cublasLtMatmul"), layers * 4 * 3 + 3);
+}
+
+TEST(CudaKernelsTest, AWorkspaceIsReplacedWhenItsWorkIsDone) {
+  CudaDevice device(0, 0);
+  Stream& stream = device.inline_stream();
+  cuda::Workspace workspace(device, stream);
+  void* const small = workspace.take(64);
+  EXPECT_EQ(workspace.take(32), small);
+  FakeCuda::instance().set_delay(std::chrono::microseconds(2000));
+  device.fill(stream, {static_cast<std::byte*>(small), 16, DType::fp32}, 1.0F);
+  const Event filled = stream.record();
+  workspace.take(1 << 20);
+  EXPECT_TRUE(filled.ready());
+}
+
+TEST(CudaKernelsTest, AWorkspaceCountsAsActivations) {
+  CudaDevice device(0, 0);
+  cuda::Workspace workspace(device, device.inline_stream());
+  for (const size_t nbytes : {64, 4096}) {
+    workspace.take(nbytes);
+    EXPECT_EQ(device.memory_use(MemoryCategory::activations).live_bytes,
+              static_cast<int64_t>(nbytes));
+  }
+}
+
+TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
+  const auto device = kCuda.make_device();
+  const LinearShape shape{33, 64, 17};
+  const DeviceTensor x(*device, DType::fp32, random_floats(shape.rows * shape.in, 1));
+  const DeviceTensor weight(*device, DType::fp32, random_floats(shape.in * shape.out, 2));
+  const DeviceTensor y(*device, DType::fp32, shape.rows * shape.out, 0.0F);
+  make_kernels(*device, DType::fp32)->linear(shape, x, weight, {}, {}, y);
+  const Doubles exact = y.values();
+  make_kernels(*device, DType::fp32, /*tf32=*/true)->linear(shape, x, weight, {}, {}, y);
+  const Doubles rounded = y.values();
+  expect_close(rounded, exact, 1e-3, "y");
+  EXPECT_NE(rounded, exact);
+}
+
+TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
+  const auto device = kCuda.make_device();
+  const auto error_of = [&](const KernelOptions& options) {
+    return message_of<ConfigError>([&] { train::make_kernels(*device, options); });
+  };
+  EXPECT_THAT(error_of({.dtype = DType::bf16, .tf32 = true}),
+              AllOf(HasSubstr("--tf32"), HasSubstr("products of bf16"), HasSubstr("--dtype fp32")));
+  EXPECT_THAT(error_of({.dtype = DType::fp32, .attention_workspace = 0}),
+              AllOf(HasSubstr("--attention_workspace"), HasSubstr("parameters are fp32")));
+}
+
+TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {
+  const auto device = kCuda.make_device();
+  const auto kernels = make_kernels(*device, DType::bf16);
+  const DeviceTensor x(*device, DType::bf16, 8 * 8, 1.0F);
+  const DeviceTensor wide(*device, DType::fp32, 8 * 8, 1.0F);
+  EXPECT_THAT(message_of<InternalError>([&] {
+                kernels->linear({8, 8, 8}, x, wide, {}, {}, x);
+              }),
+              HasSubstr("linear: got fp32, expected bf16"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                kernels->attention({1, 1, 0, 1, 264}, x, wide, x);
+              }),
+              HasSubstr("heads are 264 wide"));
+  FakeCuda::instance().fail("cublasLtMatmulAlgoGetHeuristic", 0, CUBLAS_STATUS_NOT_SUPPORTED);
+  EXPECT_THAT(message_of<DeviceError>([&] {
+                kernels->linear({8, 8, 8}, x, x, {}, {}, x);
+              }),
+              HasSubstr("no kernel for a product of [8, 8] and [8, 8] of bf16"));
+  FakeCuda::instance().fail("cublasLtMatmul", 0, CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_THAT(message_of<DeviceError>([&] {
+                kernels->linear({8, 8, 16}, x, x, {}, {}, x);
+              }),
+              HasSubstr("cublasLtMatmul failed"));
+}
+
+TEST(CudaKernelsTest, LibrariesAreNamed) {
+  const auto device = kCuda.make_device();
+  EXPECT_EQ(make_kernels(*device, DType::bf16)->libraries(),
+            "cuBLASLt 13.1, plain attention: a test");
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing

@@ -1,0 +1,150 @@
+// Whole steps of train on CUDA, with fake CUDA libraries below: model, engine and collectives, on
+// two ranks, against the same steps on the CPU.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "comm/host_staged_communicator.h"
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake/fake_cuda.h"
+#include "tests/harness.h"
+#include "tests/train/cuda/fake/cublas_lt.h"
+#include "tests/train/temporary_folder.h"
+#include "train/cuda/cuda_kernels.h"
+#include "train/trainer.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+using fake::FakeCuda;
+using zerorun::testing::run_threads;
+
+constexpr int kRanks = 2;
+constexpr int kSteps = 2;
+
+struct Trajectory {
+  std::vector<double> losses;  // of the steps, then of an evaluation
+  uint64_t hash = 0;           // of the parameters
+};
+
+std::unique_ptr<Kernels> cuda_kernels(Device& device, DType dtype) {
+  return std::make_unique<cuda::CudaKernels>(device, dtype, fake_cublas_lt(), /*tf32=*/false,
+                                             cuda::FusedAttention{nullptr, "a test"});
+}
+
+class TrainingTest : public ::testing::Test {
+ protected:
+  TrainingTest() {
+    FakeCuda::instance().set_devices(kRanks);
+    std::string text;
+    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);
+    data_ = folder_.write("text", text);
+    model_ = folder_.write("model.json", R"({"n_embd": 16, "n_layer": 2, "n_head": 2,
+                                             "n_positions": 16, "n_inner": 32})");
+  }
+
+  // Two micro-steps a step, at this stage.
+  RunSetup setup_of(int stage, const std::string& dtype, int rank) const {
+    const std::string config =
+        folder_.write(fmt::format("config-{}.json", rank), fmt::format(R"({{
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0, "zero_optimization": {{"stage": {}}},
+        "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}}}})",
+                                                                       stage));
+    return make_run_setup(parse_command_line({"--data", data_, "--model", model_, "--seq_len", "8",
+                                              "--seed", "3", "--dtype", dtype, "--config", config}),
+                          {.rank = rank, .world_size = kRanks});
+  }
+
+  static Trajectory train(Trainer& trainer) {
+    Trajectory trajectory;
+    trainer.initialize();
+    for (int i = 0; i < kSteps; ++i) trajectory.losses.push_back(trainer.step(0).report.loss);
+    trajectory.losses.push_back(trainer.evaluate());
+    trajectory.hash = trainer.engine().parameter_hash();
+    return trajectory;
+  }
+
+  Trajectory on_cpu(int stage, const std::string& dtype) const {
+    Trajectory result;
+    zerorun::testing::run_ranks(kRanks, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const RunSetup setup = setup_of(stage, dtype, comm.rank());
+      Trainer trainer(setup, comm, *device);
+      const Trajectory own = train(trainer);
+      if (comm.rank() == 0) result = own;
+    });
+    return result;
+  }
+
+  using MakeCommunicator = std::shared_ptr<Communicator> (*)(const CommunicatorOptions&);
+
+  Trajectory on_cuda(int stage, const std::string& dtype, MakeCommunicator make,
+                     bool shared) const {
+    Trajectory result;
+    const auto store = make_memory_store();
+    run_threads(kRanks, [&](int rank) {
+      const auto device = std::make_shared<CudaDevice>(shared ? 0 : rank, 0);
+      const auto comm = make({.rank = rank,
+                              .world_size = kRanks,
+                              .store = store,
+                              .timeout = std::chrono::seconds(60),
+                              .device = device});
+      const RunSetup setup = setup_of(stage, dtype, rank);
+      Trainer trainer(setup, *comm, *device,
+                      cuda_kernels(*device, setup.config.precision.param_dtype));
+      const Trajectory own = train(trainer);
+      if (rank == 0) result = own;
+    });
+    return result;
+  }
+
+  static void expect_near(const Trajectory& actual, const Trajectory& expected, double tolerance) {
+    ASSERT_EQ(actual.losses.size(), expected.losses.size());
+    for (size_t i = 0; i < expected.losses.size(); ++i) {
+      EXPECT_NEAR(actual.losses[i], expected.losses[i], tolerance * expected.losses[i]) << i;
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::string data_;
+  std::string model_;
+};
+
+TEST_F(TrainingTest, EveryStageFollowsTheCpu) {
+  const Trajectory expected = on_cpu(0, "fp32");
+  EXPECT_LT(expected.losses.back(), expected.losses.front());
+  uint64_t first_hash = 0;
+  for (const int stage : {0, 1, 2, 3}) {
+    const Trajectory actual = on_cuda(stage, "fp32", make_nccl_communicator, /*shared=*/false);
+    expect_near(actual, expected, 1e-5);
+    if (stage == 0) first_hash = actual.hash;
+    EXPECT_EQ(actual.hash, first_hash) << "stage " << stage;
+  }
+}
+
+TEST_F(TrainingTest, SixteenBitsStayCloseToTheCpu) {
+  for (const char* dtype : {"bf16", "fp16"}) {
+    const Trajectory expected = on_cpu(2, dtype);
+    expect_near(on_cuda(2, dtype, make_nccl_communicator, /*shared=*/false), expected, 5e-3);
+  }
+}
+
+TEST_F(TrainingTest, RanksMayShareAGpu) {
+  expect_near(on_cuda(2, "fp32", make_host_staged_communicator, /*shared=*/true), on_cpu(2, "fp32"),
+              1e-5);
+}
+
+// Work runs late and at random times: orderings that nothing enforces would change the numbers.
+TEST_F(TrainingTest, DelaysChangeNothing) {
+  const Trajectory expected = on_cuda(3, "bf16", make_nccl_communicator, /*shared=*/false);
+  FakeCuda::instance().set_delay(std::chrono::microseconds(100));
+  const Trajectory delayed = on_cuda(3, "bf16", make_nccl_communicator, /*shared=*/false);
+  EXPECT_EQ(delayed.losses, expected.losses);
+  EXPECT_EQ(delayed.hash, expected.hash);
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing

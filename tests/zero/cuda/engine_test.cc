@@ -1,0 +1,299 @@
+// The engine on the CUDA device, through both of its transports, on fake CUDA libraries with
+// delays: a missing wait between streams, or host code that reads device memory too early, changes
+// the parameters. The fake NCCL adds in rank order, so the CPU's bits are expected.
+#include "zerorun/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/host_staged_communicator.h"
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_run.h"
+#include "zero/memory_plan.h"
+
+namespace zerorun {
+namespace {
+
+using fake::FakeCuda;
+using testing::ToyModel;
+
+enum class Where { cpu, nccl, shared_gpu };
+
+struct Setting {
+  int stage = 0;
+  DType dtype = DType::fp32;
+  int64_t accumulation = 1;
+  double offloaded = 0;  // part of the optimizer's states that rests on the host
+  OffloadDevice param = OffloadDevice::none;
+};
+
+Config config_of(const Setting& setting) {
+  Config config;
+  config.batch.accumulation_steps = setting.accumulation;
+  config.precision.param_dtype = setting.dtype;
+  config.zero.stage = setting.stage;
+  config.zero.reduce_bucket_size = 300;
+  config.zero.overlap_comm = true;
+  config.zero.param_persistence_threshold = 10;
+  config.gradient_clipping = 0.5;
+  config.offload.sub_group_size = 256;
+  config.offload.param.device = setting.param;
+  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.max_in_cpu = 500;
+  config.offload.aio.block_size = 4096;
+  if (setting.offloaded > 0) {
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = setting.offloaded;
+  }
+  return config;
+}
+
+// A parameter or gradient on the host, and back: training code that computes there.
+class OnHost {
+ public:
+  OnHost(Device& device, TensorView view) : device_(device), view_(view), bytes_(view.nbytes()) {
+    device_.download(device_.inline_stream(), view_, bytes_.data());
+    device_.inline_stream().synchronize();
+  }
+  TensorView view() { return {bytes_.data(), view_.numel, view_.dtype}; }
+  void write_back() {
+    device_.upload(device_.inline_stream(), bytes_.data(), view_);
+    device_.inline_stream().synchronize();
+  }
+
+ private:
+  Device& device_;
+  TensorView view_;
+  std::vector<std::byte> bytes_;
+};
+
+void backward(Engine& engine, Device& device, ParameterId id, int rank, int64_t micro,
+              int64_t step) {
+  OnHost value(device, engine.parameter(id));
+  const GradientView gradient = engine.gradient(id);
+  OnHost out(device, gradient.view);
+  for (int64_t i = 0; i < engine.numel(id); ++i) {
+    float g = ToyModel::gradient(ToyModel::load(value.view(), i), id, i, rank, micro, step);
+    if (gradient.accumulate) g += ToyModel::load(out.view(), i);
+    ToyModel::store(out.view(), i, g);
+  }
+  out.write_back();
+  if (engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) engine.grad_ready(id);
+}
+
+void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t step) {
+  const std::vector<std::string> modules = ToyModel::modules();
+  for (size_t m = modules.size(); m-- > 0;) {
+    engine.gather(engine.module_id(modules[m]));
+    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+      const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
+      if (spec.module == modules[m] && spec.trainable) {
+        backward(engine, device, id, rank, micro, step);
+      }
+    }
+    engine.release(engine.module_id(modules[m]));
+  }
+  engine.end_micro_step();
+}
+
+// On the device there is no more of the sharded parameters than is gathered; the rest is where the
+// plan, which is rank 0's, says. (Collectives through the host pin memory of their own.)
+void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPlan& plan) {
+  int64_t sharded = 0;
+  engine.visit_states(StateAccess::shape, [&](const StateInterval& part) {
+    if (engine.is_sharded(part.parameter)) sharded += static_cast<int64_t>(part.param.nbytes());
+  });
+  EXPECT_GT(sharded, 0);
+  EXPECT_LT(device.memory_use(MemoryCategory::parameters).peak_bytes, sharded / 2);
+  const auto expect_planned = [&](MemoryCategory category, int64_t planned) {
+    const auto live = static_cast<double>(device.memory_use(category).live_bytes);
+    EXPECT_NEAR(static_cast<double>(planned), live, 0.03 * live + 64) << name_of(category);
+    return static_cast<int64_t>(live);
+  };
+  expect_planned(MemoryCategory::parameters, plan.parameters);
+  EXPECT_GE(expect_planned(MemoryCategory::pinned, plan.pinned) +
+                expect_planned(MemoryCategory::nvme, plan.nvme),
+            sharded);
+}
+
+uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
+  const auto engine =
+      Engine::create(config_of(setting), device, comm, testing::toy_specs(), ToyModel::groups());
+  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
+    }
+  });
+  for (int64_t step = 0; step < 3; ++step) {
+    for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
+      micro_step(*engine, device, comm.rank(), micro, step);
+    }
+    EXPECT_TRUE(engine->step().applied);
+  }
+  if (setting.param != OffloadDevice::none && comm.transport() == "nccl" && comm.rank() == 0) {
+    expect_parameters_elsewhere(
+        *engine, device,
+        plan_memory(config_of(setting), testing::toy_specs(), comm.world_size(), false));
+  }
+  return engine->parameter_hash();
+}
+
+uint64_t train(const Setting& setting, Where where) {
+  constexpr int kRanks = 2;
+  FakeCuda::instance().set_devices(kRanks);
+  const auto store = make_memory_store();
+  std::mutex mutex;
+  uint64_t hash = 0;
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::seconds(30);
+    if (where == Where::cpu) {
+      options.device = make_cpu_device();
+    } else {
+      options.device = std::make_shared<CudaDevice>(where == Where::nccl ? rank : 0, 0);
+    }
+    const auto comm = where == Where::nccl         ? make_nccl_communicator(options)
+                      : where == Where::shared_gpu ? make_host_staged_communicator(options)
+                                                   : make_communicator(options);
+    const uint64_t got = train(setting, *comm, *options.device);
+    const std::lock_guard lock(mutex);
+    hash = got;
+  });
+  return hash;
+}
+
+class CudaEngineTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<int> {
+ protected:
+  explicit CudaEngineTest(std::chrono::microseconds delay = std::chrono::microseconds(300))
+      : FakeCudaTest(delay) {}
+};
+
+TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
+  for (const Setting& setting :
+       {Setting{GetParam(), DType::fp32, 2}, Setting{GetParam(), DType::bf16, 1}}) {
+    const uint64_t expected = train(setting, Where::cpu);
+    EXPECT_EQ(train(setting, Where::nccl), expected) << name_of(setting.dtype);
+    EXPECT_EQ(train(setting, Where::shared_gpu), expected) << name_of(setting.dtype);
+  }
+}
+
+// Gradients go down beside backward, the host steps, parameters come up: to the bits of a step that
+// never left the device.
+class CudaOffloadTest : public CudaEngineTest {};
+
+TEST_P(CudaOffloadTest, ChangesNoBit) {
+  for (const double offloaded : {0.5, 1.0}) {
+    for (const int64_t accumulation : {1, 2}) {
+      const Setting setting{GetParam(), DType::bf16, accumulation, offloaded};
+      const Setting on_device{GetParam(), DType::bf16, accumulation};
+      // Transports may differ: NCCL rounds sums of 16-bit gradients to 16 bits.
+      for (const Where where : {Where::cpu, Where::nccl, Where::shared_gpu}) {
+        EXPECT_EQ(train(setting, where), train(on_device, where)) << offloaded;
+      }
+    }
+  }
+}
+
+// What steps ask of CUDA after the first ones. Streams are inline, so that no count depends on
+// timing.
+class CudaSteadyStateTest : public CudaEngineTest {
+ protected:
+  static constexpr int kRanks = 2;
+  static constexpr int kFirst = 3;
+  static constexpr int kSteps = 10;
+
+  CudaSteadyStateTest() : CudaEngineTest({}) {}
+
+  void SetUp() override {
+    CudaEngineTest::SetUp();
+    fake_.set_inline_streams(true);
+    fake_.set_devices(kRanks);
+  }
+
+  // Calls of all ranks during the last `kSteps` of training.
+  static std::map<std::string, int> calls_of_steps(const Setting& setting) {
+    std::vector<std::map<std::string, int>> counts;
+    std::barrier all(kRanks,
+                     [&counts]() noexcept { counts.push_back(FakeCuda::instance().counts()); });
+    const auto store = make_memory_store();
+    testing::run_threads(kRanks, [&](int rank) {
+      CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+      options.device = std::make_shared<CudaDevice>(rank, 0);
+      Device& device = *options.device;
+      const auto comm = make_nccl_communicator(options);
+      const auto engine = Engine::create(config_of(setting), device, *comm, testing::toy_specs(),
+                                         ToyModel::groups());
+      engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+        std::fill(out.begin(), out.end(), 0.5F);
+      });
+      for (int64_t step = 0; step < kFirst + kSteps; ++step) {
+        if (step == kFirst) all.arrive_and_wait();
+        micro_step(*engine, device, rank, 0, step);
+        EXPECT_TRUE(engine->step().applied);
+      }
+      all.arrive_and_wait();
+    });
+    std::map<std::string, int> calls = counts.at(1);
+    for (const auto& [name, before] : counts.at(0)) calls[name] -= before;
+    return calls;
+  }
+};
+
+TEST_P(CudaSteadyStateTest, AllocatesNothing) {
+  for (const double offloaded : {0.0, 0.5, 1.0}) {
+    const Setting setting{GetParam(), DType::bf16, 1, offloaded};
+    const std::map<std::string, int> calls = calls_of_steps(setting);
+    for (const auto& [name, count] : calls) {
+      const bool allocates =
+          name.find("Malloc") != std::string::npos || name.find("Alloc") != std::string::npos ||
+          name.find("Create") != std::string::npos || name.find("Register") != std::string::npos ||
+          name.find("Free") != std::string::npos;
+      // The host's cores hold events of copies down until they get there: how many there are at
+      // once depends on them, but no more than one step records.
+      const int most = name.starts_with("cudaEventCreate") && offloaded > 0
+                           ? calls.at("cudaEventRecord") / 10
+                           : 0;
+      if (allocates) {
+        EXPECT_LE(count, most) << name << ", offloaded " << offloaded;
+      }
+    }
+    EXPECT_GT(calls.at("cudaLaunchKernel"), 0);
+  }
+}
+
+// Shards come up for each gather, and go down after each step.
+class CudaOffloadParamTest : public CudaEngineTest {};
+
+TEST_P(CudaOffloadParamTest, ChangesNoBit) {
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    const Setting on_device{GetParam(), dtype, 2};
+    for (const Where where : {Where::nccl, Where::shared_gpu}) {
+      const uint64_t expected = train(on_device, where);
+      for (const double offloaded : {0.0, 0.5, 1.0}) {
+        for (const OffloadDevice param : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+          EXPECT_EQ(train({GetParam(), dtype, 2, offloaded, param}, where), expected)
+              << name_of(dtype) << " states on the host " << offloaded << " nvme "
+              << (param == OffloadDevice::nvme);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, CudaEngineTest, ::testing::Values(0, 1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaSteadyStateTest, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadTest, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadParamTest, ::testing::Values(3));
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,146 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_stream.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_model.h"
+#include "zerorun/engine.h"
+#include "zerorun/error.h"
+
+namespace zerorun::failed_gather {
+namespace {
+
+using testing::ToyModel;
+
+constexpr int64_t kWidth = 64;
+
+Config config_of(int64_t prefetch) {
+  Config config;
+  config.zero.stage = 3;
+  config.zero.overlap_comm = true;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.zero.reduce_bucket_size = kWidth * kWidth;
+  config.zero.prefetch_bucket_size = prefetch;
+  return config;
+}
+
+// Module "a" of one bucket, "b" of two.
+std::vector<ParameterSpec> specs() {
+  return {{"a.weight", {kWidth, kWidth}, "a", 0, true, ""},
+          {"b.weight", {kWidth, kWidth}, "b", 0, true, ""},
+          {"b.other", {kWidth, kWidth}, "b", 0, false, ""}};
+}
+
+void fill_with_ids(Engine& engine) {
+  engine.initialize_parameters([](ParameterId id, int64_t, std::span<float> out) {
+    std::fill(out.begin(), out.end(), static_cast<float>(id + 1));
+  });
+}
+
+class FailedGatherMemoryTest : public testing::FakeCudaTest {
+ protected:
+  // One rank's engine, whose memory for full parameters is refused at the `refused_`th request.
+  void make_engine(int64_t prefetch) {
+    device_ = std::make_shared<CudaDevice>(0, 0);
+    comm_ = make_nccl_communicator({.device = device_});
+    engine_ = Engine::create(config_of(prefetch), *device_, *comm_, specs(), ToyModel::groups());
+    fill_with_ids(*engine_);
+    engine_->use_full_memory([this](int /*bucket*/, size_t nbytes) {
+      if (++requests_ == refused_) throw DeviceError("out of memory");
+      return device_->allocate(nbytes, MemoryCategory::buckets);
+    });
+  }
+  void TearDown() override {
+    engine_.reset();
+    comm_.reset();
+    device_.reset();
+    FakeCudaTest::TearDown();
+  }
+  void gather(const char* module) { engine_->gather(engine_->module_id(module)); }
+  void release(const char* module) { engine_->release(engine_->module_id(module)); }
+  void refuse(int nth) {
+    requests_ = 0;
+    refused_ = nth;
+  }
+  void expect_content(ParameterId id) {
+    std::vector<float> seen(static_cast<size_t>(kWidth * kWidth));
+    device_->download(device_->inline_stream(), engine_->parameter(id), seen.data());
+    device_->inline_stream().synchronize();
+    EXPECT_THAT(seen, ::testing::Each(static_cast<float>(id + 1))) << "parameter " << id;
+  }
+
+  std::shared_ptr<CudaDevice> device_;
+  std::shared_ptr<Communicator> comm_;
+  std::unique_ptr<Engine> engine_;
+  int requests_ = 0;
+  int refused_ = 0;
+};
+
+TEST_F(FailedGatherMemoryTest, AGatherThatFailsOnceCanBeRepeated) {
+  make_engine(0);
+  refuse(2);  // of b's two
+  EXPECT_THROW(gather("b"), DeviceError);
+  gather("b");
+  expect_content(1);
+  expect_content(2);
+  release("b");
+}
+
+TEST_F(FailedGatherMemoryTest, APrefetchThatFailsLeavesNothingHalfGathered) {
+  make_engine(1 << 20);
+  for (int pass = 0; pass < 3; ++pass) {
+    for (const char* module : {"a", "b"}) {
+      gather(module);
+      release(module);
+    }
+  }
+  fill_with_ids(*engine_);  // drops what was gathered ahead
+  refuse(3);                // a, and the first of b's two; not the second
+  EXPECT_THROW(gather("a"), DeviceError);
+  gather("b");
+  expect_content(1);
+  expect_content(2);
+  release("b");
+}
+
+TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds) {
+  fake_.set_devices(2);
+  const auto store = make_memory_store();
+  std::barrier<> both(2);
+  ::testing::internal::CaptureStderr();
+  testing::run_threads(2, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
+    options.timeout = std::chrono::milliseconds(300);
+    options.device = std::make_shared<CudaDevice>(rank, 0);
+    auto comm = make_nccl_communicator(options);
+    auto engine = Engine::create(config_of(0), *options.device, *comm, specs(), ToyModel::groups());
+    fill_with_ids(*engine);
+    both.arrive_and_wait();
+    if (rank == 0) {
+      engine->gather(engine->module_id("a"));  // the peer never comes
+      engine->release(engine->module_id("a"));
+      cudaStreamSynchronize(cuda_stream(options.device->inline_stream()).handle());
+      engine.reset();
+      comm.reset();
+    }
+    both.arrive_and_wait();
+    if (comm) comm->abort("over");
+  });
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      ::testing::ContainsRegex("rank 0.*a[.]weight.*what was computed since then is wrong"));
+}
+
+}  // namespace
+}  // namespace zerorun::failed_gather

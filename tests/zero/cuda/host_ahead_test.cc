@@ -1,0 +1,143 @@
+// Within a micro-step the host does not wait for a GPU: it submits, and streams wait for each
+// other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "comm/host_staged_communicator.h"
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "tests/zero/stream_program.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/error.h"
+
+namespace zerorun::host_ahead {
+namespace {
+
+using fake::FakeCuda;
+using ::testing::HasSubstr;
+using testing::ToyModel;
+
+enum class Where { cpu, nccl, shared_gpu };
+
+struct Setting {
+  int stage = 0;
+  OffloadDevice param = OffloadDevice::none;
+};
+
+std::shared_ptr<Communicator> connect(CommunicatorOptions& options, Where where) {
+  if (where == Where::cpu) {
+    options.device = make_cpu_device();
+    return make_communicator(options);
+  }
+  const bool shared = where == Where::shared_gpu;
+  options.device = std::make_shared<CudaDevice>(shared ? 0 : options.rank, 0);
+  return shared ? make_host_staged_communicator(options) : make_nccl_communicator(options);
+}
+
+struct Outcome {
+  uint64_t hash = 0;
+  int waits = 0;  // of the host for a GPU, within micro-steps of the last steps
+};
+
+// The first steps allocate.
+Outcome train(const Setting& setting, Where where) {
+  constexpr int kRanks = 2;
+  constexpr int kFirst = 2;
+  constexpr int kSteps = 5;
+  FakeCuda::instance().set_devices(kRanks);
+  std::vector<int> waits;
+  std::barrier all(kRanks, [&waits]() noexcept {
+    std::map<std::string, int> counts = FakeCuda::instance().counts();
+    waits.push_back(counts["cudaEventSynchronize"] + counts["cudaStreamSynchronize"]);
+  });
+  const auto store = make_memory_store();
+  std::mutex mutex;
+  Outcome outcome;
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::seconds(30);
+    const auto comm = connect(options, where);
+    Device& device = *options.device;
+    const auto engine = Engine::create(testing::stream_config(setting.stage, setting.param), device,
+                                       *comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    testing::StreamProgram program(*engine, device, rank);
+    for (int step = 0; step < kFirst + kSteps; ++step) {
+      if (step >= kFirst) all.arrive_and_wait();
+      for (int micro = 0; micro < 2; ++micro) program.micro_step();
+      if (step >= kFirst) all.arrive_and_wait();
+      EXPECT_TRUE(engine->step().applied);
+    }
+    const uint64_t hash = engine->parameter_hash();
+    const std::lock_guard lock(mutex);
+    outcome.hash = hash;
+  });
+  for (size_t i = 0; i < waits.size(); i += 2) outcome.waits += waits[i + 1] - waits[i];
+  return outcome;
+}
+
+class HostAheadTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<Setting> {
+ protected:
+  HostAheadTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
+};
+
+TEST_P(HostAheadTest, WaitsForNothingWithinMicroStepsAndTrainsToTheBitsOfTheCpu) {
+  const uint64_t expected = train({GetParam().stage}, Where::cpu).hash;
+  const Outcome nccl = train(GetParam(), Where::nccl);
+  EXPECT_EQ(nccl.hash, expected);
+  EXPECT_EQ(nccl.waits, 0);
+  EXPECT_EQ(train(GetParam(), Where::shared_gpu).hash, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, HostAheadTest,
+                         ::testing::Values(Setting{0}, Setting{1}, Setting{2}, Setting{3},
+                                           Setting{3, OffloadDevice::cpu}));
+
+class FailedGatherTest : public testing::FakeCudaTest,
+                         public ::testing::WithParamInterface<Where> {};
+
+// A gather's error comes to whoever waits for what was computed with it, and to the next gather.
+TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
+  constexpr int kRanks = 2;
+  fake_.set_devices(kRanks);
+  std::barrier both(kRanks);
+  const auto store = make_memory_store();
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::milliseconds(300);
+    const auto comm = connect(options, GetParam());
+    Config config = testing::stream_config(3, OffloadDevice::none);
+    config.zero.prefetch_bucket_size = 0;
+    const auto engine =
+        Engine::create(config, *options.device, *comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    engine->gather(engine->module_id("h.0"));
+    engine->release(engine->module_id("h.0"));
+    both.arrive_and_wait();
+    if (rank == 0) {  // the other one never comes
+      EXPECT_NO_THROW(engine->gather(engine->module_id("h.0")));
+      try {
+        options.device->inline_stream().synchronize();
+        ADD_FAILURE() << "expected an error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("h.0.weight"));
+      }
+      EXPECT_THROW(engine->gather(engine->module_id("h.1")), CommError);
+    }
+    both.arrive_and_wait();
+    comm->abort("the test is over");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, FailedGatherTest,
+                         ::testing::Values(Where::nccl, Where::shared_gpu));
+
+}  // namespace
+}  // namespace zerorun::host_ahead

@@ -1,0 +1,61 @@
+#include <fmt/core.h>
+
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/log.h"
+#include "launcher/guardian.h"
+#include "launcher/job.h"
+#include "launcher/options.h"
+#include "launcher/supervisor.h"
+#include "tools/commands.h"
+#include "zerorun/error.h"
+#include "zerorun/version.h"
+
+namespace {
+
+using namespace zerorun;
+
+constexpr int kBadInput = 2;
+
+int launch(const LaunchOptions& options) {
+  const Job job = plan_job(options);
+  if (options.dry_run) {
+    fmt::print("{}{}{}", job.note, job.note.empty() ? "" : "\n", describe_job(job));
+    return 0;
+  }
+  if (!job.note.empty()) Logger().info("{}", job.note);
+  return run_guarded([&](FileDescriptor guardian, const sigset_t& original_mask) {
+    return Supervisor(job, std::move(guardian), original_mask).run();
+  });
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (const auto code = run_tool(arguments)) return *code;
+  const LaunchOptions options = parse_options(arguments);
+  if (options.help) {
+    fmt::print("{}", help_text());
+    return 0;
+  }
+  if (options.version) return run_tool({"version"}).value_or(0);
+  return launch(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const ConfigError& error) {
+    Logger().log(LogLevel::error, "{}", error.what());
+    return kBadInput;
+  } catch (const CheckpointError& error) {
+    Logger().log(LogLevel::error, "{}", error.what());
+    return kBadInput;
+  } catch (const std::exception& error) {
+    Logger().log(LogLevel::error, "{}", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,399 @@
+#include "tools/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/file.h"
+#include "core/check.h"
+#include "device/memory_ledger.h"
+#include "tools/byte_size.h"
+#include "tools/plan_model.h"
+#include "zero/memory_plan.h"
+#include "zerorun/config.h"
+
+namespace zerorun {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kTrainMicroBatch = 8;  // of the bundled program, where a file gives no batch
+
+// A stage and what is offloaded.
+struct Setting {
+  int stage = 0;
+  OffloadDevice optimizer = OffloadDevice::none;
+  double ratio = 1.0;
+  OffloadDevice param = OffloadDevice::none;
+};
+
+// What a setting needs: of each rank's device, and of each host.
+struct Need {
+  MemoryPlan plan;
+  int64_t device = 0;
+  int64_t host = 0;
+  int64_t disk = 0;
+};
+
+struct Limits {
+  std::optional<int64_t> device, host, disk;
+
+  bool any() const { return device || host || disk; }
+  // How many times the tightest limit is needed.
+  double excess(const Need& need) const {
+    const auto ratio = [](int64_t needed, const std::optional<int64_t>& limit) {
+      return limit ? static_cast<double>(needed) / static_cast<double>(*limit) : 0.0;
+    };
+    return std::max({ratio(need.device, device), ratio(need.host, host), ratio(need.disk, disk)});
+  }
+  bool allow(const Need& need) const {
+    return need.device <= device.value_or(std::numeric_limits<int64_t>::max()) &&
+           need.host <= host.value_or(std::numeric_limits<int64_t>::max()) &&
+           need.disk <= disk.value_or(std::numeric_limits<int64_t>::max());
+  }
+};
+
+std::string text_of(int64_t nbytes) {
+  return nbytes == 0 ? "-" : format_bytes(static_cast<size_t>(nbytes));
+}
+
+const char* name_of(OffloadDevice device) {
+  switch (device) {
+    case OffloadDevice::none:
+      return "none";
+    case OffloadDevice::cpu:
+      return "cpu";
+    case OffloadDevice::nvme:
+      return "nvme";
+  }
+  return "?";
+}
+
+std::string describe(const Setting& setting) {
+  std::string text = fmt::format("stage {}", setting.stage);
+  if (setting.optimizer != OffloadDevice::none) {
+    text += fmt::format(", optimizer {}", name_of(setting.optimizer));
+    if (setting.ratio < 1) text += fmt::format(" ratio {}", setting.ratio);
+  }
+  if (setting.param != OffloadDevice::none) {
+    text += fmt::format(", parameters {}", name_of(setting.param));
+  }
+  return text;
+}
+
+// The rows of the table, and what --fit chooses from: nothing offloaded; then as little as
+// possible, in memory before on disk; a lower stage, which gathers less, before a higher one.
+std::vector<Setting> all_settings() {
+  std::vector<Setting> settings = {{0}, {1}, {2}, {3}};
+  const auto add = [&](OffloadDevice device, std::initializer_list<double> ratios) {
+    for (const double ratio : ratios) {
+      for (int stage = 1; stage <= 3; ++stage) settings.push_back({stage, device, ratio});
+    }
+    settings.push_back({3, device, 1.0, OffloadDevice::cpu});
+  };
+  add(OffloadDevice::cpu, {0.25, 0.5, 0.75, 1.0});
+  add(OffloadDevice::nvme, {0.5, 1.0});
+  settings.push_back({3, OffloadDevice::nvme, 1.0, OffloadDevice::nvme});
+  return settings;
+}
+
+// From the fastest to the slowest. Stage 1 sends as much as stage 0 and never needs more.
+std::vector<Setting> by_speed() {
+  std::vector<Setting> settings = all_settings();
+  std::rotate(settings.begin(), settings.begin() + 1, settings.begin() + 2);
+  return settings;
+}
+
+// a * b; sizes beyond 64 bits are nobody's.
+int64_t multiply(int64_t a, int64_t b) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    fail<ConfigError>("plan: {} ranks of {} bytes each are beyond 64 bits", b, a);
+  }
+  return product;
+}
+
+int64_t add(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) {
+    fail<ConfigError>("plan: {} and {} bytes are beyond 64 bits", a, b);
+  }
+  return sum;
+}
+
+// What a micro-batch of the bundled program is: by the options, else by the file, else its default.
+struct Workload {
+  int64_t micro_batch = 0;  // 0: the file's, which "auto" may leave open
+  int64_t seq_len = 0;      // 0: activations are not counted
+  bool recompute = false;
+};
+
+class Planner {
+ public:
+  Planner(const PlanOptions& options, ParsedConfig parsed);
+
+  std::string report() const;
+  // Returns a line about what was written.
+  std::string write_fit() const;
+
+ private:
+  Need need_of(const Setting& setting) const;
+  Need need_of(const Config& config) const;
+  Setting fastest(const std::string& nvme_path) const;
+  Json configuration(const Setting& setting, const std::string& nvme_path) const;
+  std::string details() const;
+  std::string table() const;
+  int ranks_per_host() const {
+    return options_.ranks_per_host > 0 ? std::min(options_.ranks_per_host, options_.world_size)
+                                       : options_.world_size;
+  }
+
+  const PlanOptions& options_;
+  PlanModel model_;
+  Config config_;
+  Workload work_;
+  Limits limits_;
+  int64_t activations_ = 0;
+};
+
+// As `train` reads them.
+Workload workload_of(const PlanOptions& options, const Config& config) {
+  const Json file = Json::parse(config.train_options, nullptr, false);
+  const auto integer = [&](int64_t given, const char* key) {
+    return given > 0 || !file.contains(key) ? given : file.at(key).get<int64_t>();
+  };
+  return {.micro_batch = integer(options.micro_batch, "micro_batch"),
+          .seq_len = integer(options.seq_len, "seq_len"),
+          .recompute = options.recompute ||
+                       (file.contains("recompute") && file.at("recompute").get<bool>())};
+}
+
+std::optional<int64_t> limit_of(const std::string& text, const std::string& option) {
+  if (text.empty()) return std::nullopt;
+  return parse_bytes(text, option);
+}
+
+ParsedConfig parsed_config(const PlanOptions& options) {
+  if (!options.config.empty()) return load_config(options.config);
+  ParsedConfig parsed;
+  parsed.config.zero.stage = 2;
+  parsed.config.precision.param_dtype = DType::bf16;
+  parsed.config.source = "the default";
+  return parsed;
+}
+
+Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
+    : options_(options),
+      model_(plan_model(options.model,
+                        options.cpu ? DType::fp32 : parsed.config.precision.param_dtype)),
+      work_(workload_of(options, parsed.config)) {
+  const bool is_bundled = model_.activation_nbytes_per_token > 0;
+  BatchConfig& batch = parsed.config.batch;
+  if (work_.micro_batch > 0) {
+    batch.micro_batch_size = work_.micro_batch;
+    if (batch.train_batch_size > 0) batch.accumulation_steps = 0;  // follows from the other two
+  } else if (is_bundled && batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
+    batch.micro_batch_size = kTrainMicroBatch;
+  }
+  // The schedule's length does not matter here.
+  resolve_auto(parsed, {.world_size = options.world_size,
+                        .hidden_size = model_.hidden_size,
+                        .total_steps = 1000,
+                        .warmup_steps = 0});
+  config_ = parsed.config;
+  limits_ = {limit_of(options.device_memory, "--gpu_memory"),
+             limit_of(options.host_memory, "--host_memory"), limit_of(options.disk, "--disk")};
+  const double per_token =
+      work_.recompute ? model_.recomputed_nbytes_per_token : model_.activation_nbytes_per_token;
+  const double nbytes = per_token * static_cast<double>(config_.batch.micro_batch_size) *
+                        static_cast<double>(work_.seq_len);
+  if (!(nbytes < kMaxByteSize)) {
+    fail<ConfigError>(
+        "plan: activations of {} sequences of {} tokens would need {:.1e} bytes: give a smaller "
+        "--micro_batch or --seq_len",
+        config_.batch.micro_batch_size, work_.seq_len, nbytes);
+  }
+  activations_ = static_cast<int64_t>(nbytes);
+}
+
+Need Planner::need_of(const Config& config) const {
+  Need need;
+  need.plan = plan_memory(config, model_.specs, options_.world_size,
+                          options_.cpu && ranks_per_host() == options_.world_size);
+  need.device = add(need.plan.device(), activations_);
+  need.host = multiply(need.plan.pinned, ranks_per_host());
+  need.disk = multiply(need.plan.nvme, ranks_per_host());
+  if (options_.cpu) {
+    need.host = add(need.host, multiply(need.device, ranks_per_host()));
+    need.device = 0;
+  }
+  return need;
+}
+
+Need Planner::need_of(const Setting& setting) const {
+  Config config = config_;
+  config.zero.stage = setting.stage;
+  config.offload.optimizer.device = setting.optimizer;
+  config.offload.optimizer.ratio = setting.ratio;
+  config.offload.param.device = setting.param;
+  if (setting.param == OffloadDevice::nvme) config.offload.param.max_in_cpu = 0;
+  return need_of(config);
+}
+
+std::string Planner::details() const {
+  const Need need = need_of(config_);
+  const MemoryPlan& plan = need.plan;
+  std::string text =
+      fmt::format("{}; {} rank{}, {} per host\n", model_.description, options_.world_size,
+                  options_.world_size == 1 ? "" : "s", ranks_per_host());
+  text += fmt::format("{}: {}, {}\nbytes of a rank\n", config_.source,
+                      describe({config_.zero.stage, config_.offload.optimizer.device,
+                                config_.offload.optimizer.ratio, config_.offload.param.device}),
+                      zerorun::name_of(config_.precision.param_dtype));
+  const auto line = [&](std::string_view name, int64_t nbytes) {
+    text += fmt::format("  {:<12} {:>12}\n", name, text_of(nbytes));
+  };
+  line("parameters", plan.parameters);
+  line("gradients", plan.gradients);
+  line("master", plan.masters);
+  line("moments", plan.moments);
+  line("buckets", plan.buckets);
+  line("gathered", plan.gathered);
+  line("activations", activations_);
+  line("pinned", plan.pinned);
+  line("nvme", plan.nvme);
+  if (activations_ == 0) {
+    text += model_.activation_nbytes_per_token > 0
+                ? "  activations: give --seq_len (and --micro_batch) to count them\n"
+                : "  activations are not counted: they are the model's own\n";
+  }
+  return text;
+}
+
+std::string Planner::table() const {
+  std::string text = fmt::format("\n{:<42}{:>13}{:>13}{:>13}{}\n", "setting", "device/rank",
+                                 "memory/host", "disk/host", limits_.any() ? "  fits" : "");
+  for (const Setting& setting : all_settings()) {
+    const Need need = need_of(setting);
+    text += fmt::format("{:<42}{:>13}{:>13}{:>13}{}\n", describe(setting), text_of(need.device),
+                        text_of(need.host), text_of(need.disk),
+                        limits_.any() ? limits_.allow(need) ? "  yes" : "  no" : "");
+  }
+  return text;
+}
+
+std::string Planner::report() const { return details() + table(); }
+
+Setting Planner::fastest(const std::string& nvme_path) const {
+  std::optional<Setting> closest;
+  double least = std::numeric_limits<double>::infinity();
+  std::string without_path;
+  for (const Setting& setting : by_speed()) {
+    const Need need = need_of(setting);
+    const bool is_usable = setting.optimizer != OffloadDevice::nvme || !nvme_path.empty();
+    if (limits_.allow(need)) {
+      if (is_usable) return setting;
+      if (without_path.empty()) without_path = describe(setting);
+    }
+    if (const double excess = limits_.excess(need); excess < least) {
+      least = excess;
+      closest = setting;
+    }
+  }
+  if (!without_path.empty()) {
+    fail<ConfigError>("--fit: only settings with NVMe fit, such as {}: give --nvme_path",
+                      without_path);
+  }
+  const Need need = need_of(*closest);
+  fail<ConfigError>(
+      "--fit: nothing fits; the closest, {}, needs {} of each device, {} of each host's memory and "
+      "{} of its disk. Use more ranks, --recompute or a smaller --micro_batch",
+      describe(*closest), text_of(need.device), text_of(need.host), text_of(need.disk));
+}
+
+// The block of that name with `device`; settings that the user has there are kept.
+void set_device(Json& zero, const char* block, OffloadDevice device) {
+  if (device == OffloadDevice::none) {
+    zero.erase(block);
+    return;
+  }
+  if (!zero[block].is_object()) zero[block] = Json::object();
+  zero[block]["device"] = name_of(device);
+}
+
+// The file of --config with the setting, and with what decided about it.
+Json Planner::configuration(const Setting& setting, const std::string& nvme_path) const {
+  Json json = options_.config.empty()
+                  ? Json{{"bf16", {{"enabled", true}}}}
+                  : Json::parse(plain_config_json(options_.config), nullptr, false);
+  if (!json.is_object()) fail<ConfigError>("--fit: {} is not a JSON object", config_.source);
+  Json& zero = json["zero_optimization"];
+  if (!zero.is_object()) zero = Json::object();  // not there, or the older form, true or false
+  for (const char* key : {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"}) {
+    zero.erase(key);
+  }
+  zero["stage"] = setting.stage;
+  set_device(zero, "offload_optimizer", setting.optimizer);
+  set_device(zero, "offload_param", setting.param);
+  if (setting.optimizer != OffloadDevice::none) {
+    zero["offload_optimizer"]["ratio"] = setting.ratio;
+    if (setting.optimizer == OffloadDevice::nvme) {
+      zero["offload_optimizer"]["nvme_path"] = nvme_path;
+    }
+  }
+  if (setting.param == OffloadDevice::nvme) {
+    zero["offload_param"]["nvme_path"] = nvme_path;
+    zero["offload_param"]["max_in_cpu"] = 0;  // all that can leave memory does
+  }
+  if (work_.micro_batch > 0 || activations_ > 0) {
+    json["train_micro_batch_size_per_gpu"] = config_.batch.micro_batch_size;
+    if (json.contains("train_batch_size")) json.erase("gradient_accumulation_steps");
+    if (const Json::json_pointer train("/zerorun/train"); json.contains(train)) {
+      json[train].erase("micro_batch");  // the same
+    }
+  }
+  if (activations_ > 0) {
+    Json& train = json["zerorun"]["train"];
+    train["seq_len"] = work_.seq_len;
+    train["recompute"] = work_.recompute;
+  }
+  return json;
+}
+
+std::string Planner::write_fit() const {
+  if (!limits_.any()) {
+    fail<ConfigError>("--fit needs a limit: --gpu_memory, --host_memory or --disk");
+  }
+  const OffloadConfig& places = config_.offload;
+  const std::string path =
+      options_.nvme_path.empty()
+          ? places.optimizer.nvme_path.value_or(places.param.nvme_path.value_or(""))
+          : options_.nvme_path;
+  const Setting setting = fastest(path);
+  const std::string text = configuration(setting, path).dump(2) + "\n";
+  // What is written has to fit by itself, without the options.
+  PlanOptions alone = options_;
+  alone.micro_batch = alone.seq_len = 0;
+  alone.recompute = false;
+  const Planner written(alone, parse_config(text, options_.fit));
+  ZR_CHECK(limits_.allow(written.need_of(written.config_)), "{}: {} does not fit once written",
+           options_.fit, describe(setting));
+  replace_text(options_.fit, text);
+  return fmt::format("{}: {}\n", options_.fit, describe(setting));
+}
+
+}  // namespace
+
+std::string plan_report(const PlanOptions& options) {
+  const Planner planner(options, parsed_config(options));
+  const std::string written = options.fit.empty() ? "" : planner.write_fit();
+  return written + planner.report();
+}
+
+}  // namespace zerorun

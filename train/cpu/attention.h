@@ -1,0 +1,13 @@
+#pragma once
+
+#include "train/kernels.h"
+
+// Causal multi-head attention in blocks of queries: scores exist for one block at a time, and
+// backward computes them again from the saved log-sums (Dao et al., arXiv:2205.14135).
+namespace zerorun::train {
+
+void attention(const AttentionShape& shape, const float* qkv, float* log_sum, float* out);
+void attention_backward(const AttentionShape& shape, const AttentionState& state, const float* dout,
+                        float* dqkv);
+
+}  // namespace zerorun::train

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "train/kernels.h"
+
+// Sum of a token's and a position's learned vectors.
+namespace zerorun::train {
+
+void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x);
+void embed_backward(const TokenGrid& grid, const TokenOrder& order, const float* dx,
+                    const GradientView& wte, const GradientView& wpe);
+
+}  // namespace zerorun::train

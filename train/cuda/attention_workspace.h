@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "train/kernels.h"
+
+namespace zerorun::train::cuda {
+
+// What cuDNN's deterministic backward of attention does depends on these.
+struct CudnnVersion {
+  int64_t number = 0;    // as cuDNN gives it: 92800 is 9.28.0
+  int architecture = 0;  // of the GPU: 9 is Hopper
+};
+
+// Bytes that cuDNN takes for gradients of attention's probabilities, unless it is told not to.
+int64_t attention_workspace(const AttentionShape& shape);
+
+// Throws ConfigError when `most` is set although cuDNN's attention is not used, and says why not.
+void refuse_unused_workspace(std::optional<int64_t> most, std::string_view why);
+
+// Throws ConfigError, which names --attention_workspace, when the backward of `shape` takes more
+// than `most` bytes for them and this cuDNN has no way without.
+void check_attention_workspace(const AttentionShape& shape, int64_t most,
+                               const CudnnVersion& version);
+
+}  // namespace zerorun::train::cuda

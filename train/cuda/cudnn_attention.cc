@@ -1,0 +1,267 @@
+#include "train/cuda/cudnn_attention.h"
+
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "os/shared_library.h"
+#include "train/cuda/attention_workspace.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // through which the headers call cuDNN
+}
+
+namespace zerorun::train::cuda {
+
+namespace {
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+// Graphs are built for so many shapes; training and evaluation have a few, generation has one for
+// each length.
+constexpr size_t kMaxShapes = 8;
+constexpr int64_t kHeadAlignment = 8;  // elements
+constexpr int64_t kWidest = 128;
+
+// Names of the tensors in a graph.
+enum Id : int64_t { kQuery = 1, kKey, kValue, kOut, kLogSum, kDout, kDquery, kDkey, kDvalue };
+
+struct Graph {
+  std::unique_ptr<fe::graph::Graph> graph;
+  size_t workspace = 0;
+};
+
+class GraphBuilder {
+ public:
+  GraphBuilder(const AttentionShape& shape, DType dtype) : shape_(shape) {
+    graph_->set_io_data_type(dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+  }
+
+  void forward() {
+    auto options = fe::graph::SDPA_attributes()
+                       .set_name("attention")
+                       .set_generate_stats(true)
+                       .set_causal_mask(true)
+                       .set_attn_scale(scale());
+    auto [out, log_sum] =
+        graph_->sdpa(part_of_qkv(kQuery), part_of_qkv(kKey), part_of_qkv(kValue), options);
+    describe(out, kOut, row_stride());
+    out->set_output(true);
+    describe_log_sum(log_sum);
+    log_sum->set_output(true);
+  }
+
+  void backward() {
+    auto options = fe::graph::SDPA_backward_attributes()
+                       .set_name("attention_backward")
+                       .set_causal_mask(true)
+                       .set_attn_scale(scale())
+                       .set_deterministic_algorithm(true);
+    const Tensor out = describe(graph_->tensor(fe::graph::Tensor_attributes()), kOut, row_stride());
+    const Tensor dout =
+        describe(graph_->tensor(fe::graph::Tensor_attributes()), kDout, row_stride());
+    const Tensor log_sum = describe_log_sum(graph_->tensor(fe::graph::Tensor_attributes()));
+    auto [dquery, dkey, dvalue] = graph_->sdpa_backward(
+        part_of_qkv(kQuery), part_of_qkv(kKey), part_of_qkv(kValue), out, dout, log_sum, options);
+    for (auto& [tensor, id] :
+         {std::pair(dquery, kDquery), std::pair(dkey, kDkey), std::pair(dvalue, kDvalue)}) {
+      describe(tensor, id, 3 * row_stride())->set_output(true);
+    }
+  }
+
+  // Null, and a warning, when cuDNN has no kernel for it.
+  Graph build(cudnnHandle_t handle) {
+    int64_t workspace = 0;
+    auto result = graph_->build(handle, {fe::HeurMode_t::A});
+    if (result.is_good()) result = graph_->get_workspace_size(workspace);
+    if (result.is_good()) return {std::move(graph_), static_cast<size_t>(workspace)};
+    fmt::print(
+        stderr,
+        "[zerorun] warning: cuDNN {} has no attention for {} x {} positions, {} heads of {}: "
+        "the plain kernel is used, which is much slower ({})\n",
+        fe::detail::get_backend_version(), shape_.batch, shape_.seq_len, shape_.heads, head_width(),
+        result.get_message());
+    return {};
+  }
+
+ private:
+  int64_t head_width() const { return shape_.width / shape_.heads; }
+  int64_t row_stride() const { return shape_.width; }
+  float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_width())); }
+
+  // [batch, heads, positions, head width] of rows that lie `stride` apart.
+  Tensor describe(Tensor tensor, Id id, int64_t stride) const {
+    tensor->set_uid(id)
+        .set_dim({shape_.batch, shape_.heads, shape_.seq_len, head_width()})
+        .set_stride({shape_.seq_len * stride, head_width(), stride, 1});
+    return tensor;
+  }
+  Tensor describe_log_sum(Tensor tensor) const {
+    tensor->set_uid(kLogSum)
+        .set_dim({shape_.batch, shape_.heads, shape_.seq_len, 1})
+        .set_stride({shape_.heads * shape_.seq_len, shape_.seq_len, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+    return tensor;
+  }
+  Tensor part_of_qkv(Id id) {
+    return describe(graph_->tensor(fe::graph::Tensor_attributes()), id, 3 * row_stride());
+  }
+
+  const AttentionShape& shape_;
+  std::unique_ptr<fe::graph::Graph> graph_ = std::make_unique<fe::graph::Graph>();
+};
+
+class Cudnn final : public CudnnAttention {
+ public:
+  explicit Cudnn(std::optional<int64_t> workspace) : most_workspace_(workspace) {
+    const cudnnStatus_t status = fe::detail::create_handle(&handle_);
+    if (status == CUDNN_STATUS_SUCCESS) return;
+    fail<DeviceError>("cudnnCreate failed: {}", fe::detail::get_error_string(status));
+  }
+  Cudnn(const Cudnn&) = delete;
+  Cudnn& operator=(const Cudnn&) = delete;
+  ~Cudnn() override {
+    graphs_.clear();
+    fe::detail::destroy_handle(handle_);
+  }
+
+  std::string version() const override {
+    const size_t version = fe::detail::get_backend_version();  // 9.28.0 is 92800
+    return fmt::format("{}.{}", version / 10000, version / 100 % 100);
+  }
+
+  bool forward(cudaStream_t stream, const AttentionShape& shape, TensorView qkv, TensorView log_sum,
+               TensorView out, Workspace& workspace) override {
+    const Graph* const graph = graph_of(shape, qkv.dtype, Direction::forward);
+    if (graph == nullptr) return false;
+    std::unordered_map<int64_t, void*> tensors = parts_of(shape, qkv, {kQuery, kKey, kValue});
+    tensors[kOut] = out.data;
+    tensors[kLogSum] = log_sum.data;
+    execute(stream, *graph, tensors, workspace);
+    return true;
+  }
+
+  bool backward(cudaStream_t stream, const AttentionShape& shape, const AttentionState& state,
+                TensorView dout, TensorView dqkv, Workspace& workspace) override {
+    const Graph* const graph = graph_of(shape, dout.dtype, Direction::backward);
+    if (graph == nullptr) {
+      refuse_unused_workspace(most_workspace_,
+                              fmt::format("{} x {} positions, {} heads of {}", shape.batch,
+                                          shape.seq_len, shape.heads, shape.width / shape.heads));
+      return false;
+    }
+    std::unordered_map<int64_t, void*> tensors = parts_of(shape, state.qkv, {kQuery, kKey, kValue});
+    tensors.merge(parts_of(shape, dqkv, {kDquery, kDkey, kDvalue}));
+    tensors[kOut] = state.out.data;
+    tensors[kDout] = dout.data;
+    tensors[kLogSum] = state.log_sum.data;
+    execute(stream, *graph, tensors, workspace);
+    return true;
+  }
+
+ private:
+  enum class Direction { forward, backward };
+  using Key = std::array<int64_t, 6>;
+
+  // Null when the plain kernels have to do it.
+  const Graph* graph_of(const AttentionShape& shape, DType dtype, Direction direction) {
+    const int64_t width = shape.width / shape.heads;
+    if (dtype == DType::fp32 || shape.first > 0 || width % kHeadAlignment != 0 || width > kWidest) {
+      return nullptr;
+    }
+    const Key key = {shape.batch,
+                     shape.seq_len,
+                     shape.heads,
+                     width,
+                     static_cast<int64_t>(dtype),
+                     static_cast<int64_t>(direction)};
+    auto at = graphs_.find(key);
+    if (at == graphs_.end()) {
+      if (graphs_.size() >= 2 * kMaxShapes) return nullptr;
+      GraphBuilder builder(shape, dtype);
+      if (direction == Direction::backward) limit_workspace(shape);
+      direction == Direction::forward ? builder.forward() : builder.backward();
+      at = graphs_.emplace(key, builder.build(handle_)).first;
+    }
+    return at->second.graph ? &at->second : nullptr;
+  }
+
+  void limit_workspace(const AttentionShape& shape) const {
+    if (!most_workspace_) return;
+    CudnnVersion version{.number = static_cast<int64_t>(fe::detail::get_backend_version())};
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&version.architecture, cudaDevAttrComputeCapabilityMajor, device);
+    check_attention_workspace(shape, *most_workspace_, version);
+    // The headers read it when they build a graph.
+    ::setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(*most_workspace_).c_str(),
+             /*replace=*/1);
+  }
+
+  // The three parts of a matrix of queries, keys and values.
+  static std::unordered_map<int64_t, void*> parts_of(const AttentionShape& shape, TensorView qkv,
+                                                     const std::array<Id, 3>& ids) {
+    std::unordered_map<int64_t, void*> parts;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      parts[ids[i]] = qkv.slice(static_cast<int64_t>(i) * shape.width, 0).data;
+    }
+    return parts;
+  }
+
+  void execute(cudaStream_t stream, const Graph& graph, std::unordered_map<int64_t, void*>& tensors,
+               Workspace& workspace) {
+    const cudnnStatus_t status = fe::detail::set_stream(handle_, stream);
+    if (status != CUDNN_STATUS_SUCCESS) {
+      fail<DeviceError>("cudnnSetStream failed: {}", fe::detail::get_error_string(status));
+    }
+    auto result = graph.graph->execute(handle_, tensors, workspace.take(graph.workspace));
+    if (!result.is_good()) fail<DeviceError>("cuDNN's attention failed: {}", result.get_message());
+  }
+
+  const std::optional<int64_t> most_workspace_;
+  cudnnHandle_t handle_ = nullptr;
+  std::map<Key, Graph> graphs_;
+};
+
+// The loader's handle of a library: by soname, else the file that the build found.
+void* open(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); }
+std::string find(const std::string& soname, const char* built) {
+  return SharedLibrary(std::array<std::string, 2>{soname, built}).path();
+}
+
+}  // namespace
+
+std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> workspace,
+                                                     std::string& why) {
+  try {
+    // The headers open the CUDA runtime by name: CUDA 12's before the one that they were compiled
+    // for, unless they are told.
+    const std::string runtime =
+        find("libcudart.so." + std::to_string(CUDART_VERSION / 1000), ZERORUN_CUDART_LIBRARY);
+    open(runtime);
+    ::setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.c_str(), /*replace=*/0);
+    fe::cudnn_dlhandle =
+        open(find("libcudnn.so." + std::to_string(CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY));
+    return std::make_unique<Cudnn>(workspace);
+  } catch (const DeviceError& error) {
+    why = error.what();
+  } catch (const std::runtime_error& error) {  // of the headers: no libcudart to open
+    why = error.what();
+  }
+  return nullptr;
+}
+
+}  // namespace zerorun::train::cuda

@@ -1,0 +1,67 @@
+#include "train/cuda/elements.h"
+#include "train/cuda/gelu.h"
+
+namespace zerorun::train::cuda {
+
+namespace {
+
+constexpr float kSqrt2OverPi = 0.7978845608028654F;
+constexpr float kCubic = 0.044715F;
+
+// Maps take what they read beside y, y itself and the element's column.
+struct Gelu {
+  __device__ float operator()(float x, float /*y*/) const {
+    return 0.5F * x * (1.0F + tanhf(kSqrt2OverPi * (x + kCubic * x * x * x)));
+  }
+};
+
+struct TimesSlope {
+  __device__ float operator()(float x, float y) const {
+    const float t = tanhf(kSqrt2OverPi * (x + kCubic * x * x * x));
+    const float inner = kSqrt2OverPi * (1.0F + 3.0F * kCubic * x * x);
+    return y * (0.5F * (1.0F + t) + 0.5F * x * (1.0F - t * t) * inner);
+  }
+};
+
+struct Sum {
+  __device__ float operator()(float x, float y) const { return y + x; }
+};
+
+// y[i] = map(x[i % period], y[i])
+template <typename T, int N, typename Map>
+__global__ void map_rows(int64_t numel, int64_t period, const T* x, T* y, Map map) {
+  const int64_t at = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * N;
+  if (at >= numel) return;
+  float xs[N];
+  float ys[N];
+  read<N>(x + at % period, xs);
+  read<N>(y + at, ys);
+#pragma unroll
+  for (int k = 0; k < N; ++k) ys[k] = map(xs[k], ys[k]);
+  write<N>(ys, y + at);
+}
+
+template <typename Map>
+void map_all(cudaStream_t stream, TensorView x, TensorView y, Map map) {
+  check_dtype(y.dtype, {x}, "an elementwise pass");
+  with_vectors(y.dtype, {x, y}, x.numel, [&](auto* type, auto n) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    constexpr int kN = decltype(n)::value;
+    launch(map_rows<T, kN, Map>, blocks_for(y.numel / kN), kThreads, stream, y.numel, x.numel,
+           x.as<const T>(), y.as<T>(), map);
+  });
+}
+
+}  // namespace
+
+void gelu(cudaStream_t stream, TensorView x, TensorView y) { map_all(stream, x, y, Gelu()); }
+
+void gelu_backward(cudaStream_t stream, TensorView x, TensorView dy_to_dx) {
+  map_all(stream, x, dy_to_dx, TimesSlope());
+}
+
+void add_bias(cudaStream_t stream, TensorView bias, TensorView y) {
+  map_all(stream, bias, y, Sum());
+}
+
+}  // namespace zerorun::train::cuda

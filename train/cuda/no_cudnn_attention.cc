@@ -1,0 +1,12 @@
+// What stands for cudnn_attention.cc where the build has no headers of cuDNN.
+#include "train/cuda/cudnn_attention.h"
+
+namespace zerorun::train::cuda {
+
+std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> /*workspace*/,
+                                                     std::string& why) {
+  why = "this build has no cuDNN";
+  return nullptr;
+}
+
+}  // namespace zerorun::train::cuda

@@ -1,0 +1,214 @@
+#include "train/gpt_config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/file.h"
+#include "config/nearest.h"
+#include "core/check.h"
+
+namespace zerorun::train {
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Preset {
+  std::string_view name;
+  int64_t layers;
+  int64_t width;
+  int64_t heads;
+  int64_t positions;
+};
+
+// The gpt2 sizes: Radford et al. 2019, table 2.
+constexpr auto kPresets = std::to_array<Preset>({
+    {"nano", 4, 128, 4, 256},
+    {"mini", 6, 384, 6, 256},
+    {"gpt2", 12, 768, 12, 1024},
+    {"gpt2-medium", 24, 1024, 16, 1024},
+    {"gpt2-large", 36, 1280, 20, 1024},
+    {"gpt2-xl", 48, 1600, 25, 1024},
+});
+
+// Keys of GPT2Config that change the arithmetic, with the only value that this program computes.
+struct FixedKey {
+  std::string_view name;
+  Json value;
+};
+
+const std::array<FixedKey, 7>& fixed_keys() {
+  static const std::array<FixedKey, 7> keys = {{
+      {"model_type", "gpt2"},
+      {"activation_function", "gelu_new"},
+      {"scale_attn_weights", true},
+      {"scale_attn_by_inverse_layer_idx", false},
+      {"reorder_and_upcast_attn", false},
+      {"add_cross_attention", false},
+      {"tie_word_embeddings", true},
+  }};
+  return keys;
+}
+
+// Without which it is not the shape of a GPT-2; Hugging Face always writes them.
+constexpr auto kRequiredKeys =
+    std::to_array<std::string_view>({"n_positions", "n_embd", "n_layer", "n_head"});
+constexpr auto kOptionalKeys =
+    std::to_array<std::string_view>({"vocab_size", "n_inner", "layer_norm_epsilon"});
+
+constexpr int64_t kMaxSize = 1 << 24;
+constexpr double kMaxParameters = 1e13;
+constexpr uint64_t kMaxNbytes = 1 << 20;
+
+int64_t positive(const Json& json, const std::string& source, const char* key,
+                 std::optional<int64_t> fallback) {
+  const auto found = json.find(key);
+  if (fallback && (found == json.end() || found->is_null())) return *fallback;
+  if (!found->is_number_integer() || found->get<int64_t>() < 1 ||
+      found->get<int64_t>() > kMaxSize) {
+    fail<ConfigError>("{}: /{} is {}: expected an integer from 1 to {}", source, key, found->dump(),
+                      kMaxSize);
+  }
+  return found->get<int64_t>();
+}
+
+// Of the keys with which other kinds of models may be described, the nearest to one that is
+// missing.
+void check_keys(const Json& json, const std::string& source) {
+  std::vector<std::string> unread;
+  std::vector<std::string> read(kRequiredKeys.begin(), kRequiredKeys.end());
+  read.insert(read.end(), kOptionalKeys.begin(), kOptionalKeys.end());
+  for (const FixedKey& key : fixed_keys()) read.emplace_back(key.name);
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(read.begin(), read.end(), key) == read.end()) unread.push_back(key);
+  }
+  for (const std::string& key : read) {
+    if (json.contains(key)) continue;
+    const std::string meant = nearest_name(key, unread);
+    if (!meant.empty()) {
+      fail<ConfigError>("{}: unknown key /{}; did you mean /{}?", source, meant, key);
+    }
+  }
+  for (const std::string_view key : kRequiredKeys) {
+    if (json.contains(key)) continue;
+    fail<ConfigError>(
+        "{}: /{} is missing: expected the config.json of a Hugging Face GPT-2, with at least {}",
+        source, key, fmt::join(kRequiredKeys, ", "));
+  }
+}
+
+float epsilon_of(const Json& json, const std::string& source) {
+  const auto found = json.find("layer_norm_epsilon");
+  if (found == json.end()) return GptConfig().layer_norm_epsilon;
+  if (!found->is_number() || !(found->get<double>() > 0.0) || found->get<double>() > 1.0) {
+    fail<ConfigError>("{}: /layer_norm_epsilon is {}: expected a number in (0, 1]", source,
+                      found->dump());
+  }
+  return found->get<float>();
+}
+
+std::string preset_names() {
+  std::string names;
+  for (const Preset& preset : kPresets) {
+    names += names.empty() ? "" : ", ";
+    names += preset.name;
+  }
+  return names;
+}
+
+}  // namespace
+
+GptConfig gpt_config(const std::string& model) {
+  for (const Preset& preset : kPresets) {
+    if (preset.name != model) continue;
+    GptConfig config;
+    config.layers = preset.layers;
+    config.width = preset.width;
+    config.heads = preset.heads;
+    config.positions = preset.positions;
+    config.inner = 4 * preset.width;
+    return config;
+  }
+  if (!model.ends_with(".json")) {
+    fail<ConfigError>("unknown model '{}': expected one of {}, or the path of a config.json", model,
+                      preset_names());
+  }
+  return gpt_config_from_json(read_text(model, kMaxNbytes), model);
+}
+
+GptConfig gpt_config_from_json(const std::string& json_text, const std::string& source) {
+  const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    fail<ConfigError>("{}: expected a JSON object with the keys of Hugging Face's GPT2Config",
+                      source);
+  }
+  for (const FixedKey& key : fixed_keys()) {
+    const auto found = json.find(key.name);
+    if (found == json.end() || *found == key.value) continue;
+    fail<ConfigError>("{}: /{} is {}: this program trains GPT-2, where it is {}", source, key.name,
+                      found->dump(), key.value.dump());
+  }
+  check_keys(json, source);
+  GptConfig config;
+  config.vocabulary = positive(json, source, "vocab_size", 0);
+  config.positions = positive(json, source, "n_positions", std::nullopt);
+  config.width = positive(json, source, "n_embd", std::nullopt);
+  config.layers = positive(json, source, "n_layer", std::nullopt);
+  config.heads = positive(json, source, "n_head", std::nullopt);
+  config.inner = positive(json, source, "n_inner", 4 * config.width);
+  config.layer_norm_epsilon = epsilon_of(json, source);
+  if (config.width % config.heads != 0) {
+    fail<ConfigError>("{}: /n_embd {} is not divisible by /n_head {}", source, config.width,
+                      config.heads);
+  }
+  const auto width = static_cast<double>(config.width);
+  const double parameters = width * (4.0 * width + 2.0 * static_cast<double>(config.inner)) *
+                            static_cast<double>(config.layers);
+  if (parameters > kMaxParameters) {
+    fail<ConfigError>(
+        "{}: a model of {:.2g} parameters, from /n_embd {}, /n_inner {} and "
+        "/n_layer {}: expected at most {:.0e}",
+        source, parameters, config.width, config.inner, config.layers, kMaxParameters);
+  }
+  return config;
+}
+
+std::string to_json(const GptConfig& config) {
+  Json json = {
+      {"architectures", {"GPT2LMHeadModel"}},
+      {"vocab_size", config.vocabulary},
+      {"n_positions", config.positions},
+      {"n_ctx", config.positions},
+      {"n_embd", config.width},
+      {"n_layer", config.layers},
+      {"n_head", config.heads},
+      {"n_inner", config.inner},
+      {"layer_norm_epsilon", config.layer_norm_epsilon},
+      {"initializer_range", 0.02},
+      {"resid_pdrop", 0.0},
+      {"embd_pdrop", 0.0},
+      {"attn_pdrop", 0.0},
+      {"use_cache", true},
+      {"bos_token_id", nullptr},
+      {"eos_token_id", nullptr},
+  };
+  for (const FixedKey& key : fixed_keys()) json[std::string(key.name)] = key.value;
+  return json.dump(2) + "\n";
+}
+
+int64_t parameter_count(const GptConfig& config) {
+  const int64_t width = config.width;
+  const int64_t attention = 4 * width * width + 4 * width;
+  const int64_t feed_forward = 2 * width * config.inner + config.inner + width;
+  const int64_t norms = 4 * width;
+  return (config.vocabulary + config.positions) * width + 2 * width +
+         config.layers * (attention + feed_forward + norms);
+}
+
+}  // namespace zerorun::train

@@ -1,0 +1,211 @@
+#include "train/run.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "comm/ranks.h"
+#include "core/check.h"
+#include "train/generate.h"
+#include "train/printable.h"
+#include "train/run_folder.h"
+
+namespace zerorun::train {
+
+Run::Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop)
+    : setup_(setup),
+      options_(setup.options),
+      comm_(comm),
+      device_(device),
+      stop_(stop),
+      log_(comm.rank(), comm.world_size()),
+      trainer_(setup, comm, device) {}
+
+void Run::say(const std::string& text) {
+  if (progress_) {
+    progress_->event(text);
+  } else if (is_first()) {
+    std::puts(text.c_str());
+    std::fflush(stdout);
+  }
+}
+
+void Run::load() {
+  if (options_.resume.empty()) {
+    trainer_.initialize();
+  } else {
+    const std::string warning = resume_run(options_.resume, setup_, trainer_, comm_);
+    if (!warning.empty()) log_.warning("{}", warning);
+    saved_step_ = options_.resume == options_.save ? trainer_.position().step : -1;
+  }
+  if (setup_.corpus->is_text() && setup_.model.vocabulary > setup_.corpus->vocabulary()) {
+    log_.warning("the text is read as bytes, the model has {} tokens: it will learn bytes anew",
+                 setup_.model.vocabulary);
+  }
+  if (!options_.save.empty()) check_run_folder(options_.save, comm_, device_);
+  describe();
+  open_outputs();
+}
+
+void Run::describe() {
+  const Config& config = setup_.config;
+  const BatchShape& batch = setup_.batch;
+  const std::string libraries = trainer_.kernels().libraries();
+  say(fmt::format("{} rank{} on {} ({}{}{}), ZeRO stage {}, {}, {} of {:.1f} M parameters",
+                  comm_.world_size(), comm_.world_size() == 1 ? "" : "s", device_.name(),
+                  comm_.transport(), libraries.empty() ? "" : "; ", libraries, config.zero.stage,
+                  name_of(config.precision.param_dtype),
+                  options_.model.empty() ? "a GPT-2" : options_.model,
+                  static_cast<double>(parameter_count(setup_.model)) / 1e6));
+  say(fmt::format("data: {}, {} tokens; a step: {} ranks x {} x {} sequences of {}",
+                  setup_.data_description, setup_.corpus->size(), batch.world_size,
+                  batch.accumulation_steps, batch.micro_batch, batch.seq_len));
+  if (trainer_.position().step > 0) {
+    say(fmt::format("resumed from {} after step {}", options_.resume, trainer_.position().step));
+  }
+}
+
+void Run::open_outputs() {
+  Ranks(comm_, device_.inline_stream()).run("outputs of the run", [&] {
+    if (!is_first() || options_.metrics.empty()) return;
+    metrics_.emplace(options_.metrics,
+                     options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
+  });
+  if (!is_first()) return;
+  ProgressOptions progress;
+  progress.first_step = trainer_.position().step;
+  progress.last_step = options_.steps;
+  progress.steps_per_print = setup_.config.steps_per_print;
+  progress.breakdown = setup_.config.wall_clock_breakdown;
+  progress.terminal = ::isatty(STDOUT_FILENO) == 1;
+  progress_.emplace(stdout, progress);
+}
+
+int Run::train() {
+  stop_.hold();
+  if (!options_.resume.empty() && trainer_.position().step >= options_.steps) {
+    say(fmt::format(
+        "no step to take: {} is after step {}, and --steps {} counts from the start of its run",
+        options_.resume, trainer_.position().step, options_.steps));
+  }
+  while (trainer_.position().step < options_.steps) {
+    const Trainer::Outcome outcome = trainer_.step(stop_.received());
+    after_step(outcome.report);
+    if (outcome.signal == 0) continue;
+    if (!options_.save.empty()) save_model();
+    say(fmt::format("stopped by a signal after step {}{}", outcome.report.step,
+                    options_.save.empty()
+                        ? "; nothing is saved, since --save is \"\""
+                        : fmt::format("; continue with --resume {}", options_.save)));
+    return outcome.signal;
+  }
+  return 0;
+}
+
+void Run::after_step(const StepReport& report) {
+  const auto due = [&](int64_t every) { return every > 0 && report.step % every == 0; };
+  ++taken_steps_;
+  if (report.skipped) ++skipped_steps_;
+  if (progress_) progress_->report(report);
+  write_metrics([&] { metrics_->write(report); });
+  if (due(options_.eval_every) && setup_.batches->evaluation_sequences() > 0) {
+    const double loss = trainer_.evaluate();
+    say(fmt::format("step {}: evaluation loss {:.4f}", report.step, loss));
+  }
+  if (due(options_.save_every) && report.step < options_.steps) save();
+}
+
+// What the run has learnt so far is worth more than the file.
+void Run::write_metrics(const std::function<void()>& write) {
+  if (!metrics_) return;
+  try {
+    write();
+  } catch (const IoError& error) {
+    log_.warning("{}; the run goes on without it", error.what());
+    metrics_.reset();
+  }
+}
+
+void Run::save() {
+  if (saved_step_ == trainer_.position().step) return;
+  if (!claimed_) {
+    const std::string moved =
+        claim_run_folder(options_.save, options_.resume, setup_, comm_, device_);
+    if (!moved.empty()) say(fmt::format("{} held another run, now in {}", options_.save, moved));
+    claimed_ = true;
+  }
+  save_run(options_.save, setup_, trainer_, comm_);
+  saved_step_ = trainer_.position().step;
+}
+
+void Run::save_model() {
+  save();
+  write_hf_weights(options_.save, trainer_.engine(), comm_);
+}
+
+void Run::finish() {
+  const uint64_t hash = trainer_.engine().parameter_hash();
+  write_metrics([&] { metrics_->finish(hash); });
+  if (!options_.save.empty()) {
+    save_model();
+    say(fmt::format("saved in {}: the model (config.json, model.safetensors) and its checkpoint",
+                    options_.save));
+  }
+  // A signal that arrived while saving has waited for that; now it takes effect.
+  stop_.release();
+  // A resumed run has its loss scale from before, where a single step may be one too far.
+  if (options_.resume.empty() && taken_steps_ > 0 && skipped_steps_ == taken_steps_) {
+    fail<NumericError>(
+        "no step was applied: none of the {} gradients was finite, so the parameters are as "
+        "before. {}",
+        taken_steps_,
+        setup_.config.precision.param_dtype == DType::fp16
+            ? fmt::format("The loss scale is {:g} now: give more --steps until it fits, or a lower "
+                          "/fp16/initial_scale_power",
+                          trainer_.engine().loss_scale())
+            : "Look at the data, or lower the learning rate");
+  }
+  if (!setup_.prompt.empty()) sample();
+}
+
+void Run::sample() {
+  if (!options_.logits.empty()) write_logits();
+  SamplingOptions sampling;
+  sampling.tokens = options_.sample_tokens;
+  sampling.temperature = options_.temperature;
+  sampling.top_k = options_.top_k;
+  sampling.seed = options_.seed;
+  const std::vector<int32_t> generated = generate(trainer_.model(), setup_.prompt, sampling);
+  std::string text;
+  for (const std::vector<int32_t>& part : {setup_.prompt, generated}) {
+    for (const int32_t token : part) {
+      if (setup_.corpus->is_text()) {
+        text += static_cast<char>(token);
+      } else {
+        text += fmt::format("{} ", token);
+      }
+    }
+  }
+  say("sample:\n" + printable(text));
+}
+
+void Run::write_logits() {
+  Ranks(comm_, device_.inline_stream()).run("logits", [&] {
+    if (setup_.prompt.size() > static_cast<size_t>(setup_.batch.seq_len)) {
+      fail<ConfigError>("--logits: the prompt has {} tokens, sequences have {}",
+                        setup_.prompt.size(), setup_.batch.seq_len);
+    }
+  });
+  const std::span<const float> logits = trainer_.model().logits(setup_.prompt);
+  Ranks(comm_, device_.inline_stream()).run("logits", [&] {
+    if (!is_first()) return;
+    std::ofstream file(options_.logits, std::ios::binary | std::ios::trunc);
+    file.write(reinterpret_cast<const char*>(logits.data()),
+               static_cast<std::streamsize>(logits.size_bytes()));
+    file.close();
+    if (!file) fail<IoError>("cannot write the logits to {}", options_.logits);
+  });
+}
+
+}  // namespace zerorun::train

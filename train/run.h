@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "core/log.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/run_setup.h"
+#include "train/stop_signal.h"
+#include "train/trainer.h"
+#include "zerorun/communicator.h"
+#include "zerorun/device.h"
+
+namespace zerorun::train {
+
+// One run of the program: parameters loaded or initialised, steps, evaluations, checkpoints, the
+// saved model and a sample, told about on rank 0. Everything public is collective.
+class Run {
+ public:
+  // All must outlive it. Signals are held from the first step until all is saved.
+  Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop);
+
+  void load();
+  // Returns the signal that ended it early, or 0.
+  int train();
+  // Throws NumericError, with all saved, when a new run has skipped every one of its steps.
+  void finish();
+
+ private:
+  void say(const std::string& text);
+  void describe();
+  void open_outputs();
+  void after_step(const StepReport& report);
+  void write_metrics(const std::function<void()>& write);
+  void save();
+  void save_model();
+  void sample();
+  void write_logits();
+  bool is_first() const { return comm_.rank() == 0; }
+
+  const RunSetup& setup_;
+  const TrainOptions& options_;
+  Communicator& comm_;
+  Device& device_;
+  StopSignal& stop_;
+  Logger log_;
+  Trainer trainer_;
+  std::optional<Metrics> metrics_;    // rank 0
+  std::optional<Progress> progress_;  // rank 0
+  int64_t saved_step_ = -1;
+  int64_t taken_steps_ = 0;
+  int64_t skipped_steps_ = 0;  // of those
+  bool claimed_ = false;       // the --save folder is this run's
+};
+
+}  // namespace zerorun::train

@@ -1,0 +1,179 @@
+#include "train/run_setup.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "checkpoint/file.h"
+#include "config/env.h"
+#include "core/check.h"
+#include "train/activations.h"
+
+namespace zerorun::train {
+
+namespace {
+
+constexpr int64_t kDefaultSeqLen = 256;
+constexpr int64_t kDefaultMicroBatch = 8;
+
+// What trains well without a config: the larger the model, the smaller the learning rate.
+Config default_config(const GptConfig& model) {
+  Config config;
+  config.zero.stage = 2;
+  config.precision.param_dtype = DType::bf16;
+  config.optimizer.lr = std::min(3e-3F, 0.4F / static_cast<float>(model.width));
+  config.optimizer.beta2 = 0.95;
+  config.optimizer.weight_decay = 0.1F;
+  config.source = "the default";
+  return config;
+}
+
+void set_dtype(Config& config, const std::string& name) {
+  if (name.empty()) return;
+  PrecisionConfig& precision = config.precision;
+  const DType dtype = parse_dtype(name);
+  if (dtype != precision.param_dtype &&
+      (precision.master_is_param || precision.state_dtype != DType::fp32)) {
+    fail<ConfigError>(
+        "--dtype {} contradicts {}, whose master weights or optimizer states go with {}", name,
+        config.source, name_of(precision.param_dtype));
+  }
+  precision.param_dtype = dtype;
+}
+
+Config make_config(const CommandLine& line, const GptConfig& model, int world_size) {
+  ParsedConfig parsed;
+  if (line.config) {
+    parsed = *line.config;
+  } else {
+    parsed.config = default_config(model);
+  }
+  Config& config = parsed.config;
+  set_dtype(config, line.options.dtype);
+  BatchConfig& batch = config.batch;
+  if (line.options.micro_batch > 0) {
+    batch.micro_batch_size = line.options.micro_batch;
+  } else if (batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
+    batch.micro_batch_size = kDefaultMicroBatch;
+  }
+  resolve_auto(
+      parsed,
+      {.world_size = world_size, .hidden_size = model.width, .total_steps = line.options.steps});
+  return config;
+}
+
+GptConfig make_model(const TrainOptions& options, const Corpus& corpus) {
+  GptConfig model;
+  if (!options.model.empty()) {
+    model = gpt_config(options.model);
+  } else if (!options.init.empty()) {
+    model = read_hf_config(options.init);
+  } else if (!options.resume.empty() && path_exists(options.resume + "/config.json")) {
+    model = read_hf_config(options.resume);
+  } else {
+    model = gpt_config("nano");
+  }
+  if (model.vocabulary == 0) model.vocabulary = corpus.vocabulary();
+  if (model.vocabulary < corpus.vocabulary()) {
+    fail<ConfigError>(
+        "the model has a vocabulary of {}, the data one of {}{}: give another model "
+        "or other data",
+        model.vocabulary, corpus.vocabulary(),
+        corpus.is_text() ? " (bytes)" : " (their header says)");
+  }
+  return model;
+}
+
+BatchShape make_batch(const TrainOptions& options, const Config& config, const GptConfig& model,
+                      const RankInfo& rank) {
+  BatchShape batch;
+  batch.micro_batch = config.batch.micro_batch_size;
+  batch.accumulation_steps = config.batch.accumulation_steps;
+  batch.world_size = rank.world_size;
+  batch.rank = rank.rank;
+  batch.seq_len = options.seq_len > 0 ? options.seq_len : std::min(model.positions, kDefaultSeqLen);
+  if (batch.seq_len > model.positions) {
+    fail<ConfigError>("--seq_len {} is longer than the model's {} positions", batch.seq_len,
+                      model.positions);
+  }
+  return batch;
+}
+
+// A kernel that overcommits would grant what the machine does not have and end the ranks later.
+void check_memory(const RunSetup& setup, const RankInfo& rank) {
+  const BatchShape& batch = setup.batch;
+  const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
+  const double needed =
+      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32);
+  const double total =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (needed * rank.local_world_size <= total) return;
+  constexpr double kGiB = 1 << 30;
+  fail<ConfigError>(
+      "--micro_batch {} with --seq_len {} needs {:.1f} GiB for the activations of each of {} ranks "
+      "on this machine, which has {:.1f} GiB: give a smaller --micro_batch (and more "
+      "gradient_accumulation_steps){}",
+      batch.micro_batch, batch.seq_len, needed / kGiB, rank.local_world_size, total / kGiB,
+      setup.options.recompute ? "" : " or --recompute");
+}
+
+int32_t parse_token(std::string_view text, int64_t vocabulary) {
+  int32_t token = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), token);
+  if (error != std::errc() || end != text.data() + text.size() || token < 0 ||
+      token >= vocabulary) {
+    fail<ConfigError>(
+        "--sample: '{}' is not a token id below {}; a model of tokens takes ids, as "
+        "in --sample '464 3290'",
+        text, vocabulary);
+  }
+  return token;
+}
+
+std::vector<int32_t> make_prompt(const TrainOptions& options, const RunSetup& setup) {
+  std::vector<int32_t> prompt;
+  if (setup.corpus->is_text()) {
+    for (const char byte : options.sample.value_or("\n")) {
+      prompt.push_back(static_cast<unsigned char>(byte));
+    }
+    return prompt;
+  }
+  constexpr std::string_view kBetween = " ,\n\t";
+  std::string_view rest = options.sample ? std::string_view(*options.sample) : std::string_view();
+  while (true) {
+    rest.remove_prefix(std::min(rest.find_first_not_of(kBetween), rest.size()));
+    if (rest.empty()) return prompt;
+    const std::string_view word = rest.substr(0, rest.find_first_of(kBetween));
+    prompt.push_back(parse_token(word, setup.model.vocabulary));
+    rest.remove_prefix(word.size());
+  }
+}
+
+}  // namespace
+
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
+                        ActivationMemory activations) {
+  RunSetup setup;
+  setup.options = line.options;
+  std::vector<std::string> paths = line.options.data;
+  setup.data_description = fmt::format("{}", fmt::join(paths, ", "));
+  if (paths.empty()) {
+    DefaultText text = find_default_text(read_environment("HOME").value_or(""));
+    paths = std::move(text.paths);
+    setup.data_description = std::move(text.description);
+  }
+  setup.corpus = std::make_unique<Corpus>(paths);
+  setup.model = make_model(line.options, *setup.corpus);
+  setup.config = make_config(line, setup.model, rank.world_size);
+  setup.batch = make_batch(line.options, setup.config, setup.model, rank);
+  if (activations == ActivationMemory::host) check_memory(setup, rank);
+  setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, line.options.seed);
+  if (!line.options.init.empty()) setup.weights.emplace(line.options.init, setup.model);
+  setup.prompt = make_prompt(line.options, setup);
+  return setup;
+}
+
+}  // namespace zerorun::train
