@@ -17,21 +17,21 @@ class HostBuffer {
  public:
   explicit HostBuffer(Device& device) : device_(device), bytes_(kNbytes) {}
 
-  // Calls use(offset, bytes) with the view's bytes, in order, a piece at a time.
+  // Calls use(offset, bytes) with the view's bytes, in order, a chunk at a time.
   template <typename Use>
   void download(TensorView view, const Use& use) {
-    for_each_piece(view, [&](uint64_t offset, TensorView piece, std::span<std::byte> host) {
-      device_.download(device_.inline_stream(), piece, host.data());
+    for_each_chunk(view, [&](uint64_t offset, TensorView chunk, std::span<std::byte> host) {
+      device_.download(device_.inline_stream(), chunk, host.data());
       device_.inline_stream().synchronize();
       use(offset, std::span<const std::byte>(host));
     });
   }
-  // Calls fill(offset, bytes) to get the view's bytes, in order, a piece at a time.
+  // Calls fill(offset, bytes) to get the view's bytes, in order, a chunk at a time.
   template <typename Fill>
   void upload(TensorView view, const Fill& fill) {
-    for_each_piece(view, [&](uint64_t offset, TensorView piece, std::span<std::byte> host) {
+    for_each_chunk(view, [&](uint64_t offset, TensorView chunk, std::span<std::byte> host) {
       fill(offset, host);
-      device_.upload(device_.inline_stream(), host.data(), piece);
+      device_.upload(device_.inline_stream(), host.data(), chunk);
       device_.inline_stream().synchronize();
     });
   }
@@ -40,13 +40,13 @@ class HostBuffer {
   static constexpr size_t kNbytes = size_t{1} << 20;  // stays in the cache between two uses
 
   template <typename Action>
-  void for_each_piece(TensorView view, const Action& action) {
+  void for_each_chunk(TensorView view, const Action& action) {
     const size_t element = size_of(view.dtype);
     const auto step = static_cast<int64_t>(kNbytes / element);
     for (int64_t begin = 0; begin < view.numel; begin += step) {
-      const TensorView piece = view.slice(begin, std::min(step, view.numel - begin));
-      action(static_cast<uint64_t>(begin) * element, piece,
-             std::span(bytes_).first(piece.nbytes()));
+      const TensorView chunk = view.slice(begin, std::min(step, view.numel - begin));
+      action(static_cast<uint64_t>(begin) * element, chunk,
+             std::span(bytes_).first(chunk.nbytes()));
     }
   }
 

@@ -186,7 +186,7 @@ LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::
   });
   // Every rank has verified what it needs; only now the engine changes.
   ranks.run("load: apply", [&] { load->apply(); });
-  engine.publish_masters();
+  engine.refresh_from_masters();
 
   const CheckpointReader& checkpoint = load->checkpoint();
   return {.tag = checkpoint.folder().filename().string(),

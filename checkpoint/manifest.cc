@@ -20,7 +20,7 @@ namespace zerorun {
 namespace {
 
 constexpr const char* kFormatName = "zerorun checkpoint";
-// The text ends with its own hash, so that the rest can be hashed as one piece.
+// The text ends with its own hash, so that the rest can be hashed as one chunk.
 constexpr std::string_view kHashPrefix = ",\n  \"xxh3\": \"";
 constexpr std::string_view kHashSuffix = "\"\n}\n";
 constexpr size_t kHashNbytes = kHashPrefix.size() + kHexDigits + kHashSuffix.size();

@@ -59,7 +59,7 @@ class ShardPlan {
       int64_t max_record_numel = kMaxRecordNumel);
 
   uint64_t nbytes() const { return nbytes_; }
-  // Writes and syncs the file, filling in the hashes, a piece of the engine's states at a time.
+  // Writes and syncs the file, filling in the hashes, a chunk of the engine's states at a time.
   Manifest::ShardFile write(const std::filesystem::path& folder, const std::string& name);
 
  private:

@@ -7,7 +7,7 @@
 #include "comm/call_communicator.h"
 #include "core/check.h"
 #include "device/cpu/cpu_stream.h"
-#include "device/settle.h"
+#include "device/drain.h"
 
 namespace zerorun {
 
@@ -83,7 +83,7 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
 // The stream reads and writes the host's memory up to the last upload. Then this rank leaves before
 // memory is unpinned: that may wait for the whole GPU, and so for peers that wait for this rank.
 HostStagedCommunicator::~HostStagedCommunicator() {
-  for (const Staging& staging : staging_) settle(staging.free);
+  for (const Staging& staging : staging_) drain(staging.free);
   worker_.reset();
   host_.reset();
 }

@@ -15,18 +15,18 @@ namespace zerorun {
 
 namespace {
 
-// Each tensor of a piece begins at a multiple of kDirectAlignment.
-size_t record_nbytes(const StateLayout& piece) {
+// Each tensor of a chunk begins at a multiple of kDirectAlignment.
+size_t record_nbytes(const StateLayout& chunk) {
   size_t nbytes = 0;
-  for (const StateSpec& spec : piece.tensors) {
-    nbytes += align_direct(static_cast<size_t>(spec.numel(piece.numel)) * size_of(spec.dtype));
+  for (const StateSpec& spec : chunk.tensors) {
+    nbytes += align_direct(static_cast<size_t>(spec.numel(chunk.numel)) * size_of(spec.dtype));
   }
   return nbytes;
 }
 
-size_t slot_nbytes(std::span<const StateLayout> pieces) {
+size_t slot_nbytes(std::span<const StateLayout> chunks) {
   size_t nbytes = 0;
-  for (const StateLayout& piece : pieces) nbytes = std::max(nbytes, record_nbytes(piece));
+  for (const StateLayout& chunk : chunks) nbytes = std::max(nbytes, record_nbytes(chunk));
   return nbytes;
 }
 
@@ -34,19 +34,19 @@ uint64_t hash_of(const Block& block) { return XXH3_64bits(block.data, block.nbyt
 
 class NvmeStateStore final : public StateStore {
  public:
-  NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
+  NvmeStateStore(Device& device, PinnedArena& arena, std::span<const StateLayout> chunks,
                  const NvmeOptions& options, const BlockIoFactory& make_io);
 
   using StateStore::acquire;
   using StateStore::release;
-  std::vector<TensorView> acquire(int piece, Stream& stream, Content content) override;
-  void release(int piece, Stream& stream, size_t changed) override;
-  void expect(std::span<const int> pieces) override;
-  std::vector<TensorView> rest(int piece) override;
+  std::vector<TensorView> acquire(int chunk, Stream& stream, Content content) override;
+  void release(int chunk, Stream& stream, size_t changed) override;
+  void expect(std::span<const int> chunks) override;
+  std::vector<TensorView> rest(int chunk) override;
   void accept_changes() override;
 
  private:
-  struct Piece {
+  struct Chunk {
     StateLayout layout;
     uint64_t offset = 0;  // in the file
     size_t nbytes = 0;
@@ -62,24 +62,24 @@ class NvmeStateStore final : public StateStore {
     Event free;
   };
 
-  // Takes the next buffer, and reads the piece into it as soon as it is free.
+  // Takes the next buffer, and reads the chunk into it as soon as it is free.
   size_t take_slot();
-  void start_reading(Piece& piece);
-  // What was read ahead is not the next piece, or not its content any more.
+  void start_reading(Chunk& chunk);
+  // What was read ahead is not the next chunk, or not its content any more.
   void forget_expected();
-  std::vector<TensorView> views_at(const Piece& piece, std::byte* data) const;
-  // The piece's first `nbytes` bytes, block by block.
-  std::vector<Block> blocks_of(const Piece& piece, std::byte* data, size_t nbytes) const;
-  void read(Piece& piece, std::byte* data);
-  void write(Piece& piece, std::byte* data, size_t nbytes);
-  void check(const Piece& piece, size_t index, const Block& block) const;
+  std::vector<TensorView> views_at(const Chunk& chunk, std::byte* data) const;
+  // The chunk's first `nbytes` bytes, block by block.
+  std::vector<Block> blocks_of(const Chunk& chunk, std::byte* data, size_t nbytes) const;
+  void read(Chunk& chunk, std::byte* data);
+  void write(Chunk& chunk, std::byte* data, size_t nbytes);
+  void check(const Chunk& chunk, size_t index, const Block& block) const;
   // Waits for what is under way, whose errors it throws.
   void finish();
 
   const size_t block_nbytes_;
   DirectFile file_;
   std::shared_ptr<void> ledger_;
-  std::vector<Piece> pieces_;
+  std::vector<Chunk> chunks_;
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
   std::deque<int> expected_;  // read, or being read, to their slots
@@ -90,26 +90,27 @@ class NvmeStateStore final : public StateStore {
   std::unique_ptr<Stream> write_stream_;
 };
 
-NvmeStateStore::NvmeStateStore(Device& device, HostSlab& slab, std::span<const StateLayout> pieces,
-                               const NvmeOptions& options, const BlockIoFactory& make_io)
+NvmeStateStore::NvmeStateStore(Device& device, PinnedArena& arena,
+                               std::span<const StateLayout> chunks, const NvmeOptions& options,
+                               const BlockIoFactory& make_io)
     : block_nbytes_(static_cast<size_t>(options.aio.block_size)),
-      file_(options.folder, options.label, nvme_file_nbytes(pieces), options.purpose),
-      ledger_(device.account(nvme_file_nbytes(pieces), MemoryCategory::nvme)),
+      file_(options.folder, options.label, nvme_file_nbytes(chunks), options.purpose),
+      ledger_(device.account(nvme_file_nbytes(chunks), MemoryCategory::nvme)),
       read_stream_(device.host().make_stream("zerorun-read")),
       write_stream_(device.host().make_stream("zerorun-write")) {
   uint64_t offset = 0;
-  for (const StateLayout& layout : pieces) {
-    Piece& piece = pieces_.emplace_back();
-    piece.layout = layout;
-    piece.offset = offset;
-    piece.nbytes = record_nbytes(layout);
-    piece.hashes.resize((piece.nbytes + block_nbytes_ - 1) / block_nbytes_);
-    offset += piece.nbytes;
+  for (const StateLayout& layout : chunks) {
+    Chunk& chunk = chunks_.emplace_back();
+    chunk.layout = layout;
+    chunk.offset = offset;
+    chunk.nbytes = record_nbytes(layout);
+    chunk.hashes.resize((chunk.nbytes + block_nbytes_ - 1) / block_nbytes_);
+    offset += chunk.nbytes;
   }
-  const auto nbytes = static_cast<int64_t>(slot_nbytes(pieces));
+  const auto nbytes = static_cast<int64_t>(slot_nbytes(chunks));
   std::vector<std::span<std::byte>> memory;
   for (int i = 0; i < options.buffer_count; ++i) {
-    slots_.push_back({slab.take(nbytes, DType::uint8), {}});
+    slots_.push_back({arena.take(nbytes, DType::uint8), {}});
     if (nbytes > 0) memory.push_back(slots_.back().memory.span<std::byte>());
   }
   const auto open = [&] {
@@ -120,78 +121,78 @@ NvmeStateStore::NvmeStateStore(Device& device, HostSlab& slab, std::span<const S
   writer_ = open();
 }
 
-std::vector<TensorView> NvmeStateStore::views_at(const Piece& piece, std::byte* data) const {
+std::vector<TensorView> NvmeStateStore::views_at(const Chunk& chunk, std::byte* data) const {
   std::vector<TensorView> views;
-  for (const StateSpec& spec : piece.layout.tensors) {
-    views.push_back({data, spec.numel(piece.layout.numel), spec.dtype});
+  for (const StateSpec& spec : chunk.layout.tensors) {
+    views.push_back({data, spec.numel(chunk.layout.numel), spec.dtype});
     data += align_direct(views.back().nbytes());
   }
   return views;
 }
 
-std::vector<Block> NvmeStateStore::blocks_of(const Piece& piece, std::byte* data,
+std::vector<Block> NvmeStateStore::blocks_of(const Chunk& chunk, std::byte* data,
                                              size_t nbytes) const {
   std::vector<Block> blocks;
   for (size_t at = 0; at < nbytes; at += block_nbytes_) {
-    blocks.push_back({data + at, std::min(block_nbytes_, piece.nbytes - at), piece.offset + at});
+    blocks.push_back({data + at, std::min(block_nbytes_, chunk.nbytes - at), chunk.offset + at});
   }
   return blocks;
 }
 
 std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream, Content content) {
-  Piece& piece = pieces_.at(static_cast<size_t>(index));
+  Chunk& chunk = chunks_.at(static_cast<size_t>(index));
   if (content == Content::overwritten) {
     forget_expected();
-    piece.slot = take_slot();
-    stream.wait(slots_[piece.slot].free);
-    stream.wait(piece.written);
+    chunk.slot = take_slot();
+    stream.wait(slots_[chunk.slot].free);
+    stream.wait(chunk.written);
   } else if (!expected_.empty() && expected_.front() == index) {
     expected_.pop_front();
-    stream.wait(piece.read);
+    stream.wait(chunk.read);
   } else {
     forget_expected();
-    start_reading(piece);
-    stream.wait(piece.read);
+    start_reading(chunk);
+    stream.wait(chunk.read);
   }
-  return views_at(piece, slots_[piece.slot].memory.data);
+  return views_at(chunk, slots_[chunk.slot].memory.data);
 }
 
 size_t NvmeStateStore::take_slot() {
   return std::exchange(next_slot_, (next_slot_ + 1) % slots_.size());
 }
 
-void NvmeStateStore::start_reading(Piece& piece) {
-  piece.slot = take_slot();
-  const Slot& slot = slots_[piece.slot];
+void NvmeStateStore::start_reading(Chunk& chunk) {
+  chunk.slot = take_slot();
+  const Slot& slot = slots_[chunk.slot];
   read_stream_->wait(slot.free);
-  read_stream_->wait(piece.written);
+  read_stream_->wait(chunk.written);
   std::byte* const data = slot.memory.data;
-  cpu_stream(*read_stream_).submit([this, &piece, data] { read(piece, data); });
-  piece.read = read_stream_->record();
+  cpu_stream(*read_stream_).submit([this, &chunk, data] { read(chunk, data); });
+  chunk.read = read_stream_->record();
 }
 
 // One buffer is left for whoever comes in between.
-void NvmeStateStore::expect(std::span<const int> pieces) {
+void NvmeStateStore::expect(std::span<const int> chunks) {
   forget_expected();
-  for (const int index : pieces.first(std::min(pieces.size(), slots_.size() - 1))) {
-    start_reading(pieces_.at(static_cast<size_t>(index)));
+  for (const int index : chunks.first(std::min(chunks.size(), slots_.size() - 1))) {
+    start_reading(chunks_.at(static_cast<size_t>(index)));
     expected_.push_back(index);
   }
 }
 
 void NvmeStateStore::forget_expected() {
   for (const int index : expected_) {
-    const Piece& piece = pieces_[static_cast<size_t>(index)];
-    slots_[piece.slot].free = piece.read;
+    const Chunk& chunk = chunks_[static_cast<size_t>(index)];
+    slots_[chunk.slot].free = chunk.read;
   }
   expected_.clear();
 }
 
 void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
-  Piece& piece = pieces_.at(static_cast<size_t>(index));
-  Slot& slot = slots_[piece.slot];
+  Chunk& chunk = chunks_.at(static_cast<size_t>(index));
+  Slot& slot = slots_[chunk.slot];
   size_t nbytes = 0;
-  for (const TensorView& view : views_at(piece, slot.memory.data)) {
+  for (const TensorView& view : views_at(chunk, slot.memory.data)) {
     if (changed-- == 0) break;
     nbytes += align_direct(view.nbytes());
   }
@@ -199,41 +200,41 @@ void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
     slot.free = stream.record();
     return;
   }
-  piece.verified = piece.lent = false;
+  chunk.verified = chunk.lent = false;
   write_stream_->wait(stream.record());
   std::byte* const data = slot.memory.data;
-  cpu_stream(*write_stream_).submit([this, &piece, data, nbytes] { write(piece, data, nbytes); });
-  slot.free = piece.written = write_stream_->record();
+  cpu_stream(*write_stream_).submit([this, &chunk, data, nbytes] { write(chunk, data, nbytes); });
+  slot.free = chunk.written = write_stream_->record();
 }
 
-void NvmeStateStore::read(Piece& piece, std::byte* data) {
+void NvmeStateStore::read(Chunk& chunk, std::byte* data) {
   std::vector<Block> blocks;
   std::vector<size_t> indices;
-  const std::vector<Block> all = blocks_of(piece, data, piece.nbytes);
+  const std::vector<Block> all = blocks_of(chunk, data, chunk.nbytes);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (piece.hashes[i]) {
+    if (chunk.hashes[i]) {
       blocks.push_back(all[i]);
       indices.push_back(i);
     } else {
       std::memset(all[i].data, 0, all[i].nbytes);
     }
   }
-  reader_->transfer(Transfer::read, blocks, [&](size_t i) { check(piece, indices[i], blocks[i]); });
+  reader_->transfer(Transfer::read, blocks, [&](size_t i) { check(chunk, indices[i], blocks[i]); });
 }
 
-void NvmeStateStore::write(Piece& piece, std::byte* data, size_t nbytes) {
-  const std::vector<Block> blocks = blocks_of(piece, data, nbytes);
+void NvmeStateStore::write(Chunk& chunk, std::byte* data, size_t nbytes) {
+  const std::vector<Block> blocks = blocks_of(chunk, data, nbytes);
   writer_->transfer(Transfer::write, blocks,
-                    [&](size_t i) { piece.hashes[i] = hash_of(blocks[i]); });
+                    [&](size_t i) { chunk.hashes[i] = hash_of(blocks[i]); });
 }
 
-void NvmeStateStore::check(const Piece& piece, size_t index, const Block& block) const {
+void NvmeStateStore::check(const Chunk& chunk, size_t index, const Block& block) const {
   const uint64_t hash = hash_of(block);
-  if (piece.hashes[index] == hash) return;
+  if (chunk.hashes[index] == hash) return;
   fail<IoError>(
       "{}: the {} bytes at offset {} are not what was written there (hash {:016x}, expected "
       "{:016x}): the disk or its path is damaged; resume from the last checkpoint",
-      file_.open().path, block.nbytes, block.offset, hash, piece.hashes[index].value_or(0));
+      file_.open().path, block.nbytes, block.offset, hash, chunk.hashes[index].value_or(0));
 }
 
 void NvmeStateStore::finish() {
@@ -244,43 +245,43 @@ void NvmeStateStore::finish() {
 
 std::vector<TensorView> NvmeStateStore::rest(int index) {
   finish();
-  Piece& piece = pieces_.at(static_cast<size_t>(index));
-  if (!piece.verified) {
+  Chunk& chunk = chunks_.at(static_cast<size_t>(index));
+  if (!chunk.verified) {
     slots_.front().free.synchronize();  // read by a stream of the caller's
-    read(piece, slots_.front().memory.data);
-    piece.verified = true;
+    read(chunk, slots_.front().memory.data);
+    chunk.verified = true;
   }
-  piece.lent = true;
-  return views_at(piece, file_.map() + piece.offset);
+  chunk.lent = true;
+  return views_at(chunk, file_.map() + chunk.offset);
 }
 
 void NvmeStateStore::accept_changes() {
   finish();
-  for (Piece& piece : pieces_) {
-    if (!std::exchange(piece.lent, false)) continue;
-    const std::vector<Block> blocks = blocks_of(piece, file_.map() + piece.offset, piece.nbytes);
-    std::transform(blocks.begin(), blocks.end(), piece.hashes.begin(), hash_of);
-    file_.flush_map(piece.offset, piece.nbytes);
+  for (Chunk& chunk : chunks_) {
+    if (!std::exchange(chunk.lent, false)) continue;
+    const std::vector<Block> blocks = blocks_of(chunk, file_.map() + chunk.offset, chunk.nbytes);
+    std::transform(blocks.begin(), blocks.end(), chunk.hashes.begin(), hash_of);
+    file_.flush_map(chunk.offset, chunk.nbytes);
   }
 }
 
 }  // namespace
 
-size_t nvme_staging_nbytes(std::span<const StateLayout> pieces, int buffer_count) {
-  return slot_nbytes(pieces) * static_cast<size_t>(buffer_count);
+size_t nvme_staging_nbytes(std::span<const StateLayout> chunks, int buffer_count) {
+  return slot_nbytes(chunks) * static_cast<size_t>(buffer_count);
 }
 
-uint64_t nvme_file_nbytes(std::span<const StateLayout> pieces) {
+uint64_t nvme_file_nbytes(std::span<const StateLayout> chunks) {
   uint64_t nbytes = 0;
-  for (const StateLayout& piece : pieces) nbytes += record_nbytes(piece);
+  for (const StateLayout& chunk : chunks) nbytes += record_nbytes(chunk);
   return nbytes;
 }
 
-std::unique_ptr<StateStore> make_nvme_state_store(Device& device, HostSlab& slab,
-                                                  std::span<const StateLayout> pieces,
+std::unique_ptr<StateStore> make_nvme_state_store(Device& device, PinnedArena& arena,
+                                                  std::span<const StateLayout> chunks,
                                                   const NvmeOptions& options,
                                                   const BlockIoFactory& make_io) {
-  return std::make_unique<NvmeStateStore>(device, slab, pieces, options, make_io);
+  return std::make_unique<NvmeStateStore>(device, arena, chunks, options, make_io);
 }
 
 }  // namespace zerorun

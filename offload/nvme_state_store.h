@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "offload/direct_file.h"
-#include "offload/host_slab.h"
+#include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 
 namespace zerorun {
@@ -22,19 +22,19 @@ struct NvmeOptions {
   AioConfig aio;
 };
 
-// Bytes of the slab, and of the file, that an NVMe store takes.
-size_t nvme_staging_nbytes(std::span<const StateLayout> pieces, int buffer_count);
-uint64_t nvme_file_nbytes(std::span<const StateLayout> pieces);
+// Bytes of the arena, and of the file, that an NVMe store takes.
+size_t nvme_staging_nbytes(std::span<const StateLayout> chunks, int buffer_count);
+uint64_t nvme_file_nbytes(std::span<const StateLayout> chunks);
 
 using BlockIoFactory = std::function<std::unique_ptr<BlockIo>(
     const OpenFile&, std::span<const std::span<std::byte>> memory)>;
 
-// States rest in a file. Each piece passes through one of `buffer_count` staging buffers: reads,
+// States rest in a file. Each chunk passes through one of `buffer_count` staging buffers: reads,
 // the caller's stream and writes go on at the same time. Every block has its hash in memory; a
-// block that comes back different is an IoError with file and offset. `slab` must be page-aligned
+// block that comes back different is an IoError with file and offset. `arena` must be page-aligned
 // where it goes on. Throws ConfigError as DirectFile.
-std::unique_ptr<StateStore> make_nvme_state_store(Device& device, HostSlab& slab,
-                                                  std::span<const StateLayout> pieces,
+std::unique_ptr<StateStore> make_nvme_state_store(Device& device, PinnedArena& arena,
+                                                  std::span<const StateLayout> chunks,
                                                   const NvmeOptions& options,
                                                   const BlockIoFactory& make_io = {});
 

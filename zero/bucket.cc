@@ -11,13 +11,13 @@ namespace {
 
 // Elements of offloaded states that are moved and updated together, at most: enough to keep copies
 // and disks busy, few enough that staging stays small.
-constexpr int64_t kMaxPieceNumel = int64_t{1} << 22;
+constexpr int64_t kMaxChunkNumel = int64_t{1} << 22;
 
-// Of the pieces of states, and of parameters that move.
-int64_t piece_numel(const Sharding& sharding) {
-  int64_t numel = std::min(sharding.offload.sub_group_size, kMaxPieceNumel);
+// Of the chunks of states, and of parameters that move.
+int64_t chunk_numel(const Sharding& sharding) {
+  int64_t numel = std::min(sharding.offload.sub_group_size, kMaxChunkNumel);
   if (sharding.moves_parameters()) numel = std::min(numel, sharding.offload.param.buffer_size);
-  return std::max(numel, kNormChunk);
+  return std::max(numel, kNormBlock);
 }
 
 void hold_states(const Sharding& sharding, Bucket& bucket) {
@@ -27,13 +27,13 @@ void hold_states(const Sharding& sharding, Bucket& bucket) {
   bucket.held_numel = sharding.policy.shard_state ? layout.shard_numel : layout.padded_numel();
   bucket.host_from = bucket.held_numel;
   const bool moves = sharding.moves_parameters() && bucket.plan.shard_params;
-  PieceSizes sizes{.device = bucket.held_numel, .host = piece_numel(sharding)};
+  ChunkSizes sizes{.device = bucket.held_numel, .host = chunk_numel(sharding)};
   if (moves) sizes.device = sizes.host;
-  const auto pieces = [&] {
-    return cut_pieces(layout, bucket.held_from, bucket.held_numel, bucket.host_from, sizes);
+  const auto chunks = [&] {
+    return cut_chunks(layout, bucket.held_from, bucket.held_numel, bucket.host_from, sizes);
   };
   if (!bucket.plan.trainable) {
-    if (moves) bucket.param_pieces = pieces();
+    if (moves) bucket.param_chunks = chunks();
     return;
   }
   bucket.offloaded = sharding.offloads_states();
@@ -43,22 +43,22 @@ void hold_states(const Sharding& sharding, Bucket& bucket) {
     const int64_t cut = cut_near(layout, bucket.held_from + on_device, bucket.held_from);
     bucket.host_from = on_device == 0 ? 0 : std::min(bucket.held_numel, cut - bucket.held_from);
   }
-  bucket.pieces = pieces();
-  if (moves) bucket.param_pieces = bucket.pieces;
+  bucket.chunks = chunks();
+  if (moves) bucket.param_chunks = bucket.chunks;
 }
 
-// Pieces of a rank's shards rest in memory while they fit into `max_in_cpu` elements, or all do.
+// Chunks of a rank's shards rest in memory while they fit into `max_in_cpu` elements, or all do.
 void place_parameters(const Sharding& sharding, std::vector<Bucket>& buckets) {
   const OffloadParamConfig& offload = sharding.offload.param;
   int64_t in_memory = 0;
-  int pieces_in_memory = 0;
-  int pieces_in_file = 0;
+  int chunks_in_memory = 0;
+  int chunks_in_file = 0;
   for (Bucket& bucket : buckets) {
-    for (StatePiece& piece : bucket.param_pieces) {
-      piece.on_host =
-          offload.device == OffloadDevice::cpu || in_memory + piece.numel() <= offload.max_in_cpu;
-      if (piece.on_host) in_memory += piece.numel();
-      piece.index = piece.on_host ? pieces_in_memory++ : pieces_in_file++;
+    for (StateChunk& chunk : bucket.param_chunks) {
+      chunk.on_host =
+          offload.device == OffloadDevice::cpu || in_memory + chunk.numel() <= offload.max_in_cpu;
+      if (chunk.on_host) in_memory += chunk.numel();
+      chunk.index = chunk.on_host ? chunks_in_memory++ : chunks_in_file++;
     }
   }
 }
@@ -110,7 +110,7 @@ BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buck
   BucketNumels numels;
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.shard_params) {
-      if (bucket.param_pieces.empty()) numels.sharded += bucket.layout.shard_numel;
+      if (bucket.param_chunks.empty()) numels.sharded += bucket.layout.shard_numel;
     } else {
       numels.replicated += bucket.layout.padded_numel();
     }
@@ -135,14 +135,14 @@ std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
 
 void BucketMemory::place_replicated(std::vector<Bucket>& buckets, int64_t total) {
   if (total == 0) return;
-  const std::optional<TensorView> slab =
+  const std::optional<TensorView> arena =
       share(total, Sharing::per_rank, MemoryCategory::parameters);
-  ZR_CHECK(slab, "transport {} gives no per-rank memory", context_.comm.transport());
+  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.comm.transport());
   int64_t cursor = 0;
   for (Bucket& bucket : buckets) {
     if (bucket.plan.shard_params) continue;
     const BucketLayout& layout = bucket.layout;
-    bucket.param_full = slab->slice(cursor, layout.padded_numel());
+    bucket.param_full = arena->slice(cursor, layout.padded_numel());
     bucket.param_shard =
         bucket.param_full.slice(context_.comm.rank() * layout.shard_numel, layout.shard_numel);
     cursor += layout.padded_numel();
@@ -154,23 +154,23 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets, int64_t total) {
   const int ranks = context_.comm.world_size();
   const bool on_host = context_.offload.param.device != OffloadDevice::none;
   const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
-  std::optional<TensorView> slab;
+  std::optional<TensorView> arena;
   if (context_.share_parameters && context_.comm.reads_peers()) {
-    slab = share(total * ranks, Sharing::per_host, category);
+    arena = share(total * ranks, Sharing::per_host, category);
   }
-  const bool resident = slab.has_value();
-  if (!resident) slab = share(total, Sharing::per_rank, category);
-  ZR_CHECK(slab, "transport {} gives no per-rank memory", context_.comm.transport());
+  const bool resident = arena.has_value();
+  if (!resident) arena = share(total, Sharing::per_rank, category);
+  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.comm.transport());
   int64_t cursor = 0;
   for (Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
     const int64_t shard = bucket.layout.shard_numel;
     bucket.resident = resident;
     if (resident) {
-      bucket.param_full = slab->slice(cursor * ranks, shard * ranks);
+      bucket.param_full = arena->slice(cursor * ranks, shard * ranks);
       bucket.param_shard = bucket.param_full.slice(context_.comm.rank() * shard, shard);
     } else {
-      bucket.param_shard = slab->slice(cursor, shard);
+      bucket.param_shard = arena->slice(cursor, shard);
     }
     cursor += shard;
   }
@@ -179,30 +179,30 @@ void BucketMemory::place_sharded(std::vector<Bucket>& buckets, int64_t total) {
 void BucketMemory::place_gradients(std::vector<Bucket>& buckets, int64_t home, int64_t reduced) {
   const StagePolicy& policy = context_.policy;
   const bool in_place = reduces_in_place(context_);
-  TensorView home_slab;
+  TensorView home_arena;
   if (home > 0) {
-    const std::optional<TensorView> slab =
+    const std::optional<TensorView> arena =
         share(home, Sharing::per_rank, MemoryCategory::gradients);
-    ZR_CHECK(slab, "transport {} gives no per-rank memory", context_.comm.transport());
-    home_slab = *slab;
+    ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.comm.transport());
+    home_arena = *arena;
   }
-  TensorView reduced_slab{nullptr, reduced, context_.accum_dtype};
+  TensorView reduced_arena{nullptr, reduced, context_.accum_dtype};
   if (reduced > 0) {
-    buffers_.push_back(context_.device.allocate(reduced_slab.nbytes(), MemoryCategory::gradients));
-    reduced_slab.data = buffers_.back().data();
+    buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));
+    reduced_arena.data = buffers_.back().data();
   }
   int64_t home_cursor = 0;
   int64_t reduced_cursor = 0;
   for (Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
     if (!policy.shard_grads) {
-      bucket.grad = home_slab.slice(home_cursor, bucket.layout.padded_numel());
+      bucket.grad = home_arena.slice(home_cursor, bucket.layout.padded_numel());
       home_cursor += bucket.layout.padded_numel();
     }
     if (in_place) {
       bucket.reduced = bucket.grad.slice(bucket.held_from, bucket.held_numel);
     } else {
-      bucket.reduced = reduced_slab.slice(reduced_cursor, bucket.host_from);
+      bucket.reduced = reduced_arena.slice(reduced_cursor, bucket.host_from);
       reduced_cursor += bucket.host_from;
     }
   }

@@ -8,7 +8,7 @@
 
 #include "zero/partition.h"
 #include "zero/sharding.h"
-#include "zero/state_pieces.h"
+#include "zero/state_chunks.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
@@ -35,10 +35,10 @@ struct Bucket {
   // A part of it, the same on all ranks but for rounding, is offloaded to the host.
   bool offloaded = false;
   int64_t host_from = 0;  // first element of the held part that is; held_numel when none is
-  std::vector<StatePiece> pieces;  // of the held part; none when frozen
+  std::vector<StateChunk> chunks;  // of the held part; none when frozen
   // Where its shard moves between the device and where it rests (Sharding::moves_parameters): the
-  // pieces in which it does, which are those of the states.
-  std::vector<StatePiece> param_pieces;
+  // chunks in which it does, which are those of the states.
+  std::vector<StateChunk> param_chunks;
 
   // Gradients. `grad` is where backward writes below stage 2 (from stage 2 on: a pool slot).
   // `reduced` and `host_reduced` are the held part of the reduced gradient before and from

@@ -55,7 +55,7 @@ class EngineImpl final : public Engine {
             context_, buckets_, rules,
             {make_device_state_store(device, state_layouts(context_, rules, buckets_, false)),
              offload_ ? std::move(offload_->states) : nullptr},
-            offload_ ? offload_->lane.get() : nullptr, moved_parameters()),
+            offload_ ? offload_->pipeline.get() : nullptr, moved_parameters()),
         control_(context_, config),
         reducer_(context_, buckets_, control_.inspector(), control_.norm(), comm_stream(),
                  offload_.get()),
@@ -78,8 +78,8 @@ class EngineImpl final : public Engine {
     // Work on the streams uses the other members' memory.
     comm_stream_.reset();
     end_work();
-    if (offload_ && offload_->lane) offload_->lane->settle();
-    if (moved_parameters() != nullptr) moved_parameters()->settle();
+    if (offload_ && offload_->pipeline) offload_->pipeline->drain();
+    if (moved_parameters() != nullptr) moved_parameters()->drain();
   }
 
   std::span<const ParameterSpec> parameters() const override { return model_.specs(); }
@@ -158,7 +158,7 @@ class EngineImpl final : public Engine {
   using Engine::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
   void visit_states(StateAccess access, const StateVisit& visit) override;
-  void publish_masters() override;
+  void refresh_from_masters() override;
   void accept_changes() override;
   uint64_t parameter_hash() override {
     return hash_parameters(context_, buckets_, moved_parameters());
@@ -264,7 +264,7 @@ StepControl::Decision EngineImpl::decide() {
   const Stopwatch watch(timings_.optimizer_s);
   const StepControl::Decision decision = control_.decide(comm_stream());
   ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);
-  context_.device.give_back_unused();  // the host has just waited for all of the step's work
+  context_.device.trim_unused();  // the host has just waited for all of the step's work
   return decision;
 }
 
@@ -294,7 +294,7 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
   }
   stream.synchronize();
   update(intervals);
-  publish_masters();
+  refresh_from_masters();
   return decision.result;
 }
 
@@ -328,7 +328,7 @@ void EngineImpl::accept_changes() {
   finish_publishing();
 }
 
-void EngineImpl::publish_masters() {
+void EngineImpl::refresh_from_masters() {
   gatherer_.invalidate();
   optimizer_.recast(comm_stream(), [&](const Bucket& bucket) { publish(bucket); });
   finish_publishing();

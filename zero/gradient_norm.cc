@@ -19,12 +19,12 @@ void GradientNorm::add(const Bucket& bucket, TensorView reduced, int64_t begin, 
                                  view_.slice(0, ExactSum::kWords));
 }
 
-void GradientNorm::add_host(const Bucket& bucket, HostLane& lane) {
-  lane.stream().wait(bucket.host_ready);
-  lane.host().sum_of_squares(lane.stream(), bucket.host_reduced,
-                             segments_of(bucket, bucket.host_reduced, bucket.host_from),
-                             view_of(std::span<int64_t>(host_)));
-  host_done_ = lane.stream().record();
+void GradientNorm::add_host(const Bucket& bucket, HostPipeline& pipeline) {
+  pipeline.stream().wait(bucket.host_ready);
+  pipeline.host().sum_of_squares(pipeline.stream(), bucket.host_reduced,
+                                 segments_of(bucket, bucket.host_reduced, bucket.host_from),
+                                 view_of(std::span<int64_t>(host_)));
+  host_done_ = pipeline.stream().record();
 }
 
 std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, TensorView reduced,

@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "offload/host_lane.h"
+#include "offload/host_pipeline.h"
 #include "zero/bucket.h"
 #include "zerorun/exact_sum.h"
 
@@ -19,7 +19,7 @@ class GradientNorm {
   // of the held part from `begin` on, after what is on the stream.
   void add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream);
   // The same of its offloaded part, where that rests.
-  void add_host(const Bucket& bucket, HostLane& lane);
+  void add_host(const Bucket& bucket, HostPipeline& pipeline);
 
   // Forgets what was added, after what is on the stream.
   void restart(Stream& stream);

@@ -19,16 +19,16 @@ GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t sl
   const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(dtype);
   const size_t nbytes = slot_nbytes * static_cast<size_t>(slots);
   if (context.comm.reads_peers()) {
-    std::optional<Buffer> slab = context.comm.allocate(nbytes, Sharing::per_rank);
-    ZR_CHECK(slab, "transport {} gives no per-rank memory", context.comm.transport());
-    slab_ = std::move(*slab);
+    std::optional<Buffer> arena = context.comm.allocate(nbytes, Sharing::per_rank);
+    ZR_CHECK(arena, "transport {} gives no per-rank memory", context.comm.transport());
+    arena_ = std::move(*arena);
     ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
   } else {
-    slab_ = context.device.allocate(nbytes, MemoryCategory::buckets);
+    arena_ = context.device.allocate(nbytes, MemoryCategory::buckets);
   }
   for (int i = 0; i < slots; ++i) {
     Slot slot;
-    slot.view = view_of(slab_, dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);
+    slot.view = view_of(arena_, dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);
     slots_.push_back(std::move(slot));
   }
 }
@@ -268,7 +268,7 @@ void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& prog
   if (reduces_in_place(context_)) progress.done = taken;  // backward writes there again
   if (is_last() && !whole) {
     norm_.add(bucket, bucket.reduced, 0, stream_);
-    norm_.add_host(bucket, *offload_->lane);
+    norm_.add_host(bucket, *offload_->pipeline);
   }
 }
 

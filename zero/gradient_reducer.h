@@ -43,7 +43,7 @@ class GradientPool {
  private:
   const EngineContext& context_;
   const DType dtype_;
-  Buffer slab_;
+  Buffer arena_;
   std::shared_ptr<void> ledger_entry_;
   std::vector<Slot> slots_;
   int64_t releases_ = 0;

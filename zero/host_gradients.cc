@@ -28,7 +28,7 @@ size_t staging_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buc
 size_t HostGradients::host_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   size_t nbytes = 0;
   for (const Bucket& bucket : buckets) {
-    nbytes += HostSlab::nbytes_of(bucket.held_numel - bucket.host_from, sharding.accum_dtype);
+    nbytes += PinnedArena::nbytes_of(bucket.held_numel - bucket.host_from, sharding.accum_dtype);
   }
   return nbytes;
 }
@@ -38,10 +38,10 @@ size_t HostGradients::device_nbytes(const Sharding& sharding, std::span<const Bu
 }
 
 HostGradients::HostGradients(const EngineContext& context, std::vector<Bucket>& buckets,
-                             HostSlab& slab, HostLane& lane)
-    : context_(context), lane_(lane) {
+                             PinnedArena& arena, HostPipeline& pipeline)
+    : context_(context), pipeline_(pipeline) {
   for (Bucket& bucket : buckets) {
-    bucket.host_reduced = slab.take(bucket.held_numel - bucket.host_from, context.accum_dtype);
+    bucket.host_reduced = arena.take(bucket.held_numel - bucket.host_from, context.accum_dtype);
   }
   if (reduces_in_place(context)) return;
   for (size_t i = 0; i < kReducedSlots; ++i) {
@@ -84,15 +84,16 @@ Event HostGradients::take(Bucket& bucket, TensorView reduced, Output output, Str
   if (output == Output::overwrite) {
     const int64_t numel = bucket.held_numel - bucket.host_from;
     bucket.host_ready = copied =
-        lane_.fetch(reduced.slice(bucket.host_from, numel), bucket.host_reduced, done);
+        pipeline_.fetch(reduced.slice(bucket.host_from, numel), bucket.host_reduced, done);
   } else {
-    for (const StatePiece& piece : bucket.pieces) {
-      if (!piece.on_host) continue;
-      const TensorView staged = lane_.fetch(reduced.slice(piece.begin, piece.numel()), done);
-      lane_.host().add(lane_.stream(), staged, bucket.reduced_part(piece.begin, piece.numel()));
-      lane_.fetched();
+    for (const StateChunk& chunk : bucket.chunks) {
+      if (!chunk.on_host) continue;
+      const TensorView staged = pipeline_.fetch(reduced.slice(chunk.begin, chunk.numel()), done);
+      pipeline_.host().add(pipeline_.stream(), staged,
+                           bucket.reduced_part(chunk.begin, chunk.numel()));
+      pipeline_.fetched();
     }
-    bucket.host_ready = copied = lane_.stream().record();
+    bucket.host_ready = copied = pipeline_.stream().record();
   }
   if (!slots_.empty()) slots_[current_].free = copied;
   return copied;

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/host_lane.h"
+#include "offload/host_pipeline.h"
 #include "zero/bucket.h"
 
 namespace zerorun {
@@ -14,15 +14,15 @@ namespace zerorun {
 class HostGradients {
  public:
   // Sets host_reduced of the offloaded buckets.
-  HostGradients(const EngineContext& context, std::vector<Bucket>& buckets, HostSlab& slab,
-                HostLane& lane);
+  HostGradients(const EngineContext& context, std::vector<Bucket>& buckets, PinnedArena& arena,
+                HostPipeline& pipeline);
 
   // Where to reduce the bucket to; `stream` waits until that is free.
   TensorView output(const Bucket& bucket, Output output, Stream& stream);
   // What was reduced there on `stream` goes to rest. Returns when `reduced` may be overwritten.
   Event take(Bucket& bucket, TensorView reduced, Output output, Stream& stream);
 
-  // Bytes of the slab that the offloaded gradients take.
+  // Bytes of the arena that the offloaded gradients take.
   static size_t host_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
   // Bytes of the device for reductions in flight.
   static size_t device_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
@@ -34,7 +34,7 @@ class HostGradients {
   };
 
   const EngineContext& context_;
-  HostLane& lane_;
+  HostPipeline& pipeline_;
   std::vector<Slot> slots_;
   size_t current_ = 0;
 };

@@ -6,12 +6,12 @@
 
 namespace zerorun {
 
-LambNorms::LambNorms(const EngineContext& context, HostLane* lane)
+LambNorms::LambNorms(const EngineContext& context, HostPipeline* pipeline)
     : context_(context),
-      lane_(lane),
+      pipeline_(pipeline),
       parameters_(static_cast<int64_t>(context.specs.size())),
       words_(2 * parameters_ * ExactSum::kWords),
-      host_(static_cast<size_t>(lane == nullptr ? words_ : 2 * words_)) {
+      host_(static_cast<size_t>(pipeline == nullptr ? words_ : 2 * words_)) {
   const auto numel = static_cast<int64_t>(host_.size());
   buffer_ =
       context.device.allocate(static_cast<size_t>(numel) * sizeof(int64_t), MemoryCategory::other);
@@ -19,13 +19,13 @@ LambNorms::LambNorms(const EngineContext& context, HostLane* lane)
   context.device.fill(context.device.inline_stream(), sums_, 0.0F);
 }
 
-void LambNorms::add(const Bucket& bucket, const StatePiece& piece, TensorView parameters,
+void LambNorms::add(const Bucket& bucket, const StateChunk& chunk, TensorView parameters,
                     TensorView directions, Device& device, Stream& stream) {
   std::vector<SquaresSegment> segments;
-  for (const Interval& part : bucket.own_intervals(context_.rank, piece.begin, piece.numel())) {
-    segments.push_back({part.offset - bucket.held_from - piece.begin, part.numel, part.parameter});
+  for (const Interval& part : bucket.own_intervals(context_.rank, chunk.begin, chunk.numel())) {
+    segments.push_back({part.offset - bucket.held_from - chunk.begin, part.numel, part.parameter});
   }
-  const bool on_host = lane_ != nullptr && &stream == &lane_->stream();
+  const bool on_host = pipeline_ != nullptr && &stream == &pipeline_->stream();
   const TensorView sums = on_host ? view_of(std::span(host_)) : sums_;
   device.sum_of_squares(stream, parameters, segments, sums.slice(0, words_ / 2));
   device.sum_of_squares(stream, directions, segments, sums.slice(words_ / 2, words_ / 2));
@@ -34,8 +34,8 @@ void LambNorms::add(const Bucket& bucket, const StatePiece& piece, TensorView pa
 void LambNorms::finish(Stream& comm_stream) {
   Device& device = context_.device;
   comm_stream.wait(device.inline_stream().record());
-  if (lane_ != nullptr) {
-    lane_->synchronize();
+  if (pipeline_ != nullptr) {
+    pipeline_->synchronize();
     device.upload(comm_stream, host_.data(), sums_.slice(words_, words_));
   }
   context_.comm.all_reduce(sums_, sums_, ReduceOp::sum, Output::overwrite, comm_stream,
@@ -50,7 +50,7 @@ double LambNorms::norm(int64_t sum) const {
         std::span(host_).subspan(static_cast<size_t>(at), ExactSum::kWords));
   };
   ExactSum total = words(sum * ExactSum::kWords);
-  if (lane_ != nullptr) total.merge(words(words_ + sum * ExactSum::kWords));
+  if (pipeline_ != nullptr) total.merge(words(words_ + sum * ExactSum::kWords));
   return std::sqrt(total.value());
 }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/host_lane.h"
+#include "offload/host_pipeline.h"
 #include "zero/bucket.h"
 
 namespace zerorun {
@@ -12,17 +12,17 @@ namespace zerorun {
 // collective for all.
 class LambNorms {
  public:
-  // `lane` is null when nothing is offloaded.
-  LambNorms(const EngineContext& context, HostLane* lane);
+  // `pipeline` is null when nothing is offloaded.
+  LambNorms(const EngineContext& context, HostPipeline* pipeline);
   LambNorms(const LambNorms&) = delete;
   LambNorms& operator=(const LambNorms&) = delete;
   ~LambNorms() {
-    if (lane_ != nullptr) lane_->settle();
+    if (pipeline_ != nullptr) pipeline_->drain();
   }
 
-  // Adds this rank's share of a piece's parameters and of their directions, which lie where
+  // Adds this rank's share of a chunk's parameters and of their directions, which lie where
   // `device` computes.
-  void add(const Bucket& bucket, const StatePiece& piece, TensorView parameters,
+  void add(const Bucket& bucket, const StateChunk& chunk, TensorView parameters,
            TensorView directions, Device& device, Stream& stream);
   // Collective, after everything was added.
   void finish(Stream& comm_stream);
@@ -34,7 +34,7 @@ class LambNorms {
   double norm(int64_t sum) const;
 
   const EngineContext& context_;
-  HostLane* const lane_;
+  HostPipeline* const pipeline_;
   const int64_t parameters_;
   const int64_t words_;  // of all sums that one side adds: of parameters, then of directions
   Buffer buffer_;

@@ -16,10 +16,10 @@ int64_t nbytes_of(int64_t numel, DType dtype) {
   return numel * static_cast<int64_t>(size_of(dtype));
 }
 
-void plan_states(std::span<const StateLayout> pieces, MemoryPlan& plan) {
-  for (const StateLayout& piece : pieces) {
-    for (const StateSpec& spec : piece.tensors) {
-      const int64_t nbytes = nbytes_of(spec.numel(piece.numel), spec.dtype);
+void plan_states(std::span<const StateLayout> chunks, MemoryPlan& plan) {
+  for (const StateLayout& chunk : chunks) {
+    for (const StateSpec& spec : chunk.tensors) {
+      const int64_t nbytes = nbytes_of(spec.numel(chunk.numel), spec.dtype);
       (spec.name == "master" ? plan.masters : plan.moments) += nbytes;
     }
   }
@@ -97,8 +97,8 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
     plan.gathered = nbytes_of(gathered_numel(sharding, model, buckets), sharding.param_dtype);
   }
   if (sharding.offloads_states() || sharding.moves_parameters()) {
-    const auto pieces = state_layouts(sharding, rules, buckets, true);
-    const OffloadSizes sizes = offload_sizes(sharding, rules, buckets, pieces);
+    const auto chunks = state_layouts(sharding, rules, buckets, true);
+    const OffloadSizes sizes = offload_sizes(sharding, rules, buckets, chunks);
     plan.buckets += static_cast<int64_t>(HostGradients::device_nbytes(sharding, buckets));
     plan.buckets += static_cast<int64_t>(sizes.parameters.device);
     plan.pinned += static_cast<int64_t>(sizes.pinned());

@@ -26,11 +26,11 @@ int ranks_of_this_host(int world_size) {
   return static_cast<int>(
       read_environment_int("LOCAL_WORLD_SIZE", 1, world_size).value_or(world_size));
 }
-std::unique_ptr<StateStore> make_store(const EngineContext& context, HostSlab& slab,
-                                       std::span<const StateLayout> pieces) {
+std::unique_ptr<StateStore> make_store(const EngineContext& context, PinnedArena& arena,
+                                       std::span<const StateLayout> chunks) {
   const OffloadOptimizerConfig& config = context.offload.optimizer;
-  if (config.device == OffloadDevice::cpu) return make_host_state_store(slab, pieces);
-  return make_nvme_state_store(context.device, slab, pieces,
+  if (config.device == OffloadDevice::cpu) return make_host_state_store(arena, chunks);
+  return make_nvme_state_store(context.device, arena, chunks,
                                {.folder = config.nvme_path.value_or(""),
                                 .label = fmt::format("optimizer states of rank {}", context.rank),
                                 .buffer_count = static_cast<int>(config.buffer_count),
@@ -84,48 +84,48 @@ std::string unused_file_advice(const Sharding& sharding, const OffloadedParamete
 
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
                            std::span<const Bucket> buckets,
-                           std::span<const StateLayout> host_pieces) {
+                           std::span<const StateLayout> host_chunks) {
   OffloadSizes sizes;
   int64_t largest = 0;
-  for (const StateLayout& piece : host_pieces) {
-    largest = std::max(largest, piece.numel);
-    sizes.states += host_state_nbytes(piece);
+  for (const StateLayout& chunk : host_chunks) {
+    largest = std::max(largest, chunk.numel);
+    sizes.states += host_state_nbytes(chunk);
   }
   const OffloadOptimizerConfig& config = sharding.offload.optimizer;
   if (config.device == OffloadDevice::nvme) {
-    sizes.states = nvme_staging_nbytes(host_pieces, static_cast<int>(config.buffer_count));
-    sizes.states_file = nvme_file_nbytes(host_pieces);
+    sizes.states = nvme_staging_nbytes(host_chunks, static_cast<int>(config.buffer_count));
+    sizes.states_file = nvme_file_nbytes(host_chunks);
   }
   // Gradients that are added, and directions, go in fp32.
   const bool has_direction = direction_numel(sharding, rules, buckets).numel > 0;
   const DType up = has_direction ? DType::fp32 : sharding.param_dtype;
-  sizes.down = {kStagingSlots, HostSlab::nbytes_of(largest, DType::fp32)};
+  sizes.down = {kStagingSlots, PinnedArena::nbytes_of(largest, DType::fp32)};
   // CPU ranks write parameters where they belong.
   const bool sends = has_direction || !sharding.computes_on_host;
-  sizes.up = {sends ? kStagingSlots : 0, HostSlab::nbytes_of(largest, up)};
+  sizes.up = {sends ? kStagingSlots : 0, PinnedArena::nbytes_of(largest, up)};
   sizes.gradients = HostGradients::host_nbytes(sharding, buckets);
   sizes.parameters = OffloadedParameters::sizes(sharding, buckets);
   return sizes;
 }
 
 Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
-                 const OffloadSizes& sizes, std::span<const StateLayout> host_pieces)
-    : slab(context.device, sizes.pinned()) {
-  // The first two need whole pages of the slab.
+                 const OffloadSizes& sizes, std::span<const StateLayout> host_chunks)
+    : arena(context.device, sizes.pinned()) {
+  // The first two need whole pages of the arena.
   if (context.moves_parameters()) {
-    parameters = std::make_unique<OffloadedParameters>(context, buckets, slab);
+    parameters = std::make_unique<OffloadedParameters>(context, buckets, arena);
   }
   if (!context.offloads_states()) return;
-  states = make_store(context, slab, host_pieces);
-  lane = std::make_unique<HostLane>(context.device, slab, sizes.down, sizes.up);
-  gradients = std::make_unique<HostGradients>(context, buckets, slab, *lane);
+  states = make_store(context, arena, host_chunks);
+  pipeline = std::make_unique<HostPipeline>(context.device, arena, sizes.down, sizes.up);
+  gradients = std::make_unique<HostGradients>(context, buckets, arena, *pipeline);
 }
 
 std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
                                       std::span<const Optimizer> rules) {
   if (!context.offloads_states() && !context.moves_parameters()) return nullptr;
-  const std::vector<StateLayout> pieces = state_layouts(context, rules, buckets, true);
-  const OffloadSizes sizes = offload_sizes(context, rules, buckets, pieces);
+  const std::vector<StateLayout> chunks = state_layouts(context, rules, buckets, true);
+  const OffloadSizes sizes = offload_sizes(context, rules, buckets, chunks);
   const std::array<FileRequest, 2> files = files_of(context, sizes);
   const HostLimits limits = host_limits();
   const int local_ranks = ranks_of_this_host(context.world_size);
@@ -140,7 +140,7 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   ranks.run("speed of the disks",
             [&] { look_at_speed(context, files, local_ranks, sizes.pinned()); });
   try {
-    return std::make_unique<Offload>(context, buckets, sizes, pieces);
+    return std::make_unique<Offload>(context, buckets, sizes, chunks);
   } catch (const ConfigError& error) {
     // There was room for all a moment ago: what this rank met, its peers may not have. They cannot
     // be asked here: pinning memory waits for a shared GPU, and so for ranks that wait for this

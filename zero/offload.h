@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "offload/host_lane.h"
-#include "offload/host_slab.h"
+#include "offload/host_pipeline.h"
+#include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
@@ -16,8 +16,8 @@ namespace zerorun {
 
 // Bytes that offloading takes per rank.
 struct OffloadSizes {
-  HostLane::Staging down;
-  HostLane::Staging up;
+  HostPipeline::Staging down;
+  HostPipeline::Staging up;
   size_t gradients = 0;
   size_t states = 0;         // in memory, or what of them is staged
   uint64_t states_file = 0;  // on NVMe
@@ -31,17 +31,17 @@ struct OffloadSizes {
 };
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
                            std::span<const Bucket> buckets,
-                           std::span<const StateLayout> host_pieces);
+                           std::span<const StateLayout> host_chunks);
 
 // What an engine has on the host when states or parameters are offloaded; null what is not.
 struct Offload {
   Offload(const EngineContext& context, std::vector<Bucket>& buckets, const OffloadSizes& sizes,
-          std::span<const StateLayout> host_pieces);
+          std::span<const StateLayout> host_chunks);
 
-  HostSlab slab;
+  PinnedArena arena;
   std::unique_ptr<OffloadedParameters> parameters;
   std::unique_ptr<StateStore> states;
-  std::unique_ptr<HostLane> lane;
+  std::unique_ptr<HostPipeline> pipeline;
   std::unique_ptr<HostGradients> gradients;
 };
 

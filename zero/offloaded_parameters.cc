@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "device/settle.h"
+#include "device/drain.h"
 #include "offload/nvme_state_store.h"
 
 namespace zerorun {
@@ -14,22 +14,22 @@ std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucke
                                  bool in_memory) {
   std::vector<StateLayout> layouts;
   for (const Bucket& bucket : buckets) {
-    for (const StatePiece& piece : bucket.param_pieces) {
-      if (piece.on_host != in_memory) continue;
-      layouts.push_back({piece.numel(), {{"param", sharding.param_dtype}}});
+    for (const StateChunk& chunk : bucket.param_chunks) {
+      if (chunk.on_host != in_memory) continue;
+      layouts.push_back({chunk.numel(), {{"param", sharding.param_dtype}}});
     }
   }
   return layouts;
 }
 
-// Of the largest piece that the device updates, unless it writes host memory itself.
+// Of the largest chunk that the device updates, unless it writes host memory itself.
 size_t update_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
-    for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
-      const bool frozen = bucket.pieces.empty();
-      if (!frozen && !bucket.pieces[i].on_host) {
-        numel = std::max(numel, bucket.param_pieces[i].numel());
+    for (size_t i = 0; i < bucket.param_chunks.size(); ++i) {
+      const bool frozen = bucket.chunks.empty();
+      if (!frozen && !bucket.chunks[i].on_host) {
+        numel = std::max(numel, bucket.param_chunks[i].numel());
       }
     }
   }
@@ -46,8 +46,8 @@ OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
                                                       std::span<const Bucket> buckets) {
   Sizes sizes;
   if (!sharding.moves_parameters()) return sizes;
-  for (const StateLayout& piece : layouts(sharding, buckets, true)) {
-    sizes.memory += host_state_nbytes(piece);
+  for (const StateLayout& chunk : layouts(sharding, buckets, true)) {
+    sizes.memory += host_state_nbytes(chunk);
   }
   sizes.memory = align_direct(sizes.memory);
   const std::vector<StateLayout> in_file = layouts(sharding, buckets, false);
@@ -58,7 +58,7 @@ OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
 }
 
 OffloadedParameters::OffloadedParameters(const EngineContext& context,
-                                         std::span<const Bucket> buckets, HostSlab& slab)
+                                         std::span<const Bucket> buckets, PinnedArena& arena)
     : context_(context),
       up_(context.device.make_stream("zerorun-param-up")),
       down_(context.device.make_stream("zerorun-param-down")) {
@@ -69,13 +69,13 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
                               .purpose = kFilePurpose,
                               .buffer_count = buffer_count(context),
                               .aio = context.offload.aio};
-    file_ = make_nvme_state_store(context.device, slab, layouts(context, buckets, false), options);
+    file_ = make_nvme_state_store(context.device, arena, layouts(context, buckets, false), options);
   }
-  const size_t begin = slab.taken();
-  memory_ = make_host_state_store(slab, layouts(context, buckets, true));
-  const size_t taken = slab.taken() - begin;
-  slab.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
-  for (const Bucket& bucket : buckets) written_.emplace_back(bucket.param_pieces.size());
+  const size_t begin = arena.taken();
+  memory_ = make_host_state_store(arena, layouts(context, buckets, true));
+  const size_t taken = arena.taken() - begin;
+  arena.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
+  for (const Bucket& bucket : buckets) written_.emplace_back(bucket.param_chunks.size());
   if (const size_t nbytes = update_slot_nbytes(context, buckets); nbytes > 0) {
     for (Slot& slot : slots_) {
       slot.memory = context.device.allocate(nbytes, MemoryCategory::buckets);
@@ -85,24 +85,24 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
 
 TensorView OffloadedParameters::acquire(const Bucket& bucket, size_t index, Stream& stream,
                                         Content content) {
-  const StatePiece& piece = bucket.param_pieces.at(index);
+  const StateChunk& chunk = bucket.param_chunks.at(index);
   stream.wait(written_[static_cast<size_t>(bucket.index)][index]);
-  return store_of(piece).acquire(piece.index, stream, content)[0];
+  return store_of(chunk).acquire(chunk.index, stream, content)[0];
 }
 
 void OffloadedParameters::release(const Bucket& bucket, size_t index, Stream& stream,
                                   bool changed) {
-  const StatePiece& piece = bucket.param_pieces[index];
+  const StateChunk& chunk = bucket.param_chunks[index];
   if (changed) written_[static_cast<size_t>(bucket.index)][index] = stream.record();
-  store_of(piece).release(piece.index, stream, changed ? 1 : 0);
+  store_of(chunk).release(chunk.index, stream, changed ? 1 : 0);
 }
 
 Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
   up_->wait(context_.device.inline_stream().record());
-  for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
-    const StatePiece& piece = bucket.param_pieces[i];
+  for (size_t i = 0; i < bucket.param_chunks.size(); ++i) {
+    const StateChunk& chunk = bucket.param_chunks[i];
     const TensorView resting = acquire(bucket, i, *up_, Content::needed);
-    context_.device.upload(*up_, resting.data, shard.slice(piece.begin, piece.numel()));
+    context_.device.upload(*up_, resting.data, shard.slice(chunk.begin, chunk.numel()));
     release(bucket, i, *up_, false);
   }
   return up_->record();
@@ -113,14 +113,14 @@ TensorView OffloadedParameters::outgoing(const Bucket& bucket, size_t index, Dev
   if (writer.is_host()) return acquire(bucket, index, stream, Content::overwritten);
   const Slot& slot = slots_[current_];
   stream.wait(slot.free);
-  return view_of(slot.memory, context_.param_dtype, bucket.param_pieces[index].numel());
+  return view_of(slot.memory, context_.param_dtype, bucket.param_chunks[index].numel());
 }
 
 void OffloadedParameters::store(const Bucket& bucket, size_t index, Device& writer,
                                 Stream& stream) {
   if (writer.is_host()) return release(bucket, index, stream, true);
   Slot& slot = slots_[current_];
-  const int64_t numel = bucket.param_pieces[index].numel();
+  const int64_t numel = bucket.param_chunks[index].numel();
   down_->wait(stream.record());
   const TensorView resting = acquire(bucket, index, *down_, Content::overwritten);
   writer.download(*down_, view_of(slot.memory, context_.param_dtype, numel), resting.data);
@@ -131,16 +131,16 @@ void OffloadedParameters::store(const Bucket& bucket, size_t index, Device& writ
 
 TensorView OffloadedParameters::rest(const Bucket& bucket, size_t index) {
   written_[static_cast<size_t>(bucket.index)][index].synchronize();
-  const StatePiece& piece = bucket.param_pieces[index];
-  return store_of(piece).rest(piece.index)[0];
+  const StateChunk& chunk = bucket.param_chunks[index];
+  return store_of(chunk).rest(chunk.index)[0];
 }
 
 void OffloadedParameters::accept_changes() {
   if (file_) file_->accept_changes();
 }
 
-void OffloadedParameters::settle() noexcept {
-  for (Stream* stream : {up_.get(), down_.get()}) zerorun::settle(*stream);
+void OffloadedParameters::drain() noexcept {
+  for (Stream* stream : {up_.get(), down_.get()}) zerorun::drain(*stream);
 }
 
 }  // namespace zerorun

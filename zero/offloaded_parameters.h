@@ -7,21 +7,21 @@
 #include <vector>
 
 #include "offload/direct_file.h"
-#include "offload/host_slab.h"
+#include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 #include "zero/bucket.h"
 
 namespace zerorun {
 
 // Shards of parameters that rest in pinned host memory or in a file (Sharding::moves_parameters),
-// piece by piece: they come to the device when they are gathered, and go back when they changed.
+// chunk by chunk: they come to the device when they are gathered, and go back when they changed.
 class OffloadedParameters {
  public:
   struct Sizes {
-    size_t staging = 0;  // of the slab, between file and memory
-    size_t memory = 0;   // of the slab, where pieces rest
+    size_t staging = 0;  // of the arena, between file and memory
+    size_t memory = 0;   // of the arena, where chunks rest
     uint64_t file = 0;
-    size_t device = 0;  // of the device, for pieces that it updates
+    size_t device = 0;  // of the device, for chunks that it updates
     size_t pinned() const { return staging + memory; }
   };
   static constexpr FilePurpose kFilePurpose = {
@@ -30,43 +30,43 @@ class OffloadedParameters {
       .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
   static Sizes sizes(const Sharding& sharding, std::span<const Bucket> buckets);
 
-  // `slab` must be page-aligned where it goes on, and is where this ends. Throws ConfigError as
+  // `arena` must be page-aligned where it goes on, and is where this ends. Throws ConfigError as
   // DirectFile.
   OffloadedParameters(const EngineContext& context, std::span<const Bucket> buckets,
-                      HostSlab& slab);
+                      PinnedArena& arena);
 
   // This rank's shard of the bucket to `shard`, on the device, after all that its inline stream was
   // given so far. Errors of reading show when the event is synchronised.
   Event fetch(const Bucket& bucket, TensorView shard);
 
-  // A piece where it rests, or on its way there: as StateStore, in host memory.
-  TensorView acquire(const Bucket& bucket, size_t piece, Stream& stream, Content content);
-  void release(const Bucket& bucket, size_t piece, Stream& stream, bool changed);
+  // A chunk where it rests, or on its way there: as StateStore, in host memory.
+  TensorView acquire(const Bucket& bucket, size_t chunk, Stream& stream, Content content);
+  void release(const Bucket& bucket, size_t chunk, Stream& stream, bool changed);
 
-  // Where `stream` of `writer` writes all of a piece's new values; the next call takes them there.
-  TensorView outgoing(const Bucket& bucket, size_t piece, Device& writer, Stream& stream);
-  void store(const Bucket& bucket, size_t piece, Device& writer, Stream& stream);
+  // Where `stream` of `writer` writes all of a chunk's new values; the next call takes them there.
+  TensorView outgoing(const Bucket& bucket, size_t chunk, Device& writer, Stream& stream);
+  void store(const Bucket& bucket, size_t chunk, Device& writer, Stream& stream);
 
   // As StateStore::rest and accept_changes.
-  TensorView rest(const Bucket& bucket, size_t piece);
+  TensorView rest(const Bucket& bucket, size_t chunk);
   void accept_changes();
 
   // Before memory goes that its work uses, whatever has become of it.
-  void settle() noexcept;
+  void drain() noexcept;
 
  private:
-  // Device memory that a piece is updated in.
+  // Device memory that a chunk is updated in.
   struct Slot {
     Buffer memory;
     Event free;
   };
 
-  StateStore& store_of(const StatePiece& piece) const { return piece.on_host ? *memory_ : *file_; }
+  StateStore& store_of(const StateChunk& chunk) const { return chunk.on_host ? *memory_ : *file_; }
 
   const EngineContext& context_;
   std::unique_ptr<StateStore> file_;
   std::unique_ptr<StateStore> memory_;
-  std::vector<std::vector<Event>> written_;  // by bucket and piece
+  std::vector<std::vector<Event>> written_;  // by bucket and chunk
   std::array<Slot, 2> slots_;
   size_t current_ = 0;
   // Last, so that their work is done before what it uses goes.

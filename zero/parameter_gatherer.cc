@@ -91,7 +91,7 @@ void ParameterGatherer::take_memory(const Module& module) {
 void ParameterGatherer::start(const Module& module) {
   if (!is_sharded(module)) return;
   take_memory(module);
-  const Event ready = context_.comm.together(stream_, [&] {
+  const Event ready = context_.comm.coalesced(stream_, [&] {
     for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
   });
   for (int bucket : module.buckets) {
@@ -104,9 +104,9 @@ void ParameterGatherer::start(const Module& module) {
 void ParameterGatherer::start(Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::sharded) return;
-  if (bucket.param_pieces.empty()) {
-    residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::settled,
-                                               stream_, bucket.label);
+  if (bucket.param_chunks.empty()) {
+    residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full,
+                                               Sync::one_sided, stream_, bucket.label);
   } else {
     const int64_t shard_numel = bucket.layout.shard_numel;
     const TensorView own = bucket.param_full.slice(context_.rank * shard_numel, shard_numel);

@@ -11,7 +11,7 @@ namespace zerorun {
 
 namespace {
 
-constexpr int64_t kBlock = kNormChunk * 256;
+constexpr int64_t kBlock = kNormBlock * 256;
 
 // Adds the chunks of `interval`, whose elements `view` holds.
 uint64_t hash_interval(const EngineContext& context, const Interval& interval, TensorView view,
@@ -25,25 +25,25 @@ uint64_t hash_interval(const EngineContext& context, const Interval& interval, T
     scratch.resize(block.nbytes());
     context.device.download(stream, block, scratch.data());
     stream.synchronize();
-    for (int64_t chunk = 0; chunk < block.numel; chunk += kNormChunk) {
+    for (int64_t chunk = 0; chunk < block.numel; chunk += kNormBlock) {
       const TensorView part{scratch.data(), block.numel, block.dtype};
-      const TensorView bytes = part.slice(chunk, std::min(kNormChunk, block.numel - chunk));
-      const auto index = static_cast<uint64_t>((interval.begin + at + chunk) / kNormChunk);
+      const TensorView bytes = part.slice(chunk, std::min(kNormBlock, block.numel - chunk));
+      const auto index = static_cast<uint64_t>((interval.begin + at + chunk) / kNormBlock);
       sum += XXH3_64bits_withSeed(bytes.data, bytes.nbytes(), name_hash + index);
     }
   }
   return sum;
 }
 
-// Adds the chunks of a piece of this rank's shard.
-uint64_t hash_piece(const EngineContext& context, const Bucket& bucket, size_t index,
+// Adds the chunks of a chunk of this rank's shard.
+uint64_t hash_chunk(const EngineContext& context, const Bucket& bucket, size_t index,
                     OffloadedParameters& parameters, std::vector<std::byte>& scratch) {
-  const StatePiece& piece = bucket.param_pieces[index];
-  const int64_t from = bucket.held_from + piece.begin;
+  const StateChunk& chunk = bucket.param_chunks[index];
+  const int64_t from = bucket.held_from + chunk.begin;
   Stream& stream = context.device.host().inline_stream();
   const TensorView resting = parameters.acquire(bucket, index, stream, Content::needed);
   uint64_t sum = 0;
-  for (const Interval& part : bucket.layout.intervals(from, from + piece.numel())) {
+  for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
     sum += hash_interval(context, part, resting.slice(part.offset - from, part.numel), scratch);
   }
   parameters.release(bucket, index, stream, false);
@@ -74,10 +74,10 @@ uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>
   uint64_t replicas = 0;  // all that this rank holds in full
   for (const Bucket& bucket : buckets) {
     const int64_t shard_from = rank * bucket.layout.shard_numel;
-    for (size_t i = 0; i < bucket.param_pieces.size(); ++i) {
-      own += hash_piece(context, bucket, i, *parameters, scratch);
+    for (size_t i = 0; i < bucket.param_chunks.size(); ++i) {
+      own += hash_chunk(context, bucket, i, *parameters, scratch);
     }
-    if (!bucket.param_pieces.empty()) continue;
+    if (!bucket.param_chunks.empty()) continue;
     for (const Interval& part : bucket.layout.shard_intervals(rank)) {
       own += hash_interval(context, part,
                            bucket.param_shard.slice(part.offset - shard_from, part.numel), scratch);

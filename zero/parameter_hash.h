@@ -8,7 +8,7 @@
 
 namespace zerorun {
 
-// Hash of all parameters' bytes: the sum over their chunks of kNormChunk elements of XXH3(bytes,
+// Hash of all parameters' bytes: the sum over their chunks of kNormBlock elements of XXH3(bytes,
 // seed = XXH3(name) + chunk index). Shards are cut on the chunk grid, so ranks hash what they hold
 // and add up. Collective; throws CommError when a parameter's replicas differ between ranks.
 // `parameters` is null when shards are gathered from where they rest.

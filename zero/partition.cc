@@ -28,7 +28,7 @@ int64_t place(std::span<const SizedParameter> parameters, int64_t shard_numel, i
   for (const SizedParameter& parameter : parameters) {
     cursor = align_up(cursor, alignment);
     const int64_t next_cut = align_up(cursor + 1, shard_numel);
-    if (cursor + parameter.numel > next_cut) cursor = align_up(cursor, kNormChunk);
+    if (cursor + parameter.numel > next_cut) cursor = align_up(cursor, kNormBlock);
     placements.push_back({parameter.parameter, cursor, parameter.numel});
     cursor += parameter.numel;
   }
@@ -89,10 +89,10 @@ BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size,
     total += align_up(parameter.numel, alignment);
   }
   int64_t shard_numel =
-      std::max(kNormChunk, align_up((total + world_size - 1) / world_size, kNormChunk));
+      std::max(kNormBlock, align_up((total + world_size - 1) / world_size, kNormBlock));
   // Each of the cuts costs less than one chunk of padding, so this ends within a few rounds.
   while (place(parameters, shard_numel, alignment, layout.placements) > shard_numel * world_size) {
-    shard_numel += kNormChunk;
+    shard_numel += kNormBlock;
   }
   layout.shard_numel = shard_numel;
   return layout;

@@ -29,7 +29,7 @@ struct Interval {
 
 // Flat layout of a bucket that is cut into world_size shards of equal size.
 //
-// Shards are multiples of kNormChunk elements, and a parameter that spans shards starts at such a
+// Shards are multiples of kNormBlock elements, and a parameter that spans shards starts at such a
 // multiple: cuts lie on the chunk grid of every parameter, so norms and hashes that work chunk by
 // chunk do not depend on the cut.
 struct BucketLayout {
@@ -51,7 +51,7 @@ struct SizedParameter {
   int64_t numel = 0;
 };
 
-// Every parameter starts at a multiple of `alignment`, which divides kNormChunk or is 1.
+// Every parameter starts at a multiple of `alignment`, which divides kNormBlock or is 1.
 BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size,
                      int64_t alignment = 1);
 

@@ -14,8 +14,8 @@ const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket)
 namespace {
 
 // Neither the host nor a shard that moves has parameters that could be their own masters.
-bool keeps_master(const Sharding& sharding, const Bucket& bucket, const StatePiece& piece) {
-  return piece.on_host || sharding.separate_master() || !bucket.param_pieces.empty();
+bool keeps_master(const Sharding& sharding, const Bucket& bucket, const StateChunk& chunk) {
+  return chunk.on_host || sharding.separate_master() || !bucket.param_chunks.empty();
 }
 
 }  // namespace
@@ -24,12 +24,12 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
                                        std::vector<Bucket>& buckets, bool on_host) {
   std::vector<StateLayout> layouts;
   for (Bucket& bucket : buckets) {
-    for (StatePiece& piece : bucket.pieces) {
-      if (piece.on_host != on_host) continue;
-      piece.index = static_cast<int>(layouts.size());
+    for (StateChunk& chunk : bucket.chunks) {
+      if (chunk.on_host != on_host) continue;
+      chunk.index = static_cast<int>(layouts.size());
       StateLayout& layout = layouts.emplace_back();
-      layout.numel = piece.numel();
-      if (keeps_master(sharding, bucket, piece)) {
+      layout.numel = chunk.numel();
+      if (keeps_master(sharding, bucket, chunk)) {
         layout.tensors.push_back({"master", sharding.master_dtype()});
       }
       const auto states = rule_of(rules, bucket).states();
@@ -40,18 +40,18 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
 }
 
 ShardedOptimizer::ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
-                                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane,
-                                   OffloadedParameters* parameters)
+                                   std::vector<Optimizer> rules, StateStores stores,
+                                   HostPipeline* pipeline, OffloadedParameters* parameters)
     : context_(context),
       buckets_(buckets),
       rules_(std::move(rules)),
       stores_(std::move(stores)),
-      lane_(lane),
+      pipeline_(pipeline),
       parameters_(parameters) {
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.trainable && bucket.plan.use_muon) check_matrices(bucket);
     auto& of_bucket = runs_.emplace_back();
-    for (const StatePiece& piece : bucket.pieces) of_bucket.push_back(runs_of(bucket, piece));
+    for (const StateChunk& chunk : bucket.chunks) of_bucket.push_back(runs_of(bucket, chunk));
   }
   allocate_direction();
 }
@@ -71,14 +71,14 @@ void ShardedOptimizer::check_matrices(const Bucket& bucket) const {
 }
 
 std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucket,
-                                                             const StatePiece& piece) const {
+                                                             const StateChunk& chunk) const {
   const int64_t from = bucket.held_from;
   const Optimizer& rule = rule_of(rules_, bucket);
   // A value that covers several elements must not cover padding, whose gradient is anything.
   const bool merge = rule.passes() == Optimizer::Passes::one && !rule.rounds_stochastically() &&
                      rule.alignment() == 1;
   std::vector<Run> runs;
-  for (const Interval& part : bucket.layout.intervals(from + piece.begin, from + piece.end)) {
+  for (const Interval& part : bucket.layout.intervals(from + chunk.begin, from + chunk.end)) {
     const int group = context_.specs[static_cast<size_t>(part.parameter)].group;
     const int64_t end = part.offset - from + part.numel;
     // Padding between neighbours is updated with them: longer runs cost less than the padding.
@@ -92,18 +92,18 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucke
 }
 
 const std::vector<ShardedOptimizer::Run>& ShardedOptimizer::runs(const Work& work) const {
-  return runs_[static_cast<size_t>(work.bucket.index)][work.piece_number()];
+  return runs_[static_cast<size_t>(work.bucket.index)][work.chunk_number()];
 }
 
-TensorView ShardedOptimizer::param_of(const Bucket& bucket, const StatePiece& piece) const {
+TensorView ShardedOptimizer::param_of(const Bucket& bucket, const StateChunk& chunk) const {
   const TensorView held = context_.policy.shard_state ? bucket.param_shard : bucket.param_full;
-  return held.slice(piece.begin, piece.numel());
+  return held.slice(chunk.begin, chunk.numel());
 }
 
-std::vector<TensorView> ShardedOptimizer::with_master(const Bucket& bucket, const StatePiece& piece,
+std::vector<TensorView> ShardedOptimizer::with_master(const Bucket& bucket, const StateChunk& chunk,
                                                       std::vector<TensorView> views) const {
-  if (!keeps_master(context_, bucket, piece)) {
-    views.insert(views.begin(), param_of(bucket, piece));
+  if (!keeps_master(context_, bucket, chunk)) {
+    views.insert(views.begin(), param_of(bucket, chunk));
   }
   return views;
 }
@@ -119,7 +119,7 @@ TensorView ShardedOptimizer::part_of(const Bucket& bucket, TensorView view, size
 UpdateTensors ShardedOptimizer::tensors_of(const Work& work) const {
   UpdateTensors tensors;
   tensors.master = work.views[0];
-  tensors.grad = work.bucket.reduced_part(work.piece.begin, work.piece.numel());
+  tensors.grad = work.bucket.reduced_part(work.chunk.begin, work.chunk.numel());
   tensors.param = context_.master_is_param ? tensors.master : work.param;  // a first pass has none
   const std::span<const StateSpec> specs = rule_of(rules_, work.bucket).states();
   size_t states = 0;
@@ -137,7 +137,7 @@ void ShardedOptimizer::update(const Work& work, const UpdateTensors& tensors,
                               const Scalars& scalars) const {
   std::vector<UpdateSegment> segments;
   for (const Run& run : runs(work)) {
-    segments.push_back({.begin = run.begin - work.piece.begin,
+    segments.push_back({.begin = run.begin - work.chunk.begin,
                         .numel = run.end - run.begin,
                         .scalars = scalars(run),
                         .parameter = run.first.parameter,
@@ -146,55 +146,55 @@ void ShardedOptimizer::update(const Work& work, const UpdateTensors& tensors,
   work.device.update(work.stream, tensors, segments);
 }
 
-ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StatePiece& piece,
+ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StateChunk& chunk,
                                                Content content) {
-  Device& device = piece.on_host ? lane_->host() : context_.device;
-  Stream& stream = piece.on_host ? lane_->stream() : device.inline_stream();
+  Device& device = chunk.on_host ? pipeline_->host() : context_.device;
+  Stream& stream = chunk.on_host ? pipeline_->stream() : device.inline_stream();
   return {bucket,
-          piece,
+          chunk,
           device,
           stream,
-          with_master(bucket, piece, store_of(piece).acquire(piece.index, stream, content)),
+          with_master(bucket, chunk, store_of(chunk).acquire(chunk.index, stream, content)),
           {}};
 }
 
 void ShardedOptimizer::open_param(Work& work) {
-  if (!work.bucket.param_pieces.empty()) {
-    work.param = parameters_->outgoing(work.bucket, work.piece_number(), work.device, work.stream);
-  } else if (work.piece.on_host && !context_.device.is_host()) {
-    work.param = lane_->outgoing(work.piece.numel(), context_.param_dtype);
+  if (!work.bucket.param_chunks.empty()) {
+    work.param = parameters_->outgoing(work.bucket, work.chunk_number(), work.device, work.stream);
+  } else if (work.chunk.on_host && !context_.device.is_host()) {
+    work.param = pipeline_->outgoing(work.chunk.numel(), context_.param_dtype);
   } else {
-    work.param = param_of(work.bucket, work.piece);
+    work.param = param_of(work.bucket, work.chunk);
   }
 }
 
 void ShardedOptimizer::close_param(Work& work) {
-  if (!work.bucket.param_pieces.empty()) {
-    parameters_->store(work.bucket, work.piece_number(), work.device, work.stream);
-  } else if (work.piece.on_host && !context_.device.is_host()) {
-    lane_->send(work.param, param_of(work.bucket, work.piece));
+  if (!work.bucket.param_chunks.empty()) {
+    parameters_->store(work.bucket, work.chunk_number(), work.device, work.stream);
+  } else if (work.chunk.on_host && !context_.device.is_host()) {
+    pipeline_->send(work.param, param_of(work.bucket, work.chunk));
   }
 }
 
 Event ShardedOptimizer::stepped(const Bucket& bucket) {
-  const bool sends = bucket.param_pieces.empty() && !context_.device.is_host();
-  return sends ? lane_->sent() : lane_->stream().record();
+  const bool sends = bucket.param_chunks.empty() && !context_.device.is_host();
+  return sends ? pipeline_->sent() : pipeline_->stream().record();
 }
 
 void ShardedOptimizer::end(Work& work) {
   if (work.param.data != nullptr) {
-    if (context_.master_is_param && keeps_master(context_, work.bucket, work.piece)) {
+    if (context_.master_is_param && keeps_master(context_, work.bucket, work.chunk)) {
       work.device.cast(work.stream, work.views[0], work.param);
     }
     close_param(work);
   }
-  store_of(work.piece).release(work.piece.index, work.stream);
+  store_of(work.chunk).release(work.chunk.index, work.stream);
 }
 
 void ShardedOptimizer::update(const Bucket& bucket, bool on_host, const Scalars& scalars) {
-  for (const StatePiece& piece : bucket.pieces) {
-    if (piece.on_host != on_host) continue;
-    Work work = begin(bucket, piece);
+  for (const StateChunk& chunk : bucket.chunks) {
+    if (chunk.on_host != on_host) continue;
+    Work work = begin(bucket, chunk);
     open_param(work);
     update(work, tensors_of(work), scalars);
     end(work);
@@ -207,7 +207,7 @@ void ShardedOptimizer::update_all(const std::function<bool(const Bucket&)>& want
   std::vector<Event> on_host(buckets_.size());
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable || !wanted(bucket) || !bucket.offloaded) continue;
-    lane_->stream().wait(bucket.host_ready);
+    pipeline_->stream().wait(bucket.host_ready);
     update(bucket, true, scalars_of(bucket));
     on_host[static_cast<size_t>(bucket.index)] = stepped(bucket);
   }
@@ -248,15 +248,15 @@ void ShardedOptimizer::step(int64_t count, float grad_scale, std::span<const Par
 
 void ShardedOptimizer::expect_next_step() {
   if (!stores_.host) return;
-  std::vector<int> pieces;
+  std::vector<int> chunks;
   for (const bool muon : {true, false}) {
     for (const Bucket& bucket : buckets_) {
-      for (const StatePiece& piece : bucket.pieces) {
-        if (bucket.plan.use_muon == muon && piece.on_host) pieces.push_back(piece.index);
+      for (const StateChunk& chunk : bucket.chunks) {
+        if (bucket.plan.use_muon == muon && chunk.on_host) chunks.push_back(chunk.index);
       }
     }
   }
-  stores_.host->expect(pieces);
+  stores_.host->expect(chunks);
 }
 
 }  // namespace zerorun

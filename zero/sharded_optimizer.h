@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "offload/host_lane.h"
+#include "offload/host_pipeline.h"
 #include "offload/state_store.h"
 #include "optim/optimizer.h"
 #include "zero/bucket.h"
@@ -16,7 +16,7 @@
 
 namespace zerorun {
 
-// Where the states of pieces rest, by StatePiece::on_host.
+// Where the states of chunks rest, by StateChunk::on_host.
 struct StateStores {
   std::unique_ptr<StateStore> device;
   std::unique_ptr<StateStore> host;  // null when nothing is offloaded
@@ -24,7 +24,7 @@ struct StateStores {
 
 // By ParameterSpec::use_muon: the rule for this bucket.
 const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket);
-// The layouts of all pieces that rest on the host, or of all that do not; numbers the pieces.
+// The layouts of all chunks that rest on the host, or of all that do not; numbers the chunks.
 std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
                                        std::vector<Bucket>& buckets, bool on_host);
 
@@ -39,17 +39,17 @@ DirectionSize direction_numel(const Sharding& sharding, std::span<const Optimize
 // The optimizer states of this rank's shards and the steps over them.
 class ShardedOptimizer {
  public:
-  // Collective. `rules` as of make_optimizers; `lane` is null when no states are
+  // Collective. `rules` as of make_optimizers; `pipeline` is null when no states are
   // offloaded, `parameters` when none move. Throws ConfigError when a parameter does not fit its
   // rule, naming it.
   ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
-                   std::vector<Optimizer> rules, StateStores stores, HostLane* lane,
+                   std::vector<Optimizer> rules, StateStores stores, HostPipeline* pipeline,
                    OffloadedParameters* parameters);
 
   using Publish = std::function<void(const Bucket&)>;
   // Updates every trainable bucket's shard (master, states, and the parameter in its dtype) and
   // calls `publish` for it; what `publish` puts on `comm_stream` finds the updated shard. Offloaded
-  // pieces are updated beside the others. `step` counts from 1; `grad_scale` multiplies the
+  // chunks are updated beside the others. `step` counts from 1; `grad_scale` multiplies the
   // gradient. Collective; what the ranks exchange goes over `comm_stream`.
   void step(int64_t step, float grad_scale, std::span<const ParameterGroup> groups,
             Stream& comm_stream, const Publish& publish);
@@ -67,11 +67,11 @@ class ShardedOptimizer {
   void visit(StateAccess access, const Engine::StateVisit& visit);
   // What rests in files may have been changed there.
   void accept_changes();
-  // As Engine::publish_masters.
+  // As Engine::refresh_from_masters.
   void recast(Stream& comm_stream, const Publish& publish);
 
  private:
-  // Neighbours within a piece that take the same step; elements of the held part.
+  // Neighbours within a chunk that take the same step; elements of the held part.
   struct Run {
     int64_t begin = 0;
     int64_t end = 0;
@@ -87,41 +87,41 @@ class ShardedOptimizer {
       return groups[static_cast<size_t>(run.group)];
     }
   };
-  // A piece while it is acquired, and who computes on it.
+  // A chunk while it is acquired, and who computes on it.
   struct Work {
     const Bucket& bucket;
-    const StatePiece& piece;
+    const StateChunk& chunk;
     Device& device;
     Stream& stream;
     std::vector<TensorView> views;  // master and states
-    TensorView param;               // of the piece, in its dtype, where the device writes it
-    size_t piece_number() const { return static_cast<size_t>(&piece - bucket.pieces.data()); }
+    TensorView param;               // of the chunk, in its dtype, where the device writes it
+    size_t chunk_number() const { return static_cast<size_t>(&chunk - bucket.chunks.data()); }
   };
 
   void check_matrices(const Bucket& bucket) const;
-  std::vector<Run> runs_of(const Bucket& bucket, const StatePiece& piece) const;
+  std::vector<Run> runs_of(const Bucket& bucket, const StateChunk& chunk) const;
   const std::vector<Run>& runs(const Work& work) const;
-  StateStore& store_of(const StatePiece& piece) {
-    return piece.on_host ? *stores_.host : *stores_.device;
+  StateStore& store_of(const StateChunk& chunk) {
+    return chunk.on_host ? *stores_.host : *stores_.device;
   }
-  // Where the updated parameters of a piece go.
-  TensorView param_of(const Bucket& bucket, const StatePiece& piece) const;
-  // Master and states, where a piece without a master of its own has its parameters.
-  std::vector<TensorView> with_master(const Bucket& bucket, const StatePiece& piece,
+  // Where the updated parameters of a chunk go.
+  TensorView param_of(const Bucket& bucket, const StateChunk& chunk) const;
+  // Master and states, where a chunk without a master of its own has its parameters.
+  std::vector<TensorView> with_master(const Bucket& bucket, const StateChunk& chunk,
                                       std::vector<TensorView> views) const;
-  // The part of the `index`th view of a piece that belongs to elements [begin, begin + numel) of
+  // The part of the `index`th view of a chunk that belongs to elements [begin, begin + numel) of
   // it.
   TensorView part_of(const Bucket& bucket, TensorView view, size_t index, int64_t begin,
                      int64_t numel) const;
-  // What is known of a piece: its parameters, and master and states unless it is frozen.
-  struct PieceViews {
+  // What is known of a chunk: its parameters, and master and states unless it is frozen.
+  struct ChunkViews {
     TensorView param;
     std::vector<TensorView> states;
   };
-  StateInterval interval_of(const Bucket& bucket, const StatePiece& piece, const Interval& part,
-                            const PieceViews& views) const;
-  // Visits what of the piece this rank alone stands for.
-  void visit_piece(const Bucket& bucket, const StatePiece& piece, const PieceViews& views,
+  StateInterval interval_of(const Bucket& bucket, const StateChunk& chunk, const Interval& part,
+                            const ChunkViews& views) const;
+  // Visits what of the chunk this rank alone stands for.
+  void visit_chunk(const Bucket& bucket, const StateChunk& chunk, const ChunkViews& views,
                    const Engine::StateVisit& visit,
                    std::optional<ParameterId> only = std::nullopt) const;
   // Where initial values come from, and what they pass through.
@@ -130,36 +130,36 @@ class ShardedOptimizer {
     std::span<float> host;
     TensorView staging;
   };
-  // The bucket's piece of that number; `views` are its master and states, if it has any.
-  void fill(const Bucket& bucket, const StatePiece& piece, size_t number,
+  // The bucket's chunk of that number; `views` are its master and states, if it has any.
+  void fill(const Bucket& bucket, const StateChunk& chunk, size_t number,
             std::span<const TensorView> views, const Fill& fill);
 
-  Work begin(const Bucket& bucket, const StatePiece& piece, Content content = Content::needed);
-  // Sets where the piece's new parameters are written (on CPU ranks, where they belong), and takes
+  Work begin(const Bucket& bucket, const StateChunk& chunk, Content content = Content::needed);
+  // Sets where the chunk's new parameters are written (on CPU ranks, where they belong), and takes
   // them there.
   void open_param(Work& work);
   void close_param(Work& work);
-  // The bucket's offloaded pieces that were closed so far have their new parameters.
+  // The bucket's offloaded chunks that were closed so far have their new parameters.
   Event stepped(const Bucket& bucket);
   // The updated parameters, where there are any, and the states go to rest.
   void end(Work& work);
   UpdateTensors tensors_of(const Work& work) const;
   using Scalars = std::function<UpdateScalars(const Run&)>;
-  // All runs of a piece, by one call of the device.
+  // All runs of a chunk, by one call of the device.
   void update(const Work& work, const UpdateTensors& tensors, const Scalars& scalars) const;
-  // One pass over the pieces that rest on the host, or over those that do not.
+  // One pass over the chunks that rest on the host, or over those that do not.
   void update(const Bucket& bucket, bool on_host, const Scalars& scalars);
-  // One pass over all buckets, offloaded pieces beside the others; publishes.
+  // One pass over all buckets, offloaded chunks beside the others; publishes.
   void update_all(const std::function<bool(const Bucket&)>& wanted,
                   const std::function<Scalars(const Bucket&)>& scalars_of, Stream& comm_stream,
                   const Publish& publish);
 
-  // The next step's first pieces are read beside forward and backward.
+  // The next step's first chunks are read beside forward and backward.
   void expect_next_step();
 
   // zero/two_pass_step.cc
   void allocate_direction();
-  // First pass over a piece; its direction goes to `out`, in fp32.
+  // First pass over a chunk; its direction goes to `out`, in fp32.
   void find_direction(const Work& work, const Step& step, TensorView out);
   void lamb_step(const Step& step, Stream& comm_stream, const Publish& publish);
   void muon_step(const Bucket& bucket, const Step& step, Stream& comm_stream);
@@ -169,10 +169,10 @@ class ShardedOptimizer {
   const std::vector<Bucket>& buckets_;
   const std::vector<Optimizer> rules_;
   StateStores stores_;
-  HostLane* const lane_;
+  HostPipeline* const pipeline_;
   OffloadedParameters* const parameters_;
-  std::vector<std::vector<std::vector<Run>>> runs_;  // by bucket and piece
-  // Of one bucket at a time, in fp32: Lamb's direction of a piece, Muon's of the whole.
+  std::vector<std::vector<std::vector<Run>>> runs_;  // by bucket and chunk
+  // Of one bucket at a time, in fp32: Lamb's direction of a chunk, Muon's of the whole.
   Buffer direction_;
   Event direction_read_;  // the host has what it needs of Muon's
   std::shared_ptr<void> ledger_;

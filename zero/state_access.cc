@@ -11,14 +11,14 @@ namespace zerorun {
 namespace {
 
 // What a bucket without optimizer states is visited in.
-std::vector<StatePiece> frozen_pieces(const Bucket& bucket) {
-  if (!bucket.param_pieces.empty()) return bucket.param_pieces;
+std::vector<StateChunk> frozen_chunks(const Bucket& bucket) {
+  if (!bucket.param_chunks.empty()) return bucket.param_chunks;
   return {{.begin = 0, .end = bucket.held_numel}};
 }
 
-bool has_part_of(const Bucket& bucket, const StatePiece& piece, ParameterId parameter) {
-  const int64_t begin = bucket.held_from + piece.begin;
-  const int64_t end = bucket.held_from + piece.end;
+bool has_part_of(const Bucket& bucket, const StateChunk& chunk, ParameterId parameter) {
+  const int64_t begin = bucket.held_from + chunk.begin;
+  const int64_t end = bucket.held_from + chunk.end;
   const auto& placements = bucket.layout.placements;
   return std::any_of(placements.begin(), placements.end(), [&](const Placement& placement) {
     return placement.parameter == parameter && placement.offset < end &&
@@ -28,17 +28,17 @@ bool has_part_of(const Bucket& bucket, const StatePiece& piece, ParameterId para
 
 }  // namespace
 
-void ShardedOptimizer::fill(const Bucket& bucket, const StatePiece& piece, size_t number,
+void ShardedOptimizer::fill(const Bucket& bucket, const StateChunk& chunk, size_t number,
                             std::span<const TensorView> views, const Fill& fill) {
   Device& device = context_.device;
   Stream& stream = device.inline_stream();
   Device& host = device.host();
-  const bool moves = !bucket.param_pieces.empty();
+  const bool moves = !bucket.param_chunks.empty();
   const TensorView param =
       moves ? parameters_->acquire(bucket, number, host.inline_stream(), Content::overwritten)
-            : param_of(bucket, piece);
-  const int64_t from = bucket.held_from + piece.begin;
-  for (const Interval& part : bucket.layout.intervals(from, from + piece.numel())) {
+            : param_of(bucket, chunk);
+  const int64_t from = bucket.held_from + chunk.begin;
+  for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
     for (int64_t at = 0; at < part.numel; at += fill.staging.numel) {
       const int64_t count = std::min(fill.staging.numel, part.numel - at);
       const int64_t offset = part.offset - from + at;
@@ -54,7 +54,7 @@ void ShardedOptimizer::fill(const Bucket& bucket, const StatePiece& piece, size_
           device.cast(stream, block, out);
         }
       };
-      if (!views.empty()) write(views[0], piece.on_host);
+      if (!views.empty()) write(views[0], chunk.on_host);
       write(param, moves);
       stream.synchronize();
     }
@@ -68,31 +68,31 @@ void ShardedOptimizer::initialize(const Engine::FillFunction& source, const Publ
   const Buffer buffer = context_.device.allocate(kNumel * sizeof(float), MemoryCategory::other);
   const Fill fill_with{source, host, view_of(buffer, DType::fp32, kNumel)};
   for (const Bucket& bucket : buckets_) {
-    if (bucket.pieces.empty()) {
-      const std::vector<StatePiece> pieces = frozen_pieces(bucket);
-      for (size_t i = 0; i < pieces.size(); ++i) fill(bucket, pieces[i], i, {}, fill_with);
+    if (bucket.chunks.empty()) {
+      const std::vector<StateChunk> chunks = frozen_chunks(bucket);
+      for (size_t i = 0; i < chunks.size(); ++i) fill(bucket, chunks[i], i, {}, fill_with);
     }
-    for (const StatePiece& piece : bucket.pieces) {
-      const Work work = begin(bucket, piece);
-      if (piece.on_host) lane_->synchronize();
-      fill(bucket, piece, work.piece_number(), work.views, fill_with);
-      store_of(piece).release(piece.index, work.stream, 1);  // the master
+    for (const StateChunk& chunk : bucket.chunks) {
+      const Work work = begin(bucket, chunk);
+      if (chunk.on_host) pipeline_->synchronize();
+      fill(bucket, chunk, work.chunk_number(), work.views, fill_with);
+      store_of(chunk).release(chunk.index, work.stream, 1);  // the master
     }
     publish(bucket);
   }
 }
 
-StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StatePiece& piece,
-                                            const Interval& part, const PieceViews& views) const {
+StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StateChunk& chunk,
+                                            const Interval& part, const ChunkViews& views) const {
   StateInterval interval{.parameter = part.parameter, .begin = part.begin, .numel = part.numel};
-  const int64_t in_piece = part.offset - bucket.held_from - piece.begin;
-  if (views.param.data != nullptr) interval.param = views.param.slice(in_piece, part.numel);
-  interval.param_on_host = !bucket.param_pieces.empty();
+  const int64_t in_chunk = part.offset - bucket.held_from - chunk.begin;
+  if (views.param.data != nullptr) interval.param = views.param.slice(in_chunk, part.numel);
+  interval.param_on_host = !bucket.param_chunks.empty();
   if (!bucket.plan.trainable) return interval;
-  interval.on_host = piece.on_host;
-  interval.grad = bucket.reduced_part(in_piece + piece.begin, part.numel);
+  interval.on_host = chunk.on_host;
+  interval.grad = bucket.reduced_part(in_chunk + chunk.begin, part.numel);
   for (size_t i = 0; i < views.states.size(); ++i) {
-    const TensorView view = part_of(bucket, views.states[i], i, in_piece, part.numel);
+    const TensorView view = part_of(bucket, views.states[i], i, in_chunk, part.numel);
     if (i == 0) {
       interval.master = view;
     } else {
@@ -102,44 +102,44 @@ StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StatePie
   return interval;
 }
 
-void ShardedOptimizer::visit_piece(const Bucket& bucket, const StatePiece& piece,
-                                   const PieceViews& views, const Engine::StateVisit& visit,
+void ShardedOptimizer::visit_chunk(const Bucket& bucket, const StateChunk& chunk,
+                                   const ChunkViews& views, const Engine::StateVisit& visit,
                                    std::optional<ParameterId> only) const {
   const int64_t own = context_.rank * bucket.layout.shard_numel;
-  const int64_t begin = std::max(own, bucket.held_from + piece.begin);
-  const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.held_from + piece.end);
+  const int64_t begin = std::max(own, bucket.held_from + chunk.begin);
+  const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.held_from + chunk.end);
   for (const Interval& part : bucket.layout.intervals(begin, end)) {
-    if (!only || part.parameter == *only) visit(interval_of(bucket, piece, part, views));
+    if (!only || part.parameter == *only) visit(interval_of(bucket, chunk, part, views));
   }
 }
 
 std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts,
                                                        std::optional<ParameterId> only) {
-  if (lane_ != nullptr) lane_->synchronize();
+  if (pipeline_ != nullptr) pipeline_->synchronize();
   std::vector<StateInterval> result;
   const auto keep = [&](const StateInterval& interval) { result.push_back(interval); };
   for (const Bucket& bucket : buckets_) {
-    const auto is_wanted = [&](const StatePiece& piece) {
-      return !only || has_part_of(bucket, piece, *only);
+    const auto is_wanted = [&](const StateChunk& chunk) {
+      return !only || has_part_of(bucket, chunk, *only);
     };
-    const bool moves = !bucket.param_pieces.empty();
-    const auto param_at_rest = [&](const StatePiece& piece, size_t number) {
-      if (!moves) return param_of(bucket, piece);
+    const bool moves = !bucket.param_chunks.empty();
+    const auto param_at_rest = [&](const StateChunk& chunk, size_t number) {
+      if (!moves) return param_of(bucket, chunk);
       return parts == Parts::all ? parameters_->rest(bucket, number) : TensorView{};
     };
-    if (bucket.pieces.empty()) {
-      const std::vector<StatePiece> pieces = frozen_pieces(bucket);
-      for (size_t i = 0; i < pieces.size(); ++i) {
-        if (!is_wanted(pieces[i])) continue;
-        visit_piece(bucket, pieces[i], {param_at_rest(pieces[i], i), {}}, keep, only);
+    if (bucket.chunks.empty()) {
+      const std::vector<StateChunk> chunks = frozen_chunks(bucket);
+      for (size_t i = 0; i < chunks.size(); ++i) {
+        if (!is_wanted(chunks[i])) continue;
+        visit_chunk(bucket, chunks[i], {param_at_rest(chunks[i], i), {}}, keep, only);
       }
     }
-    for (size_t i = 0; i < bucket.pieces.size(); ++i) {
-      const StatePiece& piece = bucket.pieces[i];
-      if (!is_wanted(piece)) continue;
+    for (size_t i = 0; i < bucket.chunks.size(); ++i) {
+      const StateChunk& chunk = bucket.chunks[i];
+      if (!is_wanted(chunk)) continue;
       std::vector<TensorView> states =
-          with_master(bucket, piece, store_of(piece).rest(piece.index));
-      visit_piece(bucket, piece, {param_at_rest(piece, i), std::move(states)}, keep, only);
+          with_master(bucket, chunk, store_of(chunk).rest(chunk.index));
+      visit_chunk(bucket, chunk, {param_at_rest(chunk, i), std::move(states)}, keep, only);
     }
   }
   std::sort(result.begin(), result.end(), [](const StateInterval& a, const StateInterval& b) {
@@ -152,25 +152,25 @@ void ShardedOptimizer::visit(StateAccess access, const Engine::StateVisit& visit
   const Content content = access == StateAccess::shape ? Content::overwritten : Content::needed;
   const bool changed = access == StateAccess::write;
   Stream& host = context_.device.host().inline_stream();
-  if (lane_ != nullptr) lane_->synchronize();
+  if (pipeline_ != nullptr) pipeline_->synchronize();
   for (const Bucket& bucket : buckets_) {
-    const bool moves = !bucket.param_pieces.empty();
-    const auto visit_with = [&](const StatePiece& piece, size_t number,
+    const bool moves = !bucket.param_chunks.empty();
+    const auto visit_with = [&](const StateChunk& chunk, size_t number,
                                 std::vector<TensorView> states) {
       const TensorView param =
-          moves ? parameters_->acquire(bucket, number, host, content) : param_of(bucket, piece);
-      visit_piece(bucket, piece, {param, std::move(states)}, visit);
+          moves ? parameters_->acquire(bucket, number, host, content) : param_of(bucket, chunk);
+      visit_chunk(bucket, chunk, {param, std::move(states)}, visit);
       if (moves) parameters_->release(bucket, number, host, changed);
     };
-    if (bucket.pieces.empty()) {
-      const std::vector<StatePiece> pieces = frozen_pieces(bucket);
-      for (size_t i = 0; i < pieces.size(); ++i) visit_with(pieces[i], i, {});
+    if (bucket.chunks.empty()) {
+      const std::vector<StateChunk> chunks = frozen_chunks(bucket);
+      for (size_t i = 0; i < chunks.size(); ++i) visit_with(chunks[i], i, {});
     }
-    for (const StatePiece& piece : bucket.pieces) {
-      Work work = begin(bucket, piece, content);
+    for (const StateChunk& chunk : bucket.chunks) {
+      Work work = begin(bucket, chunk, content);
       work.stream.synchronize();
-      visit_with(piece, work.piece_number(), std::move(work.views));
-      store_of(piece).release(piece.index, work.stream,
+      visit_with(chunk, work.chunk_number(), std::move(work.views));
+      store_of(chunk).release(chunk.index, work.stream,
                               changed ? std::numeric_limits<size_t>::max() : 0);
     }
   }
@@ -186,8 +186,8 @@ void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
   // Whoever wrote to masters may have done so on the inline stream.
   comm_stream.wait(context_.device.inline_stream().record());
   for (const Bucket& bucket : buckets_) {
-    for (const StatePiece& piece : bucket.pieces) {
-      Work work = begin(bucket, piece);
+    for (const StateChunk& chunk : bucket.chunks) {
+      Work work = begin(bucket, chunk);
       const int64_t own = context_.rank * bucket.layout.shard_numel;
       for (size_t i = 0; i < work.views.size() && !context_.policy.shard_state; ++i) {
         const TensorView part = part_of(bucket, work.views[i], i, own, bucket.layout.shard_numel);
@@ -199,8 +199,8 @@ void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
         work.device.cast(work.stream, work.views[0], work.param);
       }
       close_param(work);
-      if (piece.on_host) comm_stream.wait(stepped(bucket));
-      store_of(piece).release(piece.index, work.stream, 0);
+      if (chunk.on_host) comm_stream.wait(stepped(bucket));
+      store_of(chunk).release(chunk.index, work.stream, 0);
     }
     publish(bucket);
   }

@@ -51,15 +51,15 @@ void ShardedOptimizer::find_direction(const Work& work, const Step& step, Tensor
 // Lamb scales each parameter's step by the ratio of two norms. Their sums of squares are exact, so
 // they do not depend on who adds what; one collective brings those of all parameters.
 void ShardedOptimizer::lamb_step(const Step& step, Stream& comm_stream, const Publish& publish) {
-  LambNorms norms(context_, lane_);
+  LambNorms norms(context_, pipeline_);
   for (const Bucket& bucket : buckets_) {
-    if (bucket.offloaded) lane_->stream().wait(bucket.host_ready);
-    for (const StatePiece& piece : bucket.pieces) {
-      Work work = begin(bucket, piece);
-      const TensorView direction = piece.on_host ? lane_->outgoing(piece.numel(), DType::fp32)
-                                                 : view_of(direction_, DType::fp32, piece.numel());
+    if (bucket.offloaded) pipeline_->stream().wait(bucket.host_ready);
+    for (const StateChunk& chunk : bucket.chunks) {
+      Work work = begin(bucket, chunk);
+      const TensorView direction = chunk.on_host ? pipeline_->outgoing(chunk.numel(), DType::fp32)
+                                                 : view_of(direction_, DType::fp32, chunk.numel());
       find_direction(work, step, direction);
-      norms.add(bucket, piece, work.views[0], direction, work.device, work.stream);
+      norms.add(bucket, chunk, work.views[0], direction, work.device, work.stream);
       end(work);
     }
   }
@@ -82,14 +82,14 @@ void ShardedOptimizer::muon_step(const Bucket& bucket, const Step& step, Stream&
   const TensorView direction = view_of(direction_, DType::fp32, bucket.layout.padded_numel());
   const TensorView held = direction.slice(bucket.held_from, bucket.held_numel);
   stream.wait(direction_read_);  // by the bucket before
-  if (bucket.offloaded) lane_->stream().wait(bucket.host_ready);
-  for (const StatePiece& piece : bucket.pieces) {
-    Work work = begin(bucket, piece);
-    const TensorView part = held.slice(piece.begin, piece.numel());
-    if (piece.on_host) {
-      const TensorView staged = lane_->outgoing(piece.numel(), DType::fp32);
+  if (bucket.offloaded) pipeline_->stream().wait(bucket.host_ready);
+  for (const StateChunk& chunk : bucket.chunks) {
+    Work work = begin(bucket, chunk);
+    const TensorView part = held.slice(chunk.begin, chunk.numel());
+    if (chunk.on_host) {
+      const TensorView staged = pipeline_->outgoing(chunk.numel(), DType::fp32);
       find_direction(work, step, staged);
-      stream.wait(lane_->send(staged, part));
+      stream.wait(pipeline_->send(staged, part));
     } else {
       find_direction(work, step, part);
     }
@@ -116,10 +116,10 @@ void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
                                        TensorView direction) {
   const Optimizer& rule = rule_of(rules_, bucket);
   const Event found = context_.device.inline_stream().record();
-  for (const StatePiece& piece : bucket.pieces) {
-    Work work = begin(bucket, piece);
-    TensorView part = direction.slice(piece.begin, piece.numel());
-    if (piece.on_host) part = lane_->fetch(part, found);
+  for (const StateChunk& chunk : bucket.chunks) {
+    Work work = begin(bucket, chunk);
+    TensorView part = direction.slice(chunk.begin, chunk.numel());
+    if (chunk.on_host) part = pipeline_->fetch(part, found);
     open_param(work);
     UpdateTensors tensors = tensors_of(work);
     tensors.grad = part;
@@ -128,10 +128,10 @@ void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
       const auto& shape = context_.specs[static_cast<size_t>(run.first.parameter)].shape;
       return rule.muon_scalars(step.count, step.of(run), shape[0], shape[1]);
     });
-    if (piece.on_host) lane_->fetched();
+    if (chunk.on_host) pipeline_->fetched();
     end(work);
   }
-  if (bucket.offloaded) direction_read_ = lane_->received();
+  if (bucket.offloaded) direction_read_ = pipeline_->received();
 }
 
 }  // namespace zerorun

@@ -70,7 +70,7 @@ class NcclCommunicator final : public CallCommunicator {
   bool reads_peers() const override { return false; }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override;
-  Event together(Stream& stream, const std::function<void()>& calls) override;
+  Event coalesced(Stream& stream, const std::function<void()>& calls) override;
 
   void abort(std::string_view reason) noexcept override {
     if (group_) return group_->abort(reason);
@@ -93,10 +93,10 @@ class NcclCommunicator final : public CallCommunicator {
   const std::shared_ptr<CudaDevice> device_;
   Buffer word_;  // what a barrier reduces
   NcclScratch scratch_;
-  std::shared_ptr<NcclGroup> group_;                 // null for one rank by itself,
-  std::shared_ptr<Aborted> aborted_;                 // which has this
-  std::shared_ptr<CudaStream::Watched> watched_;     // either
-  std::vector<CollectiveCall>* together_ = nullptr;  // what together() collects
+  std::shared_ptr<NcclGroup> group_;                  // null for one rank by itself,
+  std::shared_ptr<Aborted> aborted_;                  // which has this
+  std::shared_ptr<CudaStream::Watched> watched_;      // either
+  std::vector<CollectiveCall>* coalesced_ = nullptr;  // what coalesced() collects
 };
 
 std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
@@ -136,17 +136,17 @@ bool NcclCommunicator::agree(bool mine) {
   return word == 1;
 }
 
-Event NcclCommunicator::together(Stream& stream, const std::function<void()>& calls) {
-  ZR_CHECK(together_ == nullptr, "together() within together()");
+Event NcclCommunicator::coalesced(Stream& stream, const std::function<void()>& calls) {
+  ZR_CHECK(coalesced_ == nullptr, "coalesced() within coalesced()");
   std::vector<CollectiveCall> collected;
-  together_ = &collected;
+  coalesced_ = &collected;
   try {
     calls();
   } catch (...) {
-    together_ = nullptr;
+    coalesced_ = nullptr;
     throw;
   }
-  together_ = nullptr;
+  coalesced_ = nullptr;
   const std::span<CollectiveCall> all(collected);
   for (size_t i = 0; i < all.size(); i += kMaxOfGroup) {
     start(all.subspan(i, std::min(kMaxOfGroup, all.size() - i)), stream);
@@ -155,7 +155,7 @@ Event NcclCommunicator::together(Stream& stream, const std::function<void()>& ca
 }
 
 void NcclCommunicator::submit(CollectiveCall call, Stream& stream) {
-  if (together_ != nullptr) return together_->push_back(std::move(call));
+  if (coalesced_ != nullptr) return coalesced_->push_back(std::move(call));
   start(std::span(&call, 1), stream);
 }
 

@@ -7,7 +7,7 @@
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/current_device.h"
 #include "device/cuda/relaxed_capture.h"
-#include "device/settle.h"
+#include "device/drain.h"
 
 namespace zerorun {
 
@@ -57,7 +57,7 @@ void NcclGroup::join() {
   peers_.arrive();
   ncclUniqueId id{};
   if (options_.rank == 0) {
-    settle(nccl_.unique_id(&id), "ncclGetUniqueId");
+    finish_call(nccl_.unique_id(&id), "ncclGetUniqueId");
     peers_.give_id(std::string(id.internal, sizeof(id.internal)));
   } else {
     const std::string bytes = peers_.wait_for_id([this] { check(); });
@@ -75,7 +75,7 @@ void NcclGroup::join() {
     if (!error_.empty()) throw CommError(error_);
     result = nccl_.init(&comm_, options_.world_size, id, options_.rank, &config);
   }
-  settle(result, kJoining);
+  finish_call(result, kJoining);
   peers_.meet();
   const std::lock_guard lock(mutex_);
   calling_.reset();
@@ -90,7 +90,7 @@ void NcclGroup::begin(Call call) {
   changed_.notify_all();
 }
 
-void NcclGroup::settle(ncclResult_t result, std::string_view what) {
+void NcclGroup::finish_call(ncclResult_t result, std::string_view what) {
   const auto begun = Clock::now();
   while (result == ncclInProgress) {
     // NCCL gives every call to a thread of its own, which mostly needs less than a pause.
@@ -128,7 +128,7 @@ void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& 
       if (comm_ == nullptr) throw CommError(error_);
       result = enqueue(nccl_, comm_);
     }
-    settle(result, what);
+    finish_call(result, what);
     Event done = stream.record();
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);
@@ -157,7 +157,7 @@ void* NcclGroup::register_memory(void* data, size_t nbytes) {
       if (comm_ == nullptr) return nullptr;
       result = nccl_.register_memory(comm_, data, nbytes, &handle);
     }
-    settle(result, kWhat);
+    finish_call(result, kWhat);
   } catch (const CommError&) {
     handle = nullptr;
   }
@@ -192,7 +192,7 @@ void NcclGroup::give_back(void* data, void* handle) noexcept {
     const std::lock_guard lock(mutex_);
     if (!pending_.empty()) last = pending_.back().done;
   }
-  zerorun::settle(last);  // while the watcher may still abort what it waits for
+  zerorun::drain(last);  // while the watcher may still abort what it waits for
   {
     const std::lock_guard lock(mutex_);
     if (comm_ != nullptr) nccl_.deregister_memory(comm_, handle);
@@ -309,7 +309,7 @@ void NcclGroup::finalize() {
     if (comm_ == nullptr) return;
     result = nccl_.finalize(comm_);
   }
-  settle(result, kLeaving);
+  finish_call(result, kLeaving);
   ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);

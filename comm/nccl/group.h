@@ -72,7 +72,7 @@ class NcclGroup final : public CudaStream::Watched {
   void begin(Call call);
   // Waits until NCCL is done with the call that began, and goes on in the background; the watcher
   // ends it with an error where it takes too long.
-  void settle(ncclResult_t result, std::string_view what);
+  void finish_call(ncclResult_t result, std::string_view what);
   void* register_memory(void* data, size_t nbytes);
   void give_back(void* data, void* handle) noexcept;
   void forget_done();

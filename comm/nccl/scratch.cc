@@ -1,10 +1,10 @@
 #include "comm/nccl/scratch.h"
 
-#include "device/settle.h"
+#include "device/drain.h"
 
 namespace zerorun {
 
-NcclScratch::~NcclScratch() { settle(free_); }
+NcclScratch::~NcclScratch() { drain(free_); }
 
 std::byte* NcclScratch::acquire(CudaStream& stream, size_t nbytes) {
   if (block_.nbytes() < nbytes) {

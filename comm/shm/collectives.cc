@@ -35,15 +35,15 @@ Range part_of(int64_t numel, int rank, int world_size) {
   return {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
 }
 
-// Reduces the elements of `range` that the piece has into `out`, the output of the whole row.
-void reduce_piece(const CollectiveCall& call, const Exchange::Piece& piece, Range range,
+// Reduces the elements of `range` that the chunk has into `out`, the output of the whole row.
+void reduce_chunk(const CollectiveCall& call, const Exchange::Chunk& chunk, Range range,
                   TensorView out) {
-  range.begin = std::max(range.begin, piece.begin);
-  range.end = std::min(range.end, piece.begin + piece.numel);
+  range.begin = std::max(range.begin, chunk.begin);
+  range.end = std::min(range.end, chunk.begin + chunk.numel);
   if (range.numel() <= 0) return;
-  std::vector<const std::byte*> sources(piece.sources.begin(), piece.sources.end());
+  std::vector<const std::byte*> sources(chunk.sources.begin(), chunk.sources.end());
   for (const std::byte*& source : sources) {
-    source += static_cast<size_t>(range.begin - piece.begin) * size_of(call.in.dtype);
+    source += static_cast<size_t>(range.begin - chunk.begin) * size_of(call.in.dtype);
   }
   reduce({sources, call.in.dtype, call.reduce, call.output}, out.slice(range.begin, range.numel()));
 }
@@ -89,8 +89,8 @@ void Collectives::all_reduce(const CollectiveCall& call) {
   }
   const Range whole{0, call.out.numel};
   const Range mine = by_parts ? part_of(call.out.numel, control_.rank(), world_size) : whole;
-  exchange.for_each_piece(
-      [&](const Exchange::Piece& piece) { reduce_piece(call, piece, mine, call.out); });
+  exchange.for_each_chunk(
+      [&](const Exchange::Chunk& chunk) { reduce_chunk(call, chunk, mine, call.out); });
   if (by_parts) control_.advance();
   if (by_parts && !one_output) {
     for (int rank = 0; rank < world_size; ++rank) {
@@ -107,8 +107,8 @@ void Collectives::all_reduce(const CollectiveCall& call) {
 
 void Collectives::reduce_scatter(const CollectiveCall& call) {
   Exchange exchange(control_, *blocks_, call);
-  exchange.for_each_piece([&](const Exchange::Piece& piece) {
-    reduce_piece(call, piece, {0, call.out.numel}, call.out);
+  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
+    reduce_chunk(call, chunk, {0, call.out.numel}, call.out);
   });
   if (exchange.reads_inputs()) control_.advance();
 }
@@ -131,15 +131,15 @@ void Collectives::all_gather(const CollectiveCall& call) {
     if (!all_in_place) control_.advance();
     return;
   }
-  exchange.for_each_piece([&](const Exchange::Piece& piece) {
-    const size_t offset = static_cast<size_t>(piece.begin) * size_of(call.in.dtype);
-    const size_t piece_bytes = static_cast<size_t>(piece.numel) * size_of(call.in.dtype);
+  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
+    const size_t offset = static_cast<size_t>(chunk.begin) * size_of(call.in.dtype);
+    const size_t chunk_bytes = static_cast<size_t>(chunk.numel) * size_of(call.in.dtype);
     for (int rank = 0; rank < control_.world_size(); ++rank) {
       const bool own = rank == control_.rank();
       const std::byte* from =
-          own ? call.in.data + offset : piece.sources[static_cast<size_t>(rank)];
+          own ? call.in.data + offset : chunk.sources[static_cast<size_t>(rank)];
       std::byte* to = place_of(rank) + offset;
-      if (from != to) copy_bytes(to, from, piece_bytes);
+      if (from != to) copy_bytes(to, from, chunk_bytes);
     }
   });
   if (exchange.reads_inputs()) control_.advance();
@@ -148,22 +148,23 @@ void Collectives::all_gather(const CollectiveCall& call) {
 void Collectives::broadcast(const CollectiveCall& call) {
   Exchange exchange(control_, *blocks_, call);
   if (exchange.one_output()) return;
-  exchange.for_each_piece([&](const Exchange::Piece& piece) {
+  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
     if (control_.rank() == call.root) return;
-    const TensorView to = call.out.slice(piece.begin, piece.numel);
-    copy_bytes(to.data, piece.sources.front(), to.nbytes());
+    const TensorView to = call.out.slice(chunk.begin, chunk.numel);
+    copy_bytes(to.data, chunk.sources.front(), to.nbytes());
   });
   if (exchange.reads_inputs()) control_.advance();
 }
 
-void Collectives::check_settled(const CollectiveCall& call) const {
-  ZR_CHECK(call.in.empty() || blocks_->locate(call.in.data, call.in.nbytes()).shared(),
-           "all_gather '{}' of settled inputs: the input is not in memory that the ranks allocated "
-           "together",
-           call.label);
+void Collectives::check_one_sided(const CollectiveCall& call) const {
+  ZR_CHECK(
+      call.in.empty() || blocks_->locate(call.in.data, call.in.nbytes()).shared(),
+      "all_gather '{}' of one-sided inputs: the input is not in memory that the ranks allocated "
+      "together",
+      call.label);
 }
 
-void Collectives::gather_settled(const CollectiveCall& call) {
+void Collectives::gather_one_sided(const CollectiveCall& call) {
   control_.check();
   if (call.in.empty()) return;
   const size_t nbytes = call.in.nbytes();

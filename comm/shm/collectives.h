@@ -9,8 +9,8 @@
 
 namespace zerorun::shm {
 
-// The collectives of ranks that share memory, on the caller's thread. Except for gather_settled(),
-// calls come one at a time, in the same order on every rank.
+// The collectives of ranks that share memory, on the caller's thread. Except for
+// gather_one_sided(), calls come one at a time, in the same order on every rank.
 class Collectives {
  public:
   // `local` is null unless the ranks are threads of one process.
@@ -21,9 +21,9 @@ class Collectives {
   void run(const CollectiveCall& call);
   // all_gather without the peers' help, at any time and on any thread. The inputs must be in memory
   // that the ranks allocated together: at the same offset of a per_rank block on every rank, or as
-  // neighbours in rank order in a per_host block. check_settled throws InternalError otherwise.
-  void check_settled(const CollectiveCall& call) const;
-  void gather_settled(const CollectiveCall& call);
+  // neighbours in rank order in a per_host block. check_one_sided throws InternalError otherwise.
+  void check_one_sided(const CollectiveCall& call) const;
+  void gather_one_sided(const CollectiveCall& call);
   Buffer allocate(size_t nbytes, Sharing sharing);
 
  private:

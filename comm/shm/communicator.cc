@@ -40,10 +40,10 @@ class ShmCommunicator final : public HostCommunicator {
 
  private:
   void submit(CollectiveCall call, CpuStream& stream) override {
-    if (call.op == Collective::all_gather && call.sync == Sync::settled) {
-      collectives_->check_settled(call);
+    if (call.op == Collective::all_gather && call.sync == Sync::one_sided) {
+      collectives_->check_one_sided(call);
       stream.submit([collectives = collectives_, call = std::move(call)] {
-        collectives->gather_settled(call);
+        collectives->gather_one_sided(call);
       });
       return;
     }

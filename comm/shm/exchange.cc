@@ -83,7 +83,7 @@ bool Exchange::reads_inputs() const {
 
 void Exchange::stage_all() { stage_all_ = true; }
 
-void Exchange::for_each_piece(const std::function<void(const Piece&)>& body) {
+void Exchange::for_each_chunk(const std::function<void(const Chunk&)>& body) {
   const int64_t row = rows_ == 1 ? 0 : control_.rank();
   const size_t element = size_of(call_.in.dtype);
   // Inputs that are read where they lie stay mapped until the collective is over.

@@ -15,14 +15,14 @@ namespace zerorun::shm {
 
 // One collective in progress: it announces the call, and then brings the ranks' inputs to whoever
 // reads them. Inputs in shared memory are read where they lie; others pass through the stages of
-// their ranks, piece by piece.
+// their ranks, chunk by chunk.
 //
 // An input is a number of rows, one for each rank in a reduce_scatter and else one; a rank reads
 // the same row of all inputs.
 class Exchange {
  public:
   // Consecutive elements of the row that this rank reads.
-  struct Piece {
+  struct Chunk {
     int64_t begin = 0;
     int64_t numel = 0;
     std::span<const std::byte* const> sources;  // of each giver, in rank order
@@ -42,8 +42,8 @@ class Exchange {
   // All inputs pass through the stages, whatever was announced: outputs will overwrite inputs that
   // peers still need.
   void stage_all();
-  // Calls `body` on each piece of the row.
-  void for_each_piece(const std::function<void(const Piece&)>& body);
+  // Calls `body` on each chunk of the row.
+  void for_each_chunk(const std::function<void(const Chunk&)>& body);
 
  private:
   bool gives(int rank) const;

@@ -41,7 +41,7 @@ class SharedValue {
 
 enum class Membership : uint32_t { absent, joined, left };
 
-// Payload that fits is staged here with the announcement; larger ones pass in pieces.
+// Payload that fits is staged here with the announcement; larger ones pass in chunks.
 inline constexpr size_t kStageBytes = size_t{256} << 10;
 
 // Ranks advance in steps: each writes what the others need into the half of its slot that belongs

@@ -10,7 +10,7 @@
 namespace zerorun::kernels {
 
 // Elements of a thread's part, at least: for fewer, another thread costs more than it saves.
-// A multiple of kNormChunk.
+// A multiple of kNormBlock.
 inline constexpr int64_t kGrain = 32768;
 
 void fill(TensorView dst, float value);

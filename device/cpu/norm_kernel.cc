@@ -39,7 +39,7 @@ double squares_of_chunk(const T* HWY_RESTRICT chunk) {
     auto sum4 = hn::Zero(d);
     auto sum8 = hn::Zero(d);
     auto sum12 = hn::Zero(d);
-    for (int64_t i = column; i < kNormChunk; i += kLanes) {
+    for (int64_t i = column; i < kNormBlock; i += kLanes) {
       sum0 = add_squares(d, chunk + i, sum0);
       sum4 = add_squares(d, chunk + i + 4, sum4);
       sum8 = add_squares(d, chunk + i + 8, sum8);
@@ -54,9 +54,9 @@ double squares_of_chunk(const T* HWY_RESTRICT chunk) {
 template <typename T>
 void add_chunks(const T* values, int64_t count, ExactSum& sum) {
   int64_t i = 0;
-  for (; i + kNormChunk <= count; i += kNormChunk) sum.add(squares_of_chunk(values + i));
+  for (; i + kNormBlock <= count; i += kNormBlock) sum.add(squares_of_chunk(values + i));
   if (i == count) return;
-  T last[kNormChunk] = {};  // adding zeros changes no lane
+  T last[kNormBlock] = {};  // adding zeros changes no lane
   std::copy(values + i, values + count, last);
   sum.add(squares_of_chunk(last));
 }
@@ -81,7 +81,7 @@ namespace kernels {
 
 void sum_of_squares(TensorView src, std::span<const SquaresSegment> segments, TensorView sums) {
   std::mutex mutex;
-  parallel_for_shares(segments, kNormChunk, [&](const Share<SquaresSegment>& share) {
+  parallel_for_shares(segments, kNormBlock, [&](const Share<SquaresSegment>& share) {
     share.for_each([&](const SquaresSegment& segment, int64_t begin, int64_t end) {
       ExactSum part;
       HWY_DYNAMIC_DISPATCH(squares_range)(src.slice(begin, end - begin), part);

@@ -12,7 +12,7 @@
 #include "device/cuda/orthogonalize.h"
 #include "device/cuda/profiler_range.h"
 #include "device/device_calls.h"
-#include "device/settle.h"
+#include "device/drain.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
@@ -85,23 +85,23 @@ void CudaDevice::make_room_within_limit(size_t nbytes) {
   if (memory_limit_ == 0) return;
   const size_t held = static_cast<size_t>(ledger_->live_bytes()) + kept();
   if (held + nbytes <= memory_limit_) return;
-  settle(inline_stream_);  // work that was submitted before a block was freed may still use it
+  drain(inline_stream_);  // work that was submitted before a block was freed may still use it
   pool_->give_back(held + nbytes - memory_limit_);
 }
 
 // Work that was submitted before a block was freed may still use it.
 bool CudaDevice::give_back_kept() {
   const bool any = kept() > 0;
-  settle(inline_stream_);
+  drain(inline_stream_);
   pool_->give_back(SIZE_MAX);
   return any;
 }
 
 // Nothing waits in a step that has used what the one before has.
-void CudaDevice::give_back_unused() {
+void CudaDevice::trim_unused() {
   if (!pool_->end_step()) return;
-  settle(inline_stream_);
-  pool_->give_back_unused();
+  drain(inline_stream_);
+  pool_->trim_unused();
 }
 
 size_t CudaDevice::kept() const {

@@ -54,7 +54,7 @@ class CudaDevice final : public Device {
   std::optional<int> gpu() const override { return index_; }
   void use_inline_stream(void* handle) override;
   void use_reclaimer(const std::function<void()>& reclaim) override { reclaim_ = reclaim; }
-  void give_back_unused() override;
+  void trim_unused() override;
   void use_settings(const MemorySettings& settings) override { ledger_->use_settings(settings); }
 
   void upload(Stream& stream, const void* src, TensorView dst) override;

@@ -86,7 +86,7 @@ bool CudaPool::end_step() {
   return !kept_.empty() && is_unused(kept_.front());
 }
 
-void CudaPool::give_back_unused() noexcept {
+void CudaPool::trim_unused() noexcept {
   give_back_until([this](const Kept& next, size_t) { return !is_unused(next); });
 }
 

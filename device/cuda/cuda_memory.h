@@ -41,7 +41,7 @@ class CudaPool {
   bool end_step();
   // These give CUDA what end_step() found, and of all that is kept at least so many bytes, what was
   // kept longest first. All work on it must be done.
-  void give_back_unused() noexcept;
+  void trim_unused() noexcept;
   void give_back(size_t nbytes) noexcept;
 
   struct Free {

@@ -15,7 +15,7 @@ namespace zerorun::cuda {
 namespace {
 
 constexpr int kRow = 16;                  // virtual lanes; see device/cpu/norm_kernel.cc
-constexpr int kRows = kNormChunk / kRow;  // additions of a lane
+constexpr int kRows = kNormBlock / kRow;  // additions of a lane
 constexpr int kThreadsOfChunk = 4;        // each has four lanes
 constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
 // A digit is kept in two halves of 16 bits, each in a 32-bit word (shared memory adds those in
@@ -24,7 +24,7 @@ constexpr int64_t kMaxChunksOfBlock = 65536;
 constexpr unsigned kWholeWarp = 0xffffffffU;
 
 ZR_HOST_DEVICE inline int64_t chunks_of(int64_t numel) {
-  return (numel + kNormChunk - 1) / kNormChunk;
+  return (numel + kNormBlock - 1) / kNormBlock;
 }
 
 __device__ inline void add_square(float element, double& lane) {
@@ -35,7 +35,7 @@ __device__ inline void add_square(float element, double& lane) {
 // Lanes 4t to 4t+3 of a chunk's squares, added in order of the rows.
 template <bool kAligned, typename T>
 __device__ void add_squares(const T* chunk, int64_t count, int thread, double* lanes) {
-  if (kAligned && count == kNormChunk) {
+  if (kAligned && count == kNormBlock) {
     Vector<T, 4> rows[kRows];  // all on their way before the first is needed
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -96,9 +96,9 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
   // The same number of rounds for all threads of a warp, which exchange values.
   const int64_t rounds = (chunks_of(numel) - block_first + stride - 1) / stride;
   for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t begin = (first + round * stride) * kNormChunk;
+    const int64_t begin = (first + round * stride) * kNormBlock;
     const int64_t count =
-        begin < numel ? (numel - begin < kNormChunk ? numel - begin : kNormChunk) : 0;
+        begin < numel ? (numel - begin < kNormBlock ? numel - begin : kNormBlock) : 0;
     double lanes[4] = {};
     add_squares<kAligned>(values + (count > 0 ? begin : 0), count, thread, lanes);
     const double term = combine(lanes);

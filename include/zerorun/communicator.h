@@ -21,13 +21,13 @@ enum class ReduceOp : uint8_t { sum, max, min };
 enum class Output : uint8_t { overwrite, accumulate };
 
 // collective: every rank takes part, inputs are read after all have arrived.
-// settled: the caller promises that the inputs of all ranks were complete before the last
+// one_sided: the caller promises that the inputs of all ranks were complete before the last
 // collective
 //   and stay unchanged until the next one. A transport that can read its peers' memory then needs
 //   no help from them, so ranks may ask for different things. The inputs must be in memory from
 //   Communicator::allocate: per_rank, at the same offset on every rank, or per_host, side by side
 //   in rank order.
-enum class Sync : uint8_t { collective, settled };
+enum class Sync : uint8_t { collective, one_sided };
 
 enum class Collective : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier };
 inline constexpr int kCollectives = 5;
@@ -90,12 +90,12 @@ class ZR_API Communicator {
 
   // The collectives that `calls` makes on `stream`, as one operation where that costs less. None
   // may read what another one writes. The event is of all of them; their own say nothing.
-  virtual Event together(Stream& stream, const std::function<void()>& calls) {
+  virtual Event coalesced(Stream& stream, const std::function<void()>& calls) {
     calls();
     return stream.record();
   }
 
-  // True when Sync::settled gathers need no help from the peers.
+  // True when Sync::one_sided gathers need no help from the peers.
   virtual bool reads_peers() const = 0;
 
   // Ends the job's collectives: every peer's current and later calls fail with `reason`.

@@ -180,7 +180,7 @@ class ZR_API Device {
   virtual void use_settings(const MemorySettings& /*settings*/) {}
   // Called once a step. On a GPU: memory that was freed and that nobody has asked for again since
   // the call before goes back to the driver.
-  virtual void give_back_unused() {}
+  virtual void trim_unused() {}
 
   // Between host memory and this device's; the host block must live until the stream got there.
   // Only memory of allocate_pinned is read as it is then: other memory may be read at once.
@@ -197,7 +197,7 @@ class ZR_API Device {
   virtual void scale(Stream& stream, TensorView dst, float factor) = 0;
   // Adds the squares of each segment of `src` to its sum among `sums` (ExactSum::kWords int64 words
   // each, on this device). Segments ascend and do not overlap. The sum does not depend on how a
-  // tensor is cut, as long as cuts lie at multiples of kNormChunk elements from its start.
+  // tensor is cut, as long as cuts lie at multiples of kNormBlock elements from its start.
   virtual void sum_of_squares(Stream& stream, TensorView src,
                               std::span<const SquaresSegment> segments, TensorView sums) = 0;
   // One pass over the segments, as a whole: scale, states, update, cast. Segments ascend, do not
@@ -212,7 +212,7 @@ class ZR_API Device {
 };
 
 // Elements whose squares are added in one fixed order (see Device::sum_of_squares).
-inline constexpr int64_t kNormChunk = 256;
+inline constexpr int64_t kNormBlock = 256;
 // Elements of a state in 8 bits that share a scale.
 inline constexpr int64_t kStateBlock = 256;
 

@@ -201,15 +201,15 @@ class ZR_API Engine {
   virtual std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) = 0;
   std::vector<StateInterval> state_intervals() { return state_intervals(std::nullopt); }
   // The same one by one, always in one order, in no more memory than offloading stages anyway: the
-  // views are valid during the call. After `write`: publish_masters.
+  // views are valid during the call. After `write`: refresh_from_masters.
   using StateVisit = std::function<void(const StateInterval&)>;
   virtual void visit_states(StateAccess access, const StateVisit& visit) = 0;
   // After masters or states were written (a resumed checkpoint): recasts the parameters from the
   // masters and publishes them. Collective.
-  virtual void publish_masters() = 0;
+  virtual void refresh_from_masters() = 0;
 
   // Before and after parameters with their masters are written through state_intervals without
-  // publish_masters: drops gathers ahead, and takes what rests in files as it is then; more is
+  // refresh_from_masters: drops gathers ahead, and takes what rests in files as it is then; more is
   // written through intervals that are asked for anew. Collective.
   virtual void accept_changes() = 0;
 

@@ -244,9 +244,9 @@ void define_state(Engines& engine) {
 void define_steps(Engines& engine) {
   engine
       .def(
-          "publish_masters",
+          "refresh_from_masters",
           [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.publish_masters(); });
+            unlocked(self, [](Engine& core) { core.refresh_from_masters(); });
           },
           "Recasts the parameters from the masters and shares them. Collective.")
       .def(
@@ -254,7 +254,8 @@ void define_steps(Engines& engine) {
           [](const EngineHandle& self) {
             unlocked(self, [](Engine& core) { core.accept_changes(); });
           },
-          "Before and after parameters with their masters are written without publish_masters. "
+          "Before and after parameters with their masters are written without "
+          "refresh_from_masters. "
           "Collective.")
       .def(
           "parameter_hash",

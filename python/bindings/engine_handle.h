@@ -23,7 +23,7 @@ struct EngineOwner {
   ~EngineOwner() {  // NOLINT(bugprone-exception-escape)
     const WithoutGil unlocked;
     // The tensor library's kernels may still use the memory that goes now.
-    if (gpu != nullptr) gpu->settle();
+    if (gpu != nullptr) gpu->drain();
     engine.reset();
   }
 

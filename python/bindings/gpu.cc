@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "device/cuda_backend.h"
-#include "device/settle.h"
+#include "device/drain.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 
@@ -65,7 +65,7 @@ void* Gpu::current_stream() const {
 
 void Gpu::follow() const { device_->use_inline_stream(current_stream()); }
 
-void Gpu::settle() noexcept { zerorun::settle(device_->inline_stream()); }
+void Gpu::drain() noexcept { zerorun::drain(device_->inline_stream()); }
 
 void register_gpu(py::module_& m) {
   py::class_<Gpu, std::shared_ptr<Gpu>>(m, "Gpu", "A GPU for one engine.")

@@ -26,7 +26,7 @@ class Gpu {
   // With the GIL.
   void follow() const;
   // Waits for what was submitted on the last stream; errors have been or will be told elsewhere.
-  void settle() noexcept;
+  void drain() noexcept;
 
  private:
   void* current_stream() const;

@@ -165,7 +165,7 @@ def load(
             shard_files.restore(engine, pieces)
     elif optimizer is not None:
         engine.core.reset_optimizer()
-        engine.core.publish_masters()
+        engine.core.refresh_from_masters()
     scheduler = engine.lr_scheduler
     if (
         lr_scheduler_states

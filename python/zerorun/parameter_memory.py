@@ -79,7 +79,7 @@ def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Com
                 tensor_of(interval.param).copy_(part)
                 if interval.master is not None:
                     tensor_of(interval.master).copy_(part)
-    engine.publish_masters()
+    engine.refresh_from_masters()
 
 
 def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
@@ -106,7 +106,7 @@ def masters_from_parameters(engine: _C.Engine, layout: ModelLayout) -> None:
             for interval in engine.state_intervals(layout.ids[parameter]):
                 if interval.master is not None:
                     tensor_of(interval.master).copy_(tensor_of(interval.param))
-    engine.publish_masters()
+    engine.refresh_from_masters()
 
 
 def cast_buffers(model: nn.Module, dtype: str, communicator: _C.Communicator) -> None:

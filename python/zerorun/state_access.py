@@ -80,7 +80,7 @@ class StateAccess:
             target.copy_(part / self._average() if name == "grad" else part)
         if name != "grad":
             # Copies of what was set, on other ranks (stage 0) or in a file, follow.
-            self._engine.core.publish_masters()
+            self._engine.core.refresh_from_masters()
 
     def _error(self, parameter: nn.Parameter, name: str, text: str) -> _C.ConfigError:
         return _C.ConfigError(f"{name} of {self._engine.layout.names[parameter]}: {text}")

@@ -61,7 +61,7 @@ inline FakeModel small_model() {
   return model;
 }
 
-// Cuts every parameter at random places and deals the pieces to random ranks.
+// Cuts every parameter at random places and deals the chunks to random ranks.
 inline Cuts random_cuts(const FakeModel& model, int world_size, uint32_t seed) {
   std::mt19937 random(seed);
   Cuts cuts(static_cast<size_t>(world_size));
@@ -141,7 +141,7 @@ class FakeEngine : public Engine {
     for (const StateInterval& interval : state_intervals()) visit(interval);
   }
   void accept_changes() override {}
-  void publish_masters() override {
+  void refresh_from_masters() override {
     ++published_;
     for (const Held& held : held_) cast_master(held.interval);
   }

@@ -55,7 +55,7 @@ constexpr std::array<Dtypes, 6> kReducible = {{{DType::fp32, DType::fp32},
                                                {DType::fp16, DType::fp16},
                                                {DType::fp16, DType::fp32},
                                                {DType::int64, DType::int64}}};
-// Nothing, one, a prime that is staged at once, and one that is staged in pieces or read in place.
+// Nothing, one, a prime that is staged at once, and one that is staged in chunks or read in place.
 constexpr std::array<int64_t, 4> kSizes = {0, 1, 4099, 70001};
 constexpr std::array<int64_t, 4> kParts = {0, 1, 4099, 40009};  // times the world size
 
@@ -102,7 +102,7 @@ TEST_P(ConformanceTest, AllReduceAddsInRankOrderAndRoundsOnce) {
 TEST_P(ConformanceTest, CollectivesMadeTogetherGiveWhatTheyGiveOneByOne) {
   on_all_ranks([](Rank& rank) {
     std::list<std::tuple<TensorView, Bytes>> sums;
-    const Event done = rank->together(rank.stream(), [&] {
+    const Event done = rank->coalesced(rank.stream(), [&] {
       for (const auto& [in_dtype, out_dtype] : kReducible) {
         for (const int64_t numel : {int64_t{0}, int64_t{4099}}) {
           const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);

@@ -36,9 +36,9 @@ class NormConformance : public DeviceConformance {
 template <typename T>
 ExactSum squares_in_order(const std::vector<T>& values) {
   ExactSum sum;
-  for (size_t begin = 0; begin < values.size(); begin += kNormChunk) {
+  for (size_t begin = 0; begin < values.size(); begin += kNormBlock) {
     std::array<double, 16> lanes{};
-    for (size_t i = begin; i < std::min(values.size(), begin + kNormChunk); ++i) {
+    for (size_t i = begin; i < std::min(values.size(), begin + kNormBlock); ++i) {
       const double value = to_fp32(values[i]);
       lanes[i % 16] += value * value;
     }

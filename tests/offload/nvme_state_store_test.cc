@@ -79,12 +79,12 @@ class FaultyIo final : public BlockIo {
   int buffered_ = -1;
 };
 
-std::vector<StateLayout> some_pieces(int count = 7) {
-  std::vector<StateLayout> pieces;
+std::vector<StateLayout> some_chunks(int count = 7) {
+  std::vector<StateLayout> chunks;
   for (int i = 0; i < count; ++i) {
-    pieces.push_back({1000 + 777 * i, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
+    chunks.push_back({1000 + 777 * i, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
   }
-  return pieces;
+  return chunks;
 }
 
 class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
@@ -95,60 +95,60 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
     options_.buffer_count = 3;
     options_.aio = {.block_size = 8192, .queue_depth = 3};
   }
-  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& pieces,
+  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& chunks,
                                    const BlockIoFactory& factory = {}) {
-    slab_.emplace(*device_, nvme_staging_nbytes(pieces, options_.buffer_count));
+    arena_.emplace(*device_, nvme_staging_nbytes(chunks, options_.buffer_count));
     BlockIoFactory make_io = factory;
     if (!make_io && GetParam() == Io::threads) {
       make_io = [](const OpenFile& file, auto) { return make_thread_io(file, 3); };
     }
-    auto store = make_nvme_state_store(*device_, *slab_, pieces, options_, make_io);
-    EXPECT_EQ(slab_->taken(), slab_->nbytes());
+    auto store = make_nvme_state_store(*device_, *arena_, chunks, options_, make_io);
+    EXPECT_EQ(arena_->taken(), arena_->nbytes());
     return store;
   }
-  // Of some pieces; `fd` becomes its file's.
+  // Of some chunks; `fd` becomes its file's.
   std::unique_ptr<StateStore> make_with_file(int& fd) {
-    return make(some_pieces(), [&fd](const OpenFile& file, auto) {
+    return make(some_chunks(), [&fd](const OpenFile& file, auto) {
       fd = file.fd;
       return make_thread_io(file, 2);
     });
   }
-  // Writes value + element to the piece's first tensor.
-  void write(StateStore& store, int piece, float value) {
-    const TensorView view = store.acquire(piece, *stream_)[0];
+  // Writes value + element to the chunk's first tensor.
+  void write(StateStore& store, int chunk, float value) {
+    const TensorView view = store.acquire(chunk, *stream_)[0];
     stream_->synchronize();
     std::iota(view.span<float>().begin(), view.span<float>().end(), value);
-    store.release(piece, *stream_);
+    store.release(chunk, *stream_);
   }
-  void expect_content(StateStore& store, int piece, float value) {
-    const TensorView view = store.acquire(piece, *stream_)[0];
+  void expect_content(StateStore& store, int chunk, float value) {
+    const TensorView view = store.acquire(chunk, *stream_)[0];
     stream_->synchronize();
     for (int64_t i = 0; i < view.numel; ++i) {
-      ASSERT_EQ(view.as<float>()[i], value + static_cast<float>(i)) << "piece " << piece;
+      ASSERT_EQ(view.as<float>()[i], value + static_cast<float>(i)) << "chunk " << chunk;
     }
-    store.release(piece, *stream_, 0);
+    store.release(chunk, *stream_, 0);
   }
 
   const std::shared_ptr<Device> device_ = make_cpu_device();
   NvmeOptions options_;
-  std::optional<HostSlab> slab_;
+  std::optional<PinnedArena> arena_;
   std::unique_ptr<Stream> stream_ = device_->make_stream("test");
 };
 
-TEST_P(NvmeStateStoreTest, PiecesComeBackAsTheyWereReleasedThroughFewerBuffers) {
-  const auto store = make(some_pieces());
+TEST_P(NvmeStateStoreTest, ChunksComeBackAsTheyWereReleasedThroughFewerBuffers) {
+  const auto store = make(some_chunks());
   for (int round = 0; round < 3; ++round) {
-    for (int piece = 0; piece < 7; ++piece) {
-      write(*store, piece, static_cast<float>(100000 * round + 10000 * piece));
+    for (int chunk = 0; chunk < 7; ++chunk) {
+      write(*store, chunk, static_cast<float>(100000 * round + 10000 * chunk));
     }
-    for (int piece = 7; piece-- > 0;) {
-      expect_content(*store, piece, static_cast<float>(100000 * round + 10000 * piece));
+    for (int chunk = 7; chunk-- > 0;) {
+      expect_content(*store, chunk, static_cast<float>(100000 * round + 10000 * chunk));
     }
   }
 }
 
 TEST_P(NvmeStateStoreTest, WhatWasNeverWrittenIsZero) {
-  const auto store = make(some_pieces());
+  const auto store = make(some_chunks());
   const std::vector<TensorView> views = store->acquire(3, *stream_);
   stream_->synchronize();
   for (const TensorView& view : views) {
@@ -162,7 +162,7 @@ TEST_P(NvmeStateStoreTest, WhatWasNeverWrittenIsZero) {
 }
 
 TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
-  const auto store = make(some_pieces());
+  const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
   const TensorView view = store->rest(2)[0];
   EXPECT_EQ(view.as<float>()[1], 6.0F);
@@ -176,7 +176,7 @@ TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
 }
 
 TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
-  const auto store = make(some_pieces());
+  const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
   store->rest(2)[0].as<float>()[0] = -1.0F;
   store->acquire(2, *stream_);
@@ -184,8 +184,8 @@ TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
 }
 
 TEST_P(NvmeStateStoreTest, BytesAreCountedWhereTheyAre) {
-  const std::vector<StateLayout> pieces = {{1024, {{"master"}, {"exp_avg"}}}, {1, {{"master"}}}};
-  const auto store = make(pieces);
+  const std::vector<StateLayout> chunks = {{1024, {{"master"}, {"exp_avg"}}}, {1, {{"master"}}}};
+  const auto store = make(chunks);
   EXPECT_EQ(device_->memory_use(MemoryCategory::nvme).live_bytes, 2 * 4096 + 4096);
   EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, 3 * 2 * 4096);
 }
@@ -194,7 +194,7 @@ TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
   const fs::path folder = fs::path(test_paths::build()) / fmt::format("nvme_{}", ::getpid());
   fs::create_directory(folder);
   options_.folder = folder;
-  const auto store = make(some_pieces());
+  const auto store = make(some_chunks());
   write(*store, 0, 1.0F);
   EXPECT_TRUE(fs::is_empty(folder));
   fs::remove(folder);
@@ -204,16 +204,16 @@ TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
 TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
   for (int at = 0; at < 20; ++at) {
     stream_ = device_->make_stream("test");  // a stream keeps its error
-    const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
+    const auto store = make(some_chunks(), [&](const OpenFile& file, auto) {
       return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, Transfer::write, at,
                                         FaultyIo::Fault::damage);
     });
-    for (int piece = 0; piece < 7; ++piece) write(*store, piece, 3.0F);
+    for (int chunk = 0; chunk < 7; ++chunk) write(*store, chunk, 3.0F);
     std::string message;
     try {
-      for (int piece = 0; piece < 7; ++piece) {
-        store->acquire(piece, *stream_);
-        store->release(piece, *stream_, 0);
+      for (int chunk = 0; chunk < 7; ++chunk) {
+        store->acquire(chunk, *stream_);
+        store->release(chunk, *stream_, 0);
       }
       store->rest(0);
     } catch (const IoError& error) {
@@ -230,16 +230,16 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
   for (int round = 0; round < 50; ++round) {
     const auto direction = random() % 2 == 0 ? Transfer::read : Transfer::write;
     const int at = static_cast<int>(random() % 40);
-    const auto store = make(some_pieces(), [&](const OpenFile& file, auto) {
+    const auto store = make(some_chunks(), [&](const OpenFile& file, auto) {
       return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, direction, at,
                                         FaultyIo::Fault::no_space);
     });
     const std::unique_ptr<Stream> stream = device_->make_stream("test");
     const auto pass = [&] {
       for (int round2 = 0; round2 < 4; ++round2) {
-        for (int piece = 0; piece < 7; ++piece) {
-          store->acquire(piece, *stream);
-          store->release(piece, *stream);
+        for (int chunk = 0; chunk < 7; ++chunk) {
+          store->acquire(chunk, *stream);
+          store->release(chunk, *stream);
         }
       }
       stream->synchronize();
@@ -256,11 +256,11 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
 }
 
 TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
-  const std::vector<StateLayout> pieces(
+  const std::vector<StateLayout> chunks(
       1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
   try {
-    HostSlab none(*device_, 0);
-    make_nvme_state_store(*device_, none, pieces, options_);
+    PinnedArena none(*device_, 0);
+    make_nvme_state_store(*device_, none, chunks, options_);
     ADD_FAILURE() << "no error";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
@@ -286,11 +286,11 @@ class CountingIo final : public BlockIo {
 
 TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverStale) {
   std::atomic<int> reads = 0;
-  const std::vector<StateLayout> pieces(4, {1000, {{"master", DType::fp32}}});
-  const auto store = make(pieces, [&](const OpenFile& file, auto) {
+  const std::vector<StateLayout> chunks(4, {1000, {{"master", DType::fp32}}});
+  const auto store = make(chunks, [&](const OpenFile& file, auto) {
     return std::make_unique<CountingIo>(make_thread_io(file, 2), reads);
   });
-  for (int piece = 0; piece < 4; ++piece) write(*store, piece, 100.0F * static_cast<float>(piece));
+  for (int chunk = 0; chunk < 4; ++chunk) write(*store, chunk, 100.0F * static_cast<float>(chunk));
   const std::vector<int> order = {0, 1, 2, 3};
   store->expect(order);  // with three buffers, the first two
   expect_content(*store, 0, 0.0F);
@@ -314,11 +314,11 @@ TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverSta
 
 TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
   std::atomic<int> reads = 0;
-  const std::vector<StateLayout> pieces(4, {1000, {{"master", DType::fp32}}});
-  const auto store = make(pieces, [&](const OpenFile& file, auto) {
+  const std::vector<StateLayout> chunks(4, {1000, {{"master", DType::fp32}}});
+  const auto store = make(chunks, [&](const OpenFile& file, auto) {
     return std::make_unique<CountingIo>(make_thread_io(file, 2), reads);
   });
-  for (int piece = 0; piece < 4; ++piece) write(*store, piece, 100.0F * static_cast<float>(piece));
+  for (int chunk = 0; chunk < 4; ++chunk) write(*store, chunk, 100.0F * static_cast<float>(chunk));
   reads = 0;
   EXPECT_EQ(store->rest(2)[0].as<float>()[1], 201.0F);
   store->accept_changes();

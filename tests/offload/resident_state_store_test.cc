@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/host_slab.h"
+#include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 #include "zerorun/error.h"
 
@@ -15,23 +15,23 @@ enum class Home { device, host };
 
 class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
  protected:
-  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& pieces) {
-    if (GetParam() == Home::device) return make_device_state_store(*device_, pieces);
+  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& chunks) {
+    if (GetParam() == Home::device) return make_device_state_store(*device_, chunks);
     size_t nbytes = 0;
-    for (const StateLayout& piece : pieces) nbytes += host_state_nbytes(piece);
-    slab_ = std::make_unique<HostSlab>(*device_, nbytes);
-    auto store = make_host_state_store(*slab_, pieces);
-    EXPECT_EQ(slab_->taken(), slab_->nbytes());
+    for (const StateLayout& chunk : chunks) nbytes += host_state_nbytes(chunk);
+    arena_ = std::make_unique<PinnedArena>(*device_, nbytes);
+    auto store = make_host_state_store(*arena_, chunks);
+    EXPECT_EQ(arena_->taken(), arena_->nbytes());
     return store;
   }
   int64_t live(MemoryCategory category) const { return device_->memory_use(category).live_bytes; }
 
   const std::shared_ptr<Device> device_ = make_cpu_device();
   Stream& stream_ = device_->inline_stream();
-  std::unique_ptr<HostSlab> slab_;
+  std::unique_ptr<PinnedArena> arena_;
 };
 
-TEST_P(ResidentStateStoreTest, StatesOfANewPieceAreZero) {
+TEST_P(ResidentStateStoreTest, StatesOfANewChunkAreZero) {
   const auto store = make({{1000, {{"master"}, {"exp_avg"}}}});
   const std::vector<TensorView> views = store->acquire(0, stream_);
   ASSERT_EQ(views.size(), 2U);
@@ -69,16 +69,16 @@ TEST_P(ResidentStateStoreTest, StatesHaveTheDtypeAndLengthTheyAskFor) {
   }
 }
 
-TEST_P(ResidentStateStoreTest, PiecesMayBeEmpty) {
+TEST_P(ResidentStateStoreTest, ChunksMayBeEmpty) {
   const auto store = make({{0, {{"exp_avg"}}}, {5, {}}});
   EXPECT_TRUE(store->acquire(0, stream_)[0].empty());
   EXPECT_TRUE(store->acquire(1, stream_).empty());
 }
 
 TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
-  const std::vector<StateLayout> pieces = {{1024, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}},
+  const std::vector<StateLayout> chunks = {{1024, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}},
                                            {16, {{"exp_avg"}, {"exp_avg_sq"}}}};
-  const auto store = make(pieces);
+  const auto store = make(chunks);
   const bool on_device = GetParam() == Home::device;
   const int64_t nbytes = 4 * (3 * 1024 + 2 * 16);
   EXPECT_EQ(live(MemoryCategory::optimizer), on_device ? nbytes : 0);
@@ -86,7 +86,7 @@ TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
   EXPECT_EQ(live(MemoryCategory::other), 0);
 }
 
-TEST_P(ResidentStateStoreTest, PiecesThatDoNotFitAreATypedError) {
+TEST_P(ResidentStateStoreTest, ChunksThatDoNotFitAreATypedError) {
   EXPECT_THROW(make({{int64_t{1} << 55, {{"master"}}}}), Error);
   EXPECT_EQ(live(MemoryCategory::optimizer), 0);
   EXPECT_EQ(live(MemoryCategory::pinned), 0);

@@ -164,7 +164,7 @@ void write_states(Engine& engine, const FullStates& full) {
       }
     }
   }
-  engine.publish_masters();
+  engine.refresh_from_masters();
 }
 
 std::unique_ptr<Engine> make_engine(int stage, Device& device, Communicator& comm) {

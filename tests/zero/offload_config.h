@@ -19,7 +19,7 @@ inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumula
   return config;
 }
 
-// The same on the host, in pieces of a few hundred elements.
+// The same on the host, in chunks of a few hundred elements.
 inline Config offloaded(Config config, double ratio = 1.0,
                         OffloadDevice device = OffloadDevice::cpu) {
   config.offload.optimizer.device = device;

@@ -80,7 +80,7 @@ Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
   return exposed;
 }
 
-// Pieces in a row on three streams: the longest of the three, and the first and last piece's way.
+// Chunks in a row on three streams: the longest of the three, and the first and last chunk's way.
 double pipelined(double a, double b) { return kModules * std::max(a, b) + std::min(a, b); }
 
 TEST(OffloadOverlap, GradientsGoDownBesideBackward) {

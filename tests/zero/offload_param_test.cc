@@ -144,7 +144,7 @@ uint64_t train_with_access(Config config, bool external) {
           ToyModel::store(view, i, ToyModel::load(view, i) * (frozen ? 2.0F : 0.5F));
         }
       }
-      engine->publish_masters();
+      engine->refresh_from_masters();
     }
     EXPECT_TRUE(std::isfinite(seen));
     const uint64_t result = engine->parameter_hash();
@@ -185,7 +185,7 @@ TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
     engine->visit_states(StateAccess::shape,
                          [&](const StateInterval& part) { held += part.numel; });
     EXPECT_GE(use(MemoryCategory::nvme).live_bytes, held * 2 - 1024);
-    // Five buffers of one page: a piece has at most 300 elements.
+    // Five buffers of one page: a chunk has at most 300 elements.
     EXPECT_EQ(use(MemoryCategory::pinned).peak_bytes, 5 * 4096);
     toy_step(*engine, comm, config, 0);
     std::array<MemoryUse, kMemoryCategories> before;

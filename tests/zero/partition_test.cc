@@ -32,12 +32,12 @@ TEST(Layout, ShardsCoverEveryElementOnceAndCutOnTheChunkGrid) {
     const std::vector<int64_t> numels = random_numels(random);
     const int world_size = 1 + static_cast<int>(random() % 9);
     const BucketLayout layout = lay_out(sized(numels), world_size);
-    ASSERT_EQ(layout.shard_numel % kNormChunk, 0);
+    ASSERT_EQ(layout.shard_numel % kNormBlock, 0);
     std::vector<std::vector<bool>> seen;
     for (int64_t numel : numels) seen.emplace_back(numel, false);
     for (int rank = 0; rank < world_size; ++rank) {
       for (const Interval& part : layout.shard_intervals(rank)) {
-        ASSERT_EQ(part.begin % kNormChunk, 0);
+        ASSERT_EQ(part.begin % kNormBlock, 0);
         ASSERT_GE(part.offset, rank * layout.shard_numel);
         ASSERT_LE(part.offset + part.numel, (rank + 1) * layout.shard_numel);
         ASSERT_GT(part.numel, 0);

@@ -23,7 +23,7 @@ inline Config stream_config(int stage, OffloadDevice param) {
   return config;
 }
 
-// The same with `ratio` of the optimizer's states offloaded, in pieces.
+// The same with `ratio` of the optimizer's states offloaded, in chunks.
 inline Config stream_config(int stage, OffloadDevice param, double ratio) {
   Config config = stream_config(stage, param);
   config.offload.sub_group_size = 256;

@@ -213,8 +213,8 @@ TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
 
-// Gathers `count` pieces together.
-void gather_together(Communicator& communicator, CudaDevice& device, int count) {
+// Gathers `count` chunks together.
+void gather_coalesced(Communicator& communicator, CudaDevice& device, int count) {
   const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
   const testing::Drain drain{device};
   const TensorView all = view_of(memory, DType::bf16, 2048);
@@ -222,21 +222,22 @@ void gather_together(Communicator& communicator, CudaDevice& device, int count) 
   const int64_t mine = part / communicator.world_size();
   Stream& stream = device.inline_stream();
   communicator
-      .together(stream,
-                [&] {
-                  for (int i = 0; i < count; ++i) {
-                    const TensorView whole = all.slice(i * part, mine * communicator.world_size());
-                    communicator.all_gather(whole.slice(communicator.rank() * mine, mine), whole,
-                                            Sync::settled, stream, "bucket " + std::to_string(i));
-                  }
-                })
+      .coalesced(stream,
+                 [&] {
+                   for (int i = 0; i < count; ++i) {
+                     const TensorView whole = all.slice(i * part, mine * communicator.world_size());
+                     communicator.all_gather(whole.slice(communicator.rank() * mine, mine), whole,
+                                             Sync::one_sided, stream,
+                                             "bucket " + std::to_string(i));
+                   }
+                 })
       .synchronize();
 }
 
 TEST_F(NcclFailureTest, GathersMadeTogetherAreOneGroup) {
   on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
-    gather_together(communicator, device, 5);
-    gather_together(communicator, device, 1);  // needs none
+    gather_coalesced(communicator, device, 5);
+    gather_coalesced(communicator, device, 1);  // needs none
   });
   EXPECT_EQ(fake_.counts()["ncclAllGather"], 2 * (5 + 1));
   EXPECT_EQ(fake_.counts()["ncclGroupStart"], 2);
@@ -249,7 +250,7 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
     fake_.fail(name, 0, ncclSystemError);
     const auto run = [&](Communicator& communicator, CudaDevice& device) {
       try {
-        gather_together(communicator, device, 3);
+        gather_coalesced(communicator, device, 3);
         ADD_FAILURE() << "expected an error: " << name;
       } catch (const CommError& error) {
         EXPECT_THAT(error.what(), HasSubstr("bucket 0"));

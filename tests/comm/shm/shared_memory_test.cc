@@ -124,7 +124,7 @@ TEST(SharedMemoryTest, ASettledGatherNeedsNoHelpFromThePeers) {
       for (int time = 0; time < rank; ++time) {
         Bytes out(mine.size() * 3);
         const TensorView whole = testing::view(out, DType::fp32);
-        communicator.all_gather(in, whole, Sync::settled, *stream, "expert").synchronize();
+        communicator.all_gather(in, whole, Sync::one_sided, *stream, "expert").synchronize();
         for (int peer = 0; peer < 3; ++peer) {
           expect_same(random_values(DType::fp32, part, static_cast<unsigned>(peer)),
                       whole.slice(peer * part, part), "gathered");
@@ -143,7 +143,7 @@ TEST(SharedMemoryTest, ASettledGatherOfOtherMemoryIsRefused) {
     const auto stream = make_inline_stream();
     EXPECT_THAT(message_of<InternalError>([&] {
                   communicator.all_gather(testing::view(in, DType::fp32),
-                                          testing::view(out, DType::fp32), Sync::settled, *stream,
+                                          testing::view(out, DType::fp32), Sync::one_sided, *stream,
                                           "expert");
                 }),
                 HasSubstr("expert"));

@@ -107,14 +107,14 @@ TEST_F(KeptMemoryTest, GoesWhenAWholeStepDidNotUseIt) {
   CudaDevice device(0, 0);
   const auto step = [&](const std::vector<size_t>& sizes) {
     use(device, sizes);
-    device.give_back_unused();
+    device.trim_unused();
   };
   step({500, 100, 100, 100});
   step({500, 100, 100, 100});
   EXPECT_EQ(held(), 800U);
   use(device, {700, 100});
   EXPECT_EQ(held(), 1500U);  // the step before used all the rest
-  device.give_back_unused();
+  device.trim_unused();
   EXPECT_EQ(held(), 800U);
   EXPECT_EQ(kept(device), 800);
 }
@@ -124,7 +124,7 @@ TEST_F(KeptMemoryTest, StepsThatAskForTheSameCallCudaForNothing) {
   const auto step = [&] {
     use(device, {500, 100});
     use(device, {300, 100, 100});
-    device.give_back_unused();
+    device.trim_unused();
   };
   step();
   step();
@@ -140,12 +140,12 @@ TEST_F(KeptMemoryTest, GoesAfterTheWorkOnIt) {
     constexpr int64_t kNumel = 1 << 12;
     {
       const Buffer used = device.allocate(kNumel * sizeof(float), MemoryCategory::other);
-      device.give_back_unused();
+      device.trim_unused();
       const TensorView view = view_of(used, DType::fp32, kNumel);
       device.fill(device.inline_stream(), view, 1.0F);  // AddressSanitizer sees it come too late
     }
-    device.give_back_unused();
-    device.give_back_unused();
+    device.trim_unused();
+    device.trim_unused();
     EXPECT_EQ(held(), 0U);
   }
 }
@@ -169,7 +169,7 @@ Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, in
     for (const StateInterval& part : engine->state_intervals()) {
       device->fill(device->inline_stream(), part.master, 0.5F);
     }
-    engine->publish_masters();
+    engine->refresh_from_masters();
     for (int step = 0; step < 3; ++step) {
       do {
         for (ParameterId id = 0; id < std::ssize(specs); ++id) {

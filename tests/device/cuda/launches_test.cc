@@ -133,7 +133,7 @@ struct Rule {
   DType state_dtype = DType::fp32;
 };
 
-// Two ranks; each bucket has many parameters, and is one piece.
+// Two ranks; each bucket has many parameters, and is one chunk.
 class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<Rule> {
  protected:
   static constexpr int kRanks = 2;
@@ -177,7 +177,7 @@ class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithPar
   static constexpr int kParameters = 80;
 };
 
-TEST_P(StepLaunchesTest, AreOneForEachPieceAndPass) {
+TEST_P(StepLaunchesTest, AreOneForEachChunkAndPass) {
   const auto store = make_memory_store();
   testing::run_threads(kRanks, [&](int rank) {
     CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
@@ -192,19 +192,19 @@ TEST_P(StepLaunchesTest, AreOneForEachPieceAndPass) {
     backward(*engine, device);
     EXPECT_TRUE(engine->step().applied);
   });
-  // All ranks'; a reduction for each bucket, of which each rank has a piece.
-  const int pieces = fake_.counts().at("ncclReduceScatter");
-  EXPECT_GE(pieces, 2 * kRanks);
-  EXPECT_LT(pieces, kRanks * kParameters / 4);
+  // All ranks'; a reduction for each bucket, of which each rank has a chunk.
+  const int chunks = fake_.counts().at("ncclReduceScatter");
+  EXPECT_GE(chunks, 2 * kRanks);
+  EXPECT_LT(chunks, kRanks * kParameters / 4);
   if (GetParam().type == "Lamb") {
-    EXPECT_EQ(updates(), 2 * pieces);
-    EXPECT_EQ(norms(), 3 * pieces);  // gradients, parameters and directions
+    EXPECT_EQ(updates(), 2 * chunks);
+    EXPECT_EQ(norms(), 3 * chunks);  // gradients, parameters and directions
   } else if (GetParam().type == "Muon") {
-    EXPECT_GT(updates(), pieces);
-    EXPECT_LT(updates(), 2 * pieces);  // those of matrices have two
+    EXPECT_GT(updates(), chunks);
+    EXPECT_LT(updates(), 2 * chunks);  // those of matrices have two
   } else {
-    EXPECT_EQ(updates(), pieces);
-    EXPECT_EQ(norms(), pieces);
+    EXPECT_EQ(updates(), chunks);
+    EXPECT_EQ(norms(), chunks);
   }
 }
 

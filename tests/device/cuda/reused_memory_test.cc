@@ -111,7 +111,7 @@ TEST_F(ReusedMemoryTest, MastersWrittenOnTheInlineStreamReachEveryRank) {
     for (const StateInterval& part : engine->state_intervals()) {
       device->fill(stream, part.master, 3.0F);
     }
-    engine->publish_masters();
+    engine->refresh_from_masters();
     for (const StateInterval& part : engine->state_intervals()) {
       std::vector<float> seen(static_cast<size_t>(part.numel));
       device->download(stream, part.master, seen.data());

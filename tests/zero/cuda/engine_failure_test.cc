@@ -88,7 +88,7 @@ uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store)
   own.device->fill(stream, out, 0.5F);
   comm.reduce_scatter(in, out, Output::accumulate, stream, "bucket 3");
   comm.all_reduce(in, in, ReduceOp::sum, Output::overwrite, stream, "bucket 4");
-  comm.together(stream, [&] {
+  comm.coalesced(stream, [&] {
     comm.all_gather(in.slice(8 * rank, 8), in, Sync::collective, stream, "bucket 5");
     comm.all_gather(out.slice(2 * rank, 2), out.slice(0, 2 * kRanks), Sync::collective, stream,
                     "bucket 6");

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "offload/host_slab.h"
+#include "offload/pinned_arena.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
@@ -12,7 +12,7 @@ namespace zerorun {
 
 // Work on offloaded memory, beside the device's: copies down, kernels of the host's cores and
 // copies up run on a stream each, so that a step takes as long as the longest of the three.
-class HostLane {
+class HostPipeline {
  public:
   // Staging for what goes down, or up: `slots` views of `slot_nbytes` each.
   struct Staging {
@@ -20,7 +20,7 @@ class HostLane {
     size_t slot_nbytes = 0;
     size_t nbytes() const { return static_cast<size_t>(slots) * slot_nbytes; }
   };
-  HostLane(Device& device, HostSlab& slab, Staging down, Staging up);
+  HostPipeline(Device& device, PinnedArena& arena, Staging down, Staging up);
 
   // The device of the host's cores, and its stream for offloaded states.
   Device& host() const { return device_.host(); }
@@ -43,7 +43,7 @@ class HostLane {
   // Waits for all three streams; rethrows their first error.
   void synchronize();
   // The same before memory goes that their work uses, whatever has become of it.
-  void settle() noexcept;
+  void drain() noexcept;
 
  private:
   // Staging slots in turn; one is free again after the event.
@@ -54,7 +54,7 @@ class HostLane {
     TensorView view(int64_t numel, DType dtype) const;
     void advance(Event free_after);
   };
-  static Ring make_ring(HostSlab& slab, Staging staging);
+  static Ring make_ring(PinnedArena& arena, Staging staging);
 
   Device& device_;
   Ring incoming_;

@@ -10,12 +10,12 @@ namespace zerorun {
 
 // All the pinned host memory of an engine: one block of exactly the size that was worked out
 // beforehand, from which views are cut. Nothing is allocated or freed after construction.
-class HostSlab {
+class PinnedArena {
  public:
   // Zero-filled.
-  HostSlab(Device& device, size_t nbytes);
+  PinnedArena(Device& device, size_t nbytes);
 
-  // InternalError beyond the size of the slab.
+  // InternalError beyond the size of the arena.
   TensorView take(int64_t numel, DType dtype);
   size_t nbytes() const { return buffer_.nbytes(); }
   size_t taken() const { return taken_; }

@@ -4,7 +4,7 @@ namespace zerorun {
 
 // Waits for a stream or event before memory goes that its work uses, whatever has become of it.
 template <typename Work>
-void settle(Work& work) noexcept {
+void drain(Work& work) noexcept {
   try {
     work.synchronize();
   } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits for results gets the error

@@ -1,4 +1,4 @@
-#include "zero/state_pieces.h"
+#include "zero/state_chunks.h"
 
 #include <gtest/gtest.h>
 
@@ -12,12 +12,12 @@ namespace {
 bool may_cut(const BucketLayout& layout, int64_t at) {
   for (const Placement& placement : layout.placements) {
     const int64_t inside = at - placement.offset;
-    if (inside > 0 && inside < placement.numel) return inside % kNormChunk == 0;
+    if (inside > 0 && inside < placement.numel) return inside % kNormBlock == 0;
   }
   return true;
 }
 
-TEST(StatePieces, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
+TEST(StateChunks, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
   std::mt19937 random(3);
   for (int round = 0; round < 500; ++round) {
     std::vector<SizedParameter> parameters;
@@ -36,24 +36,24 @@ TEST(StatePieces, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
           cut_near(layout, from + static_cast<int64_t>(random() % (numel + 1)), from) - from);
       if (random() % 4 == 0) host_from = 0;
       const int64_t size = 256 + static_cast<int64_t>(random() % 1000);
-      const bool whole = random() % 2 == 0;  // what stays on the device is one piece
-      const auto pieces = cut_pieces(layout, from, numel, host_from,
+      const bool whole = random() % 2 == 0;  // what stays on the device is one chunk
+      const auto chunks = cut_chunks(layout, from, numel, host_from,
                                      {.device = whole ? numel : size, .host = size});
       int64_t at = 0;
       if (whole && host_from > 0) {
-        EXPECT_EQ(pieces.front().end, host_from);
+        EXPECT_EQ(chunks.front().end, host_from);
       }
-      for (const StatePiece& piece : pieces) {
-        EXPECT_EQ(piece.begin, at);
-        EXPECT_LT(piece.begin, piece.end);
-        EXPECT_EQ(piece.on_host, piece.begin >= host_from);
-        EXPECT_TRUE(piece.begin == 0 || may_cut(layout, from + piece.begin));
+      for (const StateChunk& chunk : chunks) {
+        EXPECT_EQ(chunk.begin, at);
+        EXPECT_LT(chunk.begin, chunk.end);
+        EXPECT_EQ(chunk.on_host, chunk.begin >= host_from);
+        EXPECT_TRUE(chunk.begin == 0 || may_cut(layout, from + chunk.begin));
         int64_t numel_of_parameters = 0;
-        for (const Interval& part : layout.intervals(from + piece.begin, from + piece.end)) {
+        for (const Interval& part : layout.intervals(from + chunk.begin, from + chunk.end)) {
           numel_of_parameters += part.numel;
         }
-        EXPECT_TRUE((whole && !piece.on_host) || numel_of_parameters <= size + kNormChunk);
-        at = piece.end;
+        EXPECT_TRUE((whole && !chunk.on_host) || numel_of_parameters <= size + kNormBlock);
+        at = chunk.end;
       }
       EXPECT_EQ(at, numel);
     }
