@@ -12,7 +12,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_match.h"
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
 
@@ -166,15 +166,16 @@ void Load::apply() {
 
 LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::string& directory,
                                  const std::string& tag, bool strict) {
-  Ranks ranks(comm, engine.device().inline_stream());
+  Agreement agreement(comm, engine.device().inline_stream());
   std::optional<Load> load;
   int64_t id = 0;
-  ranks.run("load: open", [&] {
+  agreement.run("load: open", [&] {
     load.emplace(engine, find_checkpoint(directory, tag));
     id = static_cast<int64_t>(load->checkpoint().id());
   });
-  const bool same_for_all = ranks.reduce(id, ReduceOp::min) == ranks.reduce(id, ReduceOp::max);
-  ranks.run("load: verify", [&] {
+  const bool same_for_all =
+      agreement.reduce(id, ReduceOp::min) == agreement.reduce(id, ReduceOp::max);
+  agreement.run("load: verify", [&] {
     if (!same_for_all) {
       fail<CheckpointError>(
           "the ranks see different checkpoints in {}: all ranks must load from "
@@ -185,7 +186,7 @@ LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::
     load->verify();
   });
   // Every rank has verified what it needs; only now the engine changes.
-  ranks.run("load: apply", [&] { load->apply(); });
+  agreement.run("load: apply", [&] { load->apply(); });
   engine.refresh_from_masters();
 
   const CheckpointReader& checkpoint = load->checkpoint();

@@ -10,7 +10,7 @@
 #include "checkpoint/json_reader.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/safetensors_format.h"
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
 
@@ -23,8 +23,8 @@ namespace {
 // One export. Methods without a rank in their name run on every rank.
 class Export {
  public:
-  Export(Engine& engine, Ranks& ranks, const std::string& path)
-      : engine_(engine), ranks_(ranks), path_(path) {}
+  Export(Engine& engine, Agreement& agreement, const std::string& path)
+      : engine_(engine), agreement_(agreement), path_(path) {}
 
   // Decides where in the file each parameter goes.
   void plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json);
@@ -40,7 +40,7 @@ class Export {
   SafetensorsEntry entry_of(const ExportTensor& tensor);
 
   Engine& engine_;
-  Ranks& ranks_;
+  Agreement& agreement_;
   const fs::path path_;
   fs::path folder_;
   fs::path temporary_;
@@ -85,12 +85,12 @@ void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& m
 }
 
 void Export::agree_on_name() {
-  id_ = static_cast<uint64_t>(ranks_.broadcast(static_cast<int64_t>(id_)));
+  id_ = static_cast<uint64_t>(agreement_.broadcast(static_cast<int64_t>(id_)));
   temporary_ = temporary_path(path_, id_);
 }
 
 void Export::create_on_rank_0() {
-  if (ranks_.rank() != 0) return;
+  if (agreement_.rank() != 0) return;
   create_folders(folder_);
   remove_leftovers_of(path_);
   if (fs::is_directory(path_)) fail<IoError>("cannot write {}: it is a folder", path_.string());
@@ -127,8 +127,8 @@ void Export::write() {
 }
 
 void Export::check_complete() {
-  const int64_t written = ranks_.reduce(static_cast<int64_t>(written_), ReduceOp::sum);
-  ranks_.run("export: check", [&] {
+  const int64_t written = agreement_.reduce(static_cast<int64_t>(written_), ReduceOp::sum);
+  agreement_.run("export: check", [&] {
     ZR_CHECK(header_.size() + static_cast<uint64_t>(written) == nbytes_,
              "the ranks wrote {} of {} bytes of {}", written, nbytes_ - header_.size(),
              path_.string());
@@ -136,13 +136,13 @@ void Export::check_complete() {
 }
 
 void Export::commit_on_rank_0() {
-  if (ranks_.rank() != 0) return;
+  if (agreement_.rank() != 0) return;
   rename_path(temporary_, path_);
   sync_folder(folder_);
 }
 
 void Export::discard_on_rank_0() noexcept {
-  if (ranks_.rank() != 0) return;
+  if (agreement_.rank() != 0) return;
   std::error_code ignored;  // the next export tries again
   fs::remove(temporary_, ignored);
 }
@@ -152,15 +152,15 @@ void Export::discard_on_rank_0() noexcept {
 void export_safetensors(Engine& engine, Communicator& comm, const std::string& path,
                         const std::vector<ExportTensor>& tensors,
                         const std::string& metadata_json) {
-  Ranks ranks(comm, engine.device().inline_stream());
-  Export job(engine, ranks, path);
-  ranks.run("export: plan", [&] { job.plan(tensors, metadata_json); });
+  Agreement agreement(comm, engine.device().inline_stream());
+  Export job(engine, agreement, path);
+  agreement.run("export: plan", [&] { job.plan(tensors, metadata_json); });
   job.agree_on_name();
   try {
-    ranks.run("export: create", [&] { job.create_on_rank_0(); });
-    ranks.run("export: write", [&] { job.write(); });
+    agreement.run("export: create", [&] { job.create_on_rank_0(); });
+    agreement.run("export: write", [&] { job.write(); });
     job.check_complete();
-    ranks.run("export: commit", [&] { job.commit_on_rank_0(); });
+    agreement.run("export: commit", [&] { job.commit_on_rank_0(); });
   } catch (...) {
     job.discard_on_rank_0();
     throw;

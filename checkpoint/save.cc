@@ -11,7 +11,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_file.h"
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
 
@@ -24,8 +24,8 @@ namespace {
 // One save. Methods without a rank in their name run on every rank.
 class Save {
  public:
-  Save(Engine& engine, Ranks& ranks, const SaveOptions& options)
-      : engine_(engine), ranks_(ranks), options_(options), directory_(options.directory) {}
+  Save(Engine& engine, Agreement& agreement, const SaveOptions& options)
+      : engine_(engine), agreement_(agreement), options_(options), directory_(options.directory) {}
 
   // What this rank will write; nothing on disk changes.
   ShardPlan plan();
@@ -44,7 +44,7 @@ class Save {
   std::string disk_use() const;
 
   Engine& engine_;
-  Ranks& ranks_;
+  Agreement& agreement_;
   const SaveOptions& options_;
   const fs::path directory_;
   std::string tag_;
@@ -82,9 +82,9 @@ ShardPlan Save::plan() {
 }
 
 void Save::agree_on(const ShardPlan& plan) {
-  id_ = static_cast<uint64_t>(ranks_.broadcast(static_cast<int64_t>(id_)));
+  id_ = static_cast<uint64_t>(agreement_.broadcast(static_cast<int64_t>(id_)));
   needed_ =
-      static_cast<uint64_t>(ranks_.reduce(static_cast<int64_t>(plan.nbytes()), ReduceOp::sum));
+      static_cast<uint64_t>(agreement_.reduce(static_cast<int64_t>(plan.nbytes()), ReduceOp::sum));
   temporary_ = temporary_path(directory_ / tag_, id_);
   temporary_latest_ = temporary_path(directory_ / kLatestName, id_);
 }
@@ -95,7 +95,7 @@ std::string Save::disk_use() const {
 }
 
 void Save::make_folder_on_rank_0() {
-  if (ranks_.rank() != 0) return;
+  if (agreement_.rank() != 0) return;
   create_folders(directory_);
   remove_leftovers(directory_);
   if (available_bytes(directory_) < needed_) {
@@ -111,17 +111,17 @@ void Save::write(ShardPlan& plan) {
       fail<IoError>("{} is not where rank 0 made it: all ranks must save to one file system",
                     temporary_.string());
     }
-    written_ = plan.write(temporary_, shard_name(ranks_.rank(), id_));
+    written_ = plan.write(temporary_, shard_name(agreement_.rank(), id_));
   } catch (const IoError& error) {
     fail<IoError>("{}; {}", error.what(), disk_use());
   }
 }
 
 void Save::collect() {
-  const std::vector<int64_t> all = ranks_.gather(std::vector<int64_t>{
+  const std::vector<int64_t> all = agreement_.gather(std::vector<int64_t>{
       static_cast<int64_t>(written_.nbytes), static_cast<int64_t>(written_.header_nbytes),
       static_cast<int64_t>(written_.header_hash)});
-  for (int rank = 0; rank < ranks_.world_size(); ++rank) {
+  for (int rank = 0; rank < agreement_.world_size(); ++rank) {
     const int64_t* words = &all[static_cast<size_t>(rank) * 3];
     manifest_.shards.push_back({.name = shard_name(rank, id_),
                                 .nbytes = static_cast<uint64_t>(words[0]),
@@ -131,7 +131,7 @@ void Save::collect() {
 }
 
 void Save::commit_on_rank_0() {
-  if (ranks_.rank() != 0) return;
+  if (agreement_.rank() != 0) return;
   try {
     write_text(temporary_ / kManifestName, encode_manifest(manifest_));
     sync_folder(temporary_);
@@ -179,7 +179,7 @@ void Save::replace_tag() {
 }
 
 void Save::discard_on_rank_0() noexcept {
-  if (ranks_.rank() != 0 || temporary_.empty()) return;
+  if (agreement_.rank() != 0 || temporary_.empty()) return;
   std::error_code ignored;  // the next save tries again
   fs::remove_all(temporary_, ignored);
   fs::remove(temporary_latest_, ignored);
@@ -188,16 +188,16 @@ void Save::discard_on_rank_0() noexcept {
 }  // namespace
 
 void save_checkpoint(Engine& engine, Communicator& comm, const SaveOptions& options) {
-  Ranks ranks(comm, engine.device().inline_stream());
-  Save save(engine, ranks, options);
+  Agreement agreement(comm, engine.device().inline_stream());
+  Save save(engine, agreement, options);
   std::optional<ShardPlan> plan;
-  ranks.run("save: plan", [&] { plan.emplace(save.plan()); });
+  agreement.run("save: plan", [&] { plan.emplace(save.plan()); });
   save.agree_on(*plan);
   try {
-    ranks.run("save: make folder", [&] { save.make_folder_on_rank_0(); });
-    ranks.run("save: write", [&] { save.write(*plan); });
+    agreement.run("save: make folder", [&] { save.make_folder_on_rank_0(); });
+    agreement.run("save: write", [&] { save.write(*plan); });
     save.collect();
-    ranks.run("save: commit", [&] { save.commit_on_rank_0(); });
+    agreement.run("save: commit", [&] { save.commit_on_rank_0(); });
   } catch (...) {
     save.discard_on_rank_0();
     throw;

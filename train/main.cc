@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "core/log.h"
 #include "train/corpus.h"
 #include "train/options.h"
@@ -52,7 +52,8 @@ Parsed parse(const std::vector<std::string>& arguments) {
   return parsed;
 }
 
-// A disk may fail one rank alone; other bad input, and what Ranks::run throws, meets all of them.
+// A disk may fail one rank alone; other bad input, and what Agreement::run throws, meets all of
+// them.
 bool is_this_ranks_own(const std::exception& error) {
   return dynamic_cast<const IoError*>(&error) != nullptr &&
          dynamic_cast<const OnEveryRank*>(&error) == nullptr;
@@ -92,7 +93,7 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
 int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Device& device,
             StopSignal& stop) {
   RunSetup setup;
-  Ranks(comm, device.inline_stream()).run("set-up", [&] {
+  Agreement(comm, device.inline_stream()).run("set-up", [&] {
     if (parsed.problem) std::rethrow_exception(parsed.problem);
     setup = make_run_setup(parsed.line, rank,
                            device.is_host() ? ActivationMemory::host : ActivationMemory::device);

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "train/generate.h"
 #include "train/printable.h"
@@ -67,7 +67,7 @@ void Run::describe() {
 }
 
 void Run::open_outputs() {
-  Ranks(comm_, device_.inline_stream()).run("outputs of the run", [&] {
+  Agreement(comm_, device_.inline_stream()).run("outputs of the run", [&] {
     if (!is_first() || options_.metrics.empty()) return;
     metrics_.emplace(options_.metrics,
                      options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
@@ -191,14 +191,14 @@ void Run::sample() {
 }
 
 void Run::write_logits() {
-  Ranks(comm_, device_.inline_stream()).run("logits", [&] {
+  Agreement(comm_, device_.inline_stream()).run("logits", [&] {
     if (setup_.prompt.size() > static_cast<size_t>(setup_.batch.seq_len)) {
       fail<ConfigError>("--logits: the prompt has {} tokens, sequences have {}",
                         setup_.prompt.size(), setup_.batch.seq_len);
     }
   });
   const std::span<const float> logits = trainer_.model().logits(setup_.prompt);
-  Ranks(comm_, device_.inline_stream()).run("logits", [&] {
+  Agreement(comm_, device_.inline_stream()).run("logits", [&] {
     if (!is_first()) return;
     std::ofstream file(options_.logits, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(logits.data()),

@@ -10,7 +10,7 @@
 
 #include "checkpoint/file.h"
 #include "checkpoint/hash.h"
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "optim/optimizer.h"
 #include "train/hf_folder.h"
@@ -71,7 +71,7 @@ std::string free_name(std::string folder) {
 }  // namespace
 
 void check_run_folder(const std::string& folder, Communicator& comm, Device& device) {
-  Ranks(comm, device.inline_stream()).run("folder of the run", [&] {
+  Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
     if (comm.rank() != 0) return;
     create_folders(folder);
     if (::access(folder.c_str(), W_OK) == 0) return;
@@ -82,7 +82,7 @@ void check_run_folder(const std::string& folder, Communicator& comm, Device& dev
 std::string claim_run_folder(const std::string& folder, const std::string& resumed,
                              const RunSetup& setup, Communicator& comm, Device& device) {
   std::string moved;
-  Ranks(comm, device.inline_stream()).run("folder of the run", [&] {
+  Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
     if (comm.rank() != 0) return;
     std::error_code ignored;
     const bool is_resumed =
@@ -108,9 +108,8 @@ void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer
 
 std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
                        Communicator& comm) {
-  Ranks(comm, trainer.engine().device().inline_stream()).run("optimizer of the checkpoint", [&] {
-    check_optimizer(folder, setup);
-  });
+  Agreement(comm, trainer.engine().device().inline_stream())
+      .run("optimizer of the checkpoint", [&] { check_optimizer(folder, setup); });
   const LoadedCheckpoint loaded = load_checkpoint(trainer.engine(), comm, folder);
   const Json state = Json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
   trainer.set_position({read_count(state, kStep, folder), read_count(state, kSamples, folder)});

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "core/log.h"
@@ -129,16 +129,16 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<
   const std::array<FileRequest, 2> files = files_of(context, sizes);
   const HostLimits limits = host_limits();
   const int local_ranks = ranks_of_this_host(context.world_size);
-  Ranks ranks(context.comm, context.device.inline_stream());
+  Agreement agreement(context.comm, context.device.inline_stream());
   // What one rank takes is missing when another one looks: all look first.
-  ranks.run("room for what is offloaded", [&] {
+  agreement.run("room for what is offloaded", [&] {
     check_host_memory(limits, sizes.pinned(), local_ranks, "offloading");
     check_room(files, local_ranks);
   });
   warn(context, locking_advice(limits, sizes.registered(), local_ranks));
   warn(context, unused_file_advice(context, sizes.parameters));
-  ranks.run("speed of the disks",
-            [&] { look_at_speed(context, files, local_ranks, sizes.pinned()); });
+  agreement.run("speed of the disks",
+                [&] { look_at_speed(context, files, local_ranks, sizes.pinned()); });
   try {
     return std::make_unique<Offload>(context, buckets, sizes, chunks);
   } catch (const ConfigError& error) {

@@ -11,17 +11,18 @@
 
 namespace zerorun {
 
-// Marks the errors that Ranks::run throws: every rank has the same.
+// Marks the errors that Agreement::run throws: every rank has the same.
 struct OnEveryRank {
   virtual ~OnEveryRank() = default;
 };
 
-// What the ranks of one set-up, save, load or export tell each other: small numbers, and whether a
-// step failed somewhere. All methods are collective.
-class Ranks {
+// Runs the steps of one set-up, save, load or export on all ranks, so that a step that fails on one
+// rank is the same error on every rank, and shares small numbers among them. All methods are
+// collective.
+class Agreement {
  public:
   // `stream` carries the collectives; both must outlive this object.
-  Ranks(Communicator& comm, Stream& stream) : comm_(comm), stream_(stream) {}
+  Agreement(Communicator& comm, Stream& stream) : comm_(comm), stream_(stream) {}
 
   int rank() const { return comm_.rank(); }
   int world_size() const { return comm_.world_size(); }

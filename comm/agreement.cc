@@ -1,4 +1,4 @@
-#include "comm/ranks.h"
+#include "comm/agreement.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ namespace zerorun {
 
 namespace {
 
-enum class Kind : int64_t { config, communication, device, io, checkpoint, internal };
+enum class Kind : int64_t { config, communication, device, io, checkpoint, numeric, internal };
 
 // A failure as numbers, for broadcast: its kind, and its text cut to a fixed length.
 struct Failure {
@@ -47,6 +47,8 @@ Failure describe(const std::exception_ptr& error) {
     return describe(Kind::io, e.what());
   } catch (const CheckpointError& e) {
     return describe(Kind::checkpoint, e.what());
+  } catch (const NumericError& e) {
+    return describe(Kind::numeric, e.what());
   } catch (const std::bad_alloc&) {
     return describe(Kind::device, "out of host memory");
   } catch (const std::exception& e) {
@@ -74,6 +76,8 @@ class Common final : public E, public OnEveryRank {
       throw Common<IoError>(text);
     case Kind::checkpoint:
       throw Common<CheckpointError>(text);
+    case Kind::numeric:
+      throw Common<NumericError>(text);
     case Kind::internal:
       break;
   }
@@ -82,7 +86,7 @@ class Common final : public E, public OnEveryRank {
 
 }  // namespace
 
-void Ranks::run(std::string_view label, const std::function<void()>& step) {
+void Agreement::run(std::string_view label, const std::function<void()>& step) {
   std::exception_ptr error;
   try {
     step();
@@ -103,19 +107,19 @@ void Ranks::run(std::string_view label, const std::function<void()>& step) {
   raise(failure.kind, fmt::format("rank {} of {}: {}", first, world_size(), failure.text.data()));
 }
 
-int64_t Ranks::reduce(int64_t value, ReduceOp op) {
+int64_t Agreement::reduce(int64_t value, ReduceOp op) {
   const TensorView view = view_of(std::span<int64_t>(&value, 1));
   comm_.all_reduce(view, view, op, Output::overwrite, stream_, "ranks agree").synchronize();
   return value;
 }
 
-int64_t Ranks::broadcast(int64_t value) {
+int64_t Agreement::broadcast(int64_t value) {
   const TensorView view = view_of(std::span<int64_t>(&value, 1));
   comm_.broadcast(view, 0, stream_, "ranks agree").synchronize();
   return value;
 }
 
-std::vector<int64_t> Ranks::gather(std::span<const int64_t> words) {
+std::vector<int64_t> Agreement::gather(std::span<const int64_t> words) {
   std::vector<int64_t> own(words.begin(), words.end());
   std::vector<int64_t> all(own.size() * static_cast<size_t>(world_size()));
   comm_
