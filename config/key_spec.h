@@ -42,6 +42,7 @@ struct KeyRange {
 };
 
 // One key of a ds_config.json: all that parsing, checking, the schema and the documentation know.
+// size: one column of the key table each
 struct KeySpec {
   std::string_view pointer;  // JSON pointer, "/zero_optimization/stage"
   unsigned type = KeyType::block;

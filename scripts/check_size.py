@@ -21,8 +21,16 @@ SUFFIXES = CPP_SUFFIXES | {".py", ".cmake", ".sh", ""}
 SKIPPED = {"build", "dist", "data", "__pycache__"}
 EXCEPTION = re.compile(r"(?://|#) size: \S+")
 CLASS = re.compile(r"\b(?:class|struct)\s+(?:ZR_API\s+)?(\w+)[^;{}()]*\{")
-# Members end in an underscore (style), so a declaration is a type, such a name, and a terminator.
-MEMBER = re.compile(r"[\w>\])*&]\s+[*&]*\w+_\s*(?:;|=|\{)")
+ACCESS = re.compile(r"\b(?:public|protected|private)\s*:(?!:)")
+TEMPLATE_ARGUMENTS = re.compile(r"<[^<>;{}]*>")
+# What a member's declaration does not begin with.
+NO_MEMBER = re.compile(
+    r"(?:using|typedef|friend|static|template|enum|class|struct|union|explicit|virtual|~)\b"
+)
+# A type and a name without parentheses, up to the initial value.
+MEMBER = re.compile(
+    r"(?:[\w:]+[\s*&]+)+(?!operator\b)\w+\s*(?:\[\w*\]\s*)*(?:=.*|\{\})?", re.DOTALL
+)
 
 
 def source_files(root: Path) -> Iterator[Path]:
@@ -40,24 +48,32 @@ def excused(lines: list[str], line: int) -> bool:
     return any(EXCEPTION.search(text) for text in lines[max(0, line - 2) : line])
 
 
+def own_statements(body: str) -> list[str]:
+    """Declarations of a class's body, with `{}` for what is in braces."""
+    depth, flat = 0, []
+    for character in body:
+        depth -= character == "}"
+        if depth == 0:
+            flat.append(character)
+        depth += character == "{"
+    text = ACCESS.sub(" ", "".join(flat))
+    while text != (text := TEMPLATE_ARGUMENTS.sub("", text)):
+        pass
+    # A function's body ends its declaration; a member's initial value is followed by a semicolon.
+    return [part.strip() for part in re.split(r"(?<=\{\})(?=\s*[^\s;,])|;", text)]
+
+
 def member_counts(text: str) -> Iterator[tuple[int, str, int]]:
     """(line, name, data members) of each class; members of nested classes count for those."""
     code = without_literals(text)
     for match in CLASS.finditer(code):
-        depth, start, own = 1, match.end(), []
-        for position in range(match.end(), len(code)):
-            if code[position] == "{":
-                depth += 1
-                if depth == 2:
-                    own.append(code[start : position + 1])
-            elif code[position] == "}":
-                depth -= 1
-                if depth == 1:
-                    start = position + 1
-                elif depth == 0:
-                    own.append(code[start:position])
-                    break
-        count = sum(len(MEMBER.findall(part)) for part in own)
+        depth = 1
+        for end in range(match.end(), len(code)):
+            depth += (code[end] == "{") - (code[end] == "}")
+            if depth == 0:
+                break
+        statements = own_statements(code[match.end() : end])
+        count = sum(not NO_MEMBER.match(s) and bool(MEMBER.fullmatch(s)) for s in statements)
         yield code.count("\n", 0, match.start()) + 1, match[1], count
 
 

@@ -11,6 +11,7 @@
 namespace zerorun::train {
 
 // What the command line and the block "zerorun.train" of the config ask for. 0 and "": not given.
+// size: one option each
 struct TrainOptions {
   std::vector<std::string> data;
   std::string model;

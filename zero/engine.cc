@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "optim/optimizer.h"
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 #include "zero/gradient_reducer.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
@@ -49,17 +49,20 @@ class EngineImpl final : public Engine {
                  device, comm},
         comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
-        memory_(context_, buckets_),
         offload_(make_offload(context_, buckets_, rules)),
+        memory_(context_, buckets_,
+                offload_ && offload_->gradients ? offload_->gradients->memory()
+                                                : std::span<const TensorView>()),
         optimizer_(
-            context_, buckets_, rules,
+            context_, buckets_, memory_, rules,
             {make_device_state_store(device, state_layouts(context_, rules, buckets_, false)),
              offload_ ? std::move(offload_->states) : nullptr},
             offload_ ? offload_->pipeline.get() : nullptr, moved_parameters()),
         control_(context_, config),
-        reducer_(context_, buckets_, control_.inspector(), control_.norm(), comm_stream(),
+        reducer_(context_, buckets_, memory_, control_.inspector(), control_.norm(), comm_stream(),
                  offload_.get()),
-        gatherer_(context_, buckets_, model_.module_count(), gather_stream(), moved_parameters()) {
+        gatherer_(context_, buckets_, memory_, model_.module_count(), gather_stream(),
+                  moved_parameters()) {
     for (const Bucket& bucket : buckets_) {
       for (const Placement& placement : bucket.layout.placements) {
         const auto id = static_cast<size_t>(placement.parameter);
@@ -109,7 +112,7 @@ class EngineImpl final : public Engine {
   std::optional<FullPlace> full_place(ParameterId id) const override {
     const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
     const Bucket& bucket = buckets_[static_cast<size_t>(home.bucket)];
-    if (!bucket.plan.shard_params || bucket.resident) return std::nullopt;
+    if (!bucket.plan.shard_params || memory_.parameters(bucket).resident) return std::nullopt;
     return FullPlace{home.bucket, home.placement.offset, bucket.layout.padded_numel()};
   }
 
@@ -161,7 +164,7 @@ class EngineImpl final : public Engine {
   void refresh_from_masters() override;
   void accept_changes() override;
   uint64_t parameter_hash() override {
-    return hash_parameters(context_, buckets_, moved_parameters());
+    return hash_parameters(context_, buckets_, memory_, moved_parameters());
   }
 
   int64_t model_state_bytes() const override {
@@ -185,8 +188,9 @@ class EngineImpl final : public Engine {
   // One-sided gathers need no order among the collectives, and those of resident buckets move
   // nothing.
   Stream& gather_stream() {
-    const bool resident = std::any_of(buckets_.begin(), buckets_.end(),
-                                      [](const Bucket& bucket) { return bucket.resident; });
+    const bool resident = std::any_of(buckets_.begin(), buckets_.end(), [&](const Bucket& bucket) {
+      return memory_.parameters(bucket).resident;
+    });
     return resident ? context_.device.inline_stream() : comm_stream();
   }
   // Null when shards are gathered from where they rest.
@@ -203,9 +207,9 @@ class EngineImpl final : public Engine {
   std::vector<ParameterGroup> groups_;
   const EngineContext context_;
   std::unique_ptr<Stream> comm_stream_;
-  std::vector<Bucket> buckets_;
-  BucketMemory memory_;
+  const std::vector<Bucket> buckets_;
   const std::unique_ptr<Offload> offload_;  // null when nothing is offloaded
+  BucketMemory memory_;
   ShardedOptimizer optimizer_;
   StepControl control_;
   GradientReducer reducer_;
@@ -219,17 +223,19 @@ class EngineImpl final : public Engine {
 TensorView EngineImpl::parameter(ParameterId id) const {
   const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
   const Bucket& bucket = buckets_[static_cast<size_t>(home.bucket)];
-  ZR_CHECK(bucket.param_full.data != nullptr, "{} is read outside gather and release of module {}",
+  const TensorView full = memory_.parameters(bucket).full;
+  ZR_CHECK(full.data != nullptr, "{} is read outside gather and release of module {}",
            model_.specs()[static_cast<size_t>(id)].name,
            model_.specs()[static_cast<size_t>(model_.owner(id))].module);
-  return bucket.param_full.slice(home.placement.offset, home.placement.numel);
+  return full.slice(home.placement.offset, home.placement.numel);
 }
 
 void EngineImpl::publish(const Bucket& bucket) {
   if (bucket.plan.shard_params) return;  // peers read shards where they lie
   Stream& stream = comm_stream();
   stream.wait(context_.device.inline_stream().record());
-  context_.comm.all_gather(bucket.param_shard, bucket.param_full, Sync::collective, stream,
+  const BucketParameters& parameters = memory_.parameters(bucket);
+  context_.comm.all_gather(parameters.shard, parameters.full, Sync::collective, stream,
                            bucket.label);
 }
 

@@ -19,10 +19,12 @@ void GradientNorm::add(const Bucket& bucket, TensorView reduced, int64_t begin, 
                                  view_.slice(0, ExactSum::kWords));
 }
 
-void GradientNorm::add_host(const Bucket& bucket, HostPipeline& pipeline) {
-  pipeline.stream().wait(bucket.host_ready);
-  pipeline.host().sum_of_squares(pipeline.stream(), bucket.host_reduced,
-                                 segments_of(bucket, bucket.host_reduced, bucket.host_from),
+void GradientNorm::add_host(const Bucket& bucket, const BucketGradients& gradients,
+                            HostPipeline& pipeline) {
+  const TensorView reduced = gradients.host_reduced;
+  pipeline.stream().wait(gradients.host_ready);
+  pipeline.host().sum_of_squares(pipeline.stream(), reduced,
+                                 segments_of(bucket, reduced, bucket.stored.host_from),
                                  view_of(std::span<int64_t>(host_)));
   host_done_ = pipeline.stream().record();
 }
@@ -30,8 +32,8 @@ void GradientNorm::add_host(const Bucket& bucket, HostPipeline& pipeline) {
 std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, TensorView reduced,
                                                       int64_t begin) const {
   std::vector<SquaresSegment> segments;
-  for (const Interval& part : bucket.own_intervals(context_.rank, begin, reduced.numel)) {
-    segments.push_back({.begin = part.offset - bucket.held_from - begin, .numel = part.numel});
+  for (const Interval& part : bucket.owned_intervals(begin, reduced.numel)) {
+    segments.push_back({.begin = part.offset - bucket.stored.begin - begin, .numel = part.numel});
   }
   return segments;
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "offload/host_pipeline.h"
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
@@ -16,10 +16,10 @@ class GradientNorm {
   explicit GradientNorm(const EngineContext& context);
 
   // Adds this rank's part of the bucket's reduced gradient, which is at `reduced` for the elements
-  // of the held part from `begin` on, after what is on the stream.
+  // of the stored range from `begin` on, after what is on the stream.
   void add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream);
-  // The same of its offloaded part, where that rests.
-  void add_host(const Bucket& bucket, HostPipeline& pipeline);
+  // The same of its offloaded part.
+  void add_host(const Bucket& bucket, const BucketGradients& gradients, HostPipeline& pipeline);
 
   // Forgets what was added, after what is on the stream.
   void restart(Stream& stream);

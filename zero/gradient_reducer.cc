@@ -89,11 +89,12 @@ GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> b
   return pools;
 }
 
-GradientReducer::GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                 GradientInspector& inspector, GradientNorm& norm, Stream& stream,
-                                 Offload* offload)
+GradientReducer::GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
+                                 BucketMemory& memory, GradientInspector& inspector,
+                                 GradientNorm& norm, Stream& stream, Offload* offload)
     : context_(context),
       buckets_(buckets),
+      memory_(memory),
       inspector_(inspector),
       norm_(norm),
       stream_(stream),
@@ -209,7 +210,7 @@ void GradientReducer::open(int bucket) {
   } else {
     // The home buffer may still be read by the previous micro-step's reduction.
     context_.device.inline_stream().wait(progress.done);
-    progress.buffer = buckets_[static_cast<size_t>(bucket)].grad;
+    progress.buffer = memory_.gradients(buckets_[static_cast<size_t>(bucket)]).full;
   }
   progress.incomplete = static_cast<int>(layout.placements.size());
   progress.state = State::filling;
@@ -237,7 +238,7 @@ void GradientReducer::launch_ready() {
 
 void GradientReducer::launch(int index) {
   Progress& progress = progress_[static_cast<size_t>(index)];
-  Bucket& bucket = buckets_[static_cast<size_t>(index)];
+  const Bucket& bucket = buckets_[static_cast<size_t>(index)];
   inspector_.look_at(bucket, progress.buffer);
   const TensorView outgoing = prepare(progress);
   stream_.wait(context_.device.inline_stream().record());
@@ -245,12 +246,13 @@ void GradientReducer::launch(int index) {
   progress.state = State::launched;
 }
 
-void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& progress) {
+void GradientReducer::reduce(const Bucket& bucket, TensorView outgoing, Progress& progress) {
   const bool first = micro_step_ == 0;
   const Output output = first ? Output::overwrite : Output::accumulate;
-  HostGradients* const host = bucket.offloaded ? offload_->gradients.get() : nullptr;
+  BucketGradients& gradients = memory_.gradients(bucket);
+  HostGradients* const host = bucket.stored.offloaded ? offload_->gradients.get() : nullptr;
   const TensorView reduced =
-      host == nullptr ? bucket.reduced : host->output(bucket, output, stream_);
+      host == nullptr ? gradients.reduced : host->output(bucket, gradients, output, stream_);
   if (context_.policy.shard_state) {
     // What rests elsewhere is added to there.
     progress.done = context_.comm.reduce_scatter(
@@ -264,11 +266,11 @@ void GradientReducer::reduce(Bucket& bucket, TensorView outgoing, Progress& prog
   const bool whole = host == nullptr || first;  // the gradient so far is what was just reduced
   if (is_last() && whole) norm_.add(bucket, reduced, 0, stream_);
   if (host == nullptr) return;
-  const Event taken = host->take(bucket, reduced, output, stream_);
+  const Event taken = host->take(bucket, gradients, reduced, output, stream_);
   if (reduces_in_place(context_)) progress.done = taken;  // backward writes there again
   if (is_last() && !whole) {
-    norm_.add(bucket, bucket.reduced, 0, stream_);
-    norm_.add_host(bucket, *offload_->pipeline);
+    norm_.add(bucket, gradients.reduced, 0, stream_);
+    norm_.add_host(bucket, gradients, *offload_->pipeline);
   }
 }
 

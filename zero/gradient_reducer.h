@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 #include "zero/gradient_inspector.h"
 #include "zero/gradient_norm.h"
 #include "zero/offload.h"
@@ -63,13 +63,14 @@ GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> b
 // bucket goes out when its gradients and all earlier buckets are in, and the end of the micro-step
 // sends what is left, with zeros for parameters that were not used. Adding up micro-steps after
 // reduction keeps one order of summation at every stage.
+// size: the state of a micro-step beside that of the reductions in flight
 class GradientReducer {
  public:
   // `inspector` sees each bucket before its reduction, `norm` after the last micro-step's;
   // `offload` is null when nothing is offloaded.
-  GradientReducer(const EngineContext& context, std::vector<Bucket>& buckets,
-                  GradientInspector& inspector, GradientNorm& norm, Stream& stream,
-                  Offload* offload);
+  GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
+                  BucketMemory& memory, GradientInspector& inspector, GradientNorm& norm,
+                  Stream& stream, Offload* offload);
 
   GradientView gradient(ParameterId parameter);
   void ready(ParameterId parameter);
@@ -108,7 +109,7 @@ class GradientReducer {
   void launch_ready();
   void launch(int bucket);
   // Reduces what goes out and brings it to where it rests.
-  void reduce(Bucket& bucket, TensorView outgoing, Progress& progress);
+  void reduce(const Bucket& bucket, TensorView outgoing, Progress& progress);
   // Whether this micro-step ends the batch.
   bool is_last() const;
   // Whether this micro-step's gradients stay with this rank, to be reduced with the next one's:
@@ -118,7 +119,8 @@ class GradientReducer {
   TensorView prepare(Progress& progress);
 
   const EngineContext& context_;
-  std::vector<Bucket>& buckets_;
+  const std::span<const Bucket> buckets_;
+  BucketMemory& memory_;
   GradientInspector& inspector_;
   GradientNorm& norm_;
   Stream& stream_;

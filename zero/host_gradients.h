@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "offload/host_pipeline.h"
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 
 namespace zerorun {
 
@@ -13,14 +13,19 @@ namespace zerorun {
 // flight. Micro-steps are added up where they rest, as the reduction itself would.
 class HostGradients {
  public:
-  // Sets host_reduced of the offloaded buckets.
-  HostGradients(const EngineContext& context, std::vector<Bucket>& buckets, PinnedArena& arena,
+  HostGradients(const EngineContext& context, std::span<const Bucket> buckets, PinnedArena& arena,
                 HostPipeline& pipeline);
 
+  // By bucket: memory for the offloaded part of its reduced gradient.
+  std::span<const TensorView> memory() const { return memory_; }
+
   // Where to reduce the bucket to; `stream` waits until that is free.
-  TensorView output(const Bucket& bucket, Output output, Stream& stream);
-  // What was reduced there on `stream` goes to rest. Returns when `reduced` may be overwritten.
-  Event take(Bucket& bucket, TensorView reduced, Output output, Stream& stream);
+  TensorView output(const Bucket& bucket, const BucketGradients& gradients, Output output,
+                    Stream& stream);
+  // Brings what was reduced there on `stream` to `gradients`, or adds it to what they hold. The
+  // event: `reduced` may be overwritten.
+  Event take(const Bucket& bucket, BucketGradients& gradients, TensorView reduced, Output output,
+             Stream& stream);
 
   // Bytes of the arena that the offloaded gradients take.
   static size_t host_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
@@ -35,6 +40,7 @@ class HostGradients {
 
   const EngineContext& context_;
   HostPipeline& pipeline_;
+  std::vector<TensorView> memory_;
   std::vector<Slot> slots_;
   size_t current_ = 0;
 };

@@ -19,11 +19,12 @@ LambNorms::LambNorms(const EngineContext& context, HostPipeline* pipeline)
   context.device.fill(context.device.inline_stream(), sums_, 0.0F);
 }
 
-void LambNorms::add(const Bucket& bucket, const StateChunk& chunk, TensorView parameters,
+void LambNorms::add(const Bucket& bucket, const Chunk& chunk, TensorView parameters,
                     TensorView directions, Device& device, Stream& stream) {
   std::vector<SquaresSegment> segments;
-  for (const Interval& part : bucket.own_intervals(context_.rank, chunk.begin, chunk.numel())) {
-    segments.push_back({part.offset - bucket.held_from - chunk.begin, part.numel, part.parameter});
+  for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
+    segments.push_back(
+        {part.offset - bucket.stored.begin - chunk.begin, part.numel, part.parameter});
   }
   const bool on_host = pipeline_ != nullptr && &stream == &pipeline_->stream();
   const TensorView sums = on_host ? view_of(std::span(host_)) : sums_;

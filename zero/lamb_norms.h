@@ -22,8 +22,8 @@ class LambNorms {
 
   // Adds this rank's share of a chunk's parameters and of their directions, which lie where
   // `device` computes.
-  void add(const Bucket& bucket, const StateChunk& chunk, TensorView parameters,
-           TensorView directions, Device& device, Stream& stream);
+  void add(const Bucket& bucket, const Chunk& chunk, TensorView parameters, TensorView directions,
+           Device& device, Stream& stream);
   // Collective, after everything was added.
   void finish(Stream& comm_stream);
 

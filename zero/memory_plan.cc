@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 #include "zero/gradient_reducer.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
@@ -53,8 +53,8 @@ int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> bucke
     if (!bucket.plan.trainable) continue;
     // What is offloaded is added to on the host, in fp32.
     const bool apart = sharding.comm_dtype != sharding.accum_dtype ||
-                       (adds && (!bucket.offloaded || sharding.comm_dtype != DType::fp32));
-    if (apart) numel = std::max(numel, bucket.held_numel);
+                       (adds && (!bucket.stored.offloaded || sharding.comm_dtype != DType::fp32));
+    if (apart) numel = std::max(numel, bucket.stored.numel);
   }
   return nbytes_of(numel, sharding.comm_dtype);
 }
@@ -81,7 +81,7 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
   const ModelSpec model(with_rules({specs.begin(), specs.end()}, rules.size() > 1), groups);
   const Sharding sharding =
       make_sharding(config, model.specs(), rules.front(), world_size, 0, shared_host);
-  std::vector<Bucket> buckets = make_buckets(sharding, model.numels(), model.modules());
+  const std::vector<Bucket> buckets = make_buckets(sharding, model.numels(), model.modules());
 
   MemoryPlan plan;
   const BucketNumels numels = count_numels(sharding, buckets);
@@ -89,7 +89,7 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
   const bool params_on_host = sharding.offload.param.device != OffloadDevice::none;
   (params_on_host ? plan.pinned : plan.parameters) +=
       nbytes_of(numels.sharded, sharding.param_dtype);
-  plan.gradients = nbytes_of(numels.home, sharding.param_dtype) +
+  plan.gradients = nbytes_of(numels.gradients, sharding.param_dtype) +
                    nbytes_of(numels.reduced, sharding.accum_dtype);
   plan_states(state_layouts(sharding, rules, buckets, false), plan);
   plan_buckets_in_flight(sharding, rules, buckets, plan);

@@ -108,7 +108,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   return sizes;
 }
 
-Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
+Offload::Offload(const EngineContext& context, std::span<const Bucket> buckets,
                  const OffloadSizes& sizes, std::span<const StateLayout> host_chunks)
     : arena(context.device, sizes.pinned()) {
   // The first two need whole pages of the arena.
@@ -121,7 +121,7 @@ Offload::Offload(const EngineContext& context, std::vector<Bucket>& buckets,
   gradients = std::make_unique<HostGradients>(context, buckets, arena, *pipeline);
 }
 
-std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<const Bucket> buckets,
                                       std::span<const Optimizer> rules) {
   if (!context.offloads_states() && !context.moves_parameters()) return nullptr;
   const std::vector<StateLayout> chunks = state_layouts(context, rules, buckets, true);

@@ -35,7 +35,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
 
 // What an engine has on the host when states or parameters are offloaded; null what is not.
 struct Offload {
-  Offload(const EngineContext& context, std::vector<Bucket>& buckets, const OffloadSizes& sizes,
+  Offload(const EngineContext& context, std::span<const Bucket> buckets, const OffloadSizes& sizes,
           std::span<const StateLayout> host_chunks);
 
   PinnedArena arena;
@@ -46,7 +46,7 @@ struct Offload {
 };
 
 // Null when nothing is offloaded. Throws ConfigError when the host does not have the memory.
-std::unique_ptr<Offload> make_offload(const EngineContext& context, std::vector<Bucket>& buckets,
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<const Bucket> buckets,
                                       std::span<const Optimizer> rules);
 
 }  // namespace zerorun

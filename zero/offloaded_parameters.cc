@@ -14,8 +14,9 @@ std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucke
                                  bool in_memory) {
   std::vector<StateLayout> layouts;
   for (const Bucket& bucket : buckets) {
-    for (const StateChunk& chunk : bucket.param_chunks) {
-      if (chunk.on_host != in_memory) continue;
+    if (!bucket.moves_params) continue;
+    for (const Chunk& chunk : bucket.chunks) {
+      if (chunk.param_in_file == in_memory) continue;
       layouts.push_back({chunk.numel(), {{"param", sharding.param_dtype}}});
     }
   }
@@ -26,11 +27,9 @@ std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucke
 size_t update_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
-    for (size_t i = 0; i < bucket.param_chunks.size(); ++i) {
-      const bool frozen = bucket.chunks.empty();
-      if (!frozen && !bucket.chunks[i].on_host) {
-        numel = std::max(numel, bucket.param_chunks[i].numel());
-      }
+    if (!bucket.plan.trainable || !bucket.moves_params) continue;
+    for (const Chunk& chunk : bucket.chunks) {
+      if (!chunk.on_host) numel = std::max(numel, chunk.numel());
     }
   }
   return sharding.computes_on_host ? 0 : static_cast<size_t>(numel) * size_of(sharding.param_dtype);
@@ -75,7 +74,7 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
   memory_ = make_host_state_store(arena, layouts(context, buckets, true));
   const size_t taken = arena.taken() - begin;
   arena.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
-  for (const Bucket& bucket : buckets) written_.emplace_back(bucket.param_chunks.size());
+  for (const Bucket& bucket : buckets) written_.emplace_back(bucket.chunks.size());
   if (const size_t nbytes = update_slot_nbytes(context, buckets); nbytes > 0) {
     for (Slot& slot : slots_) {
       slot.memory = context.device.allocate(nbytes, MemoryCategory::buckets);
@@ -83,56 +82,51 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
   }
 }
 
-TensorView OffloadedParameters::acquire(const Bucket& bucket, size_t index, Stream& stream,
+TensorView OffloadedParameters::acquire(const Bucket& bucket, const Chunk& chunk, Stream& stream,
                                         Content content) {
-  const StateChunk& chunk = bucket.param_chunks.at(index);
-  stream.wait(written_[static_cast<size_t>(bucket.index)][index]);
-  return store_of(chunk).acquire(chunk.index, stream, content)[0];
+  stream.wait(written(bucket, chunk));
+  return store_of(chunk).acquire(chunk.param_index, stream, content)[0];
 }
 
-void OffloadedParameters::release(const Bucket& bucket, size_t index, Stream& stream,
+void OffloadedParameters::release(const Bucket& bucket, const Chunk& chunk, Stream& stream,
                                   bool changed) {
-  const StateChunk& chunk = bucket.param_chunks[index];
-  if (changed) written_[static_cast<size_t>(bucket.index)][index] = stream.record();
-  store_of(chunk).release(chunk.index, stream, changed ? 1 : 0);
+  if (changed) written(bucket, chunk) = stream.record();
+  store_of(chunk).release(chunk.param_index, stream, changed ? 1 : 0);
 }
 
 Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
   up_->wait(context_.device.inline_stream().record());
-  for (size_t i = 0; i < bucket.param_chunks.size(); ++i) {
-    const StateChunk& chunk = bucket.param_chunks[i];
-    const TensorView resting = acquire(bucket, i, *up_, Content::needed);
-    context_.device.upload(*up_, resting.data, shard.slice(chunk.begin, chunk.numel()));
-    release(bucket, i, *up_, false);
+  for (const Chunk& chunk : bucket.chunks) {
+    const TensorView stored = acquire(bucket, chunk, *up_, Content::needed);
+    context_.device.upload(*up_, stored.data, shard.slice(chunk.begin, chunk.numel()));
+    release(bucket, chunk, *up_, false);
   }
   return up_->record();
 }
 
-TensorView OffloadedParameters::outgoing(const Bucket& bucket, size_t index, Device& writer,
+TensorView OffloadedParameters::outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer,
                                          Stream& stream) {
-  if (writer.is_host()) return acquire(bucket, index, stream, Content::overwritten);
+  if (writer.is_host()) return acquire(bucket, chunk, stream, Content::overwritten);
   const Slot& slot = slots_[current_];
   stream.wait(slot.free);
-  return view_of(slot.memory, context_.param_dtype, bucket.param_chunks[index].numel());
+  return view_of(slot.memory, context_.param_dtype, chunk.numel());
 }
 
-void OffloadedParameters::store(const Bucket& bucket, size_t index, Device& writer,
+void OffloadedParameters::store(const Bucket& bucket, const Chunk& chunk, Device& writer,
                                 Stream& stream) {
-  if (writer.is_host()) return release(bucket, index, stream, true);
+  if (writer.is_host()) return release(bucket, chunk, stream, true);
   Slot& slot = slots_[current_];
-  const int64_t numel = bucket.param_chunks[index].numel();
   down_->wait(stream.record());
-  const TensorView resting = acquire(bucket, index, *down_, Content::overwritten);
-  writer.download(*down_, view_of(slot.memory, context_.param_dtype, numel), resting.data);
-  release(bucket, index, *down_, true);
+  const TensorView stored = acquire(bucket, chunk, *down_, Content::overwritten);
+  writer.download(*down_, view_of(slot.memory, context_.param_dtype, chunk.numel()), stored.data);
+  release(bucket, chunk, *down_, true);
   slot.free = down_->record();
   current_ = (current_ + 1) % slots_.size();
 }
 
-TensorView OffloadedParameters::rest(const Bucket& bucket, size_t index) {
-  written_[static_cast<size_t>(bucket.index)][index].synchronize();
-  const StateChunk& chunk = bucket.param_chunks[index];
-  return store_of(chunk).rest(chunk.index)[0];
+TensorView OffloadedParameters::rest(const Bucket& bucket, const Chunk& chunk) {
+  written(bucket, chunk).synchronize();
+  return store_of(chunk).rest(chunk.param_index)[0];
 }
 
 void OffloadedParameters::accept_changes() {

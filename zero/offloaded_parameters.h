@@ -40,15 +40,15 @@ class OffloadedParameters {
   Event fetch(const Bucket& bucket, TensorView shard);
 
   // A chunk where it rests, or on its way there: as StateStore, in host memory.
-  TensorView acquire(const Bucket& bucket, size_t chunk, Stream& stream, Content content);
-  void release(const Bucket& bucket, size_t chunk, Stream& stream, bool changed);
+  TensorView acquire(const Bucket& bucket, const Chunk& chunk, Stream& stream, Content content);
+  void release(const Bucket& bucket, const Chunk& chunk, Stream& stream, bool changed);
 
   // Where `stream` of `writer` writes all of a chunk's new values; the next call takes them there.
-  TensorView outgoing(const Bucket& bucket, size_t chunk, Device& writer, Stream& stream);
-  void store(const Bucket& bucket, size_t chunk, Device& writer, Stream& stream);
+  TensorView outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer, Stream& stream);
+  void store(const Bucket& bucket, const Chunk& chunk, Device& writer, Stream& stream);
 
   // As StateStore::rest and accept_changes.
-  TensorView rest(const Bucket& bucket, size_t chunk);
+  TensorView rest(const Bucket& bucket, const Chunk& chunk);
   void accept_changes();
 
   // Before memory goes that its work uses, whatever has become of it.
@@ -61,7 +61,10 @@ class OffloadedParameters {
     Event free;
   };
 
-  StateStore& store_of(const StateChunk& chunk) const { return chunk.on_host ? *memory_ : *file_; }
+  StateStore& store_of(const Chunk& chunk) const { return chunk.param_in_file ? *file_ : *memory_; }
+  Event& written(const Bucket& bucket, const Chunk& chunk) {
+    return written_[static_cast<size_t>(bucket.index)][static_cast<size_t>(chunk.index)];
+  }
 
   const EngineContext& context_;
   std::unique_ptr<StateStore> file_;

@@ -10,11 +10,12 @@ namespace {
 constexpr int kPrefetchModules = 16;
 }  // namespace
 
-ParameterGatherer::ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets,
-                                     int module_count, Stream& stream,
+ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
+                                     BucketMemory& memory, int module_count, Stream& stream,
                                      OffloadedParameters* parameters)
     : context_(context),
       buckets_(buckets),
+      bucket_memory_(memory),
       stream_(stream),
       parameters_(parameters),
       memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
@@ -75,13 +76,14 @@ void ParameterGatherer::take_memory(const Module& module) {
   for (int index : module.buckets) {
     const Bucket& bucket = buckets_[static_cast<size_t>(index)];
     const bool sharded = residences_[static_cast<size_t>(index)].state == State::sharded;
-    if (bucket.resident || !sharded) continue;
+    if (bucket_memory_.parameters(bucket).resident || !sharded) continue;
     const TensorView shape{nullptr, bucket.layout.padded_numel(), context_.param_dtype};
     taken.emplace_back(index, memory_(index, shape.nbytes()));
   }
   for (auto& [index, memory] : taken) {
-    Bucket& bucket = buckets_[static_cast<size_t>(index)];
-    bucket.param_full = view_of(memory, context_.param_dtype, bucket.layout.padded_numel());
+    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    bucket_memory_.parameters(bucket).full =
+        view_of(memory, context_.param_dtype, bucket.layout.padded_numel());
     residences_[static_cast<size_t>(index)].full = std::move(memory);
   }
   // Work that was given to the inline stream may still use what lay there before.
@@ -101,39 +103,37 @@ void ParameterGatherer::start(const Module& module) {
   gathered_ = ready;
 }
 
-void ParameterGatherer::start(Bucket& bucket) {
+void ParameterGatherer::start(const Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::sharded) return;
-  if (bucket.param_chunks.empty()) {
-    residence.ready = context_.comm.all_gather(bucket.param_shard, bucket.param_full,
-                                               Sync::one_sided, stream_, bucket.label);
+  const auto& [shard, full, resident] = bucket_memory_.parameters(bucket);
+  if (!bucket.moves_params) {
+    residence.ready = context_.comm.all_gather(shard, full, Sync::one_sided, stream_, bucket.label);
   } else {
-    const int64_t shard_numel = bucket.layout.shard_numel;
-    const TensorView own = bucket.param_full.slice(context_.rank * shard_numel, shard_numel);
+    const TensorView own = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
     stream_.wait(parameters_->fetch(bucket, own));
     // Peers cannot look into a file, or into another host memory than theirs.
-    residence.ready =
-        context_.comm.all_gather(own, bucket.param_full, Sync::collective, stream_, bucket.label);
+    residence.ready = context_.comm.all_gather(own, full, Sync::collective, stream_, bucket.label);
   }
   residence.state = State::gathering;
   live_ += bucket.layout.padded_numel();
 }
 
-void ParameterGatherer::finish(Bucket& bucket) {
+void ParameterGatherer::finish(const Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::gathering) return;
   context_.device.inline_stream().wait(residence.ready);
   residence.state = State::full;
 }
 
-void ParameterGatherer::drop(Bucket& bucket) {
+void ParameterGatherer::drop(const Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state == State::sharded) return;
   finish(bucket);  // whoever has the memory next must not meet the gather there
   residence.state = State::sharded;
   live_ -= bucket.layout.padded_numel();
-  if (!bucket.resident) {
-    bucket.param_full = {};
+  if (!bucket_memory_.parameters(bucket).resident) {
+    bucket_memory_.parameters(bucket).full = {};
     residence.full = {};
   }
 }

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 #include "zero/gather_order.h"
 #include "zero/offloaded_parameters.h"
 #include "zerorun/engine.h"
@@ -21,8 +21,9 @@ class ParameterGatherer {
  public:
   // `module_count` modules; prefetching gathers run on `stream`. `parameters` is null when shards
   // are gathered from where they rest.
-  ParameterGatherer(const EngineContext& context, std::vector<Bucket>& buckets, int module_count,
-                    Stream& stream, OffloadedParameters* parameters);
+  ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
+                    BucketMemory& memory, int module_count, Stream& stream,
+                    OffloadedParameters* parameters);
 
   // For full copies from now on; as Engine::use_full_memory.
   void use_memory(Engine::FullMemory memory);
@@ -52,16 +53,17 @@ class ParameterGatherer {
   void take_memory(const Module& module);
   // The module's gathers, as one operation.
   void start(const Module& module);
-  void start(Bucket& bucket);
+  void start(const Bucket& bucket);
   // The inline stream's later work finds the bucket full.
-  void finish(Bucket& bucket);
-  void drop(Bucket& bucket);
+  void finish(const Bucket& bucket);
+  void drop(const Bucket& bucket);
   void prefetch();
   void make_room(int64_t numel);
   bool is_sharded(const Module& module) const;
 
   const EngineContext& context_;
-  std::vector<Bucket>& buckets_;
+  const std::span<const Bucket> buckets_;
+  BucketMemory& bucket_memory_;
   Stream& stream_;
   OffloadedParameters* const parameters_;
   Engine::FullMemory memory_;

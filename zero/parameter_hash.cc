@@ -36,17 +36,16 @@ uint64_t hash_interval(const EngineContext& context, const Interval& interval, T
 }
 
 // Adds the chunks of a chunk of this rank's shard.
-uint64_t hash_chunk(const EngineContext& context, const Bucket& bucket, size_t index,
+uint64_t hash_chunk(const EngineContext& context, const Bucket& bucket, const Chunk& chunk,
                     OffloadedParameters& parameters, std::vector<std::byte>& scratch) {
-  const StateChunk& chunk = bucket.param_chunks[index];
-  const int64_t from = bucket.held_from + chunk.begin;
+  const int64_t from = bucket.stored.begin + chunk.begin;
   Stream& stream = context.device.host().inline_stream();
-  const TensorView resting = parameters.acquire(bucket, index, stream, Content::needed);
+  const TensorView stored = parameters.acquire(bucket, chunk, stream, Content::needed);
   uint64_t sum = 0;
   for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
-    sum += hash_interval(context, part, resting.slice(part.offset - from, part.numel), scratch);
+    sum += hash_interval(context, part, stored.slice(part.offset - from, part.numel), scratch);
   }
-  parameters.release(bucket, index, stream, false);
+  parameters.release(bucket, chunk, stream, false);
   return sum;
 }
 
@@ -66,26 +65,27 @@ void all_reduce(const EngineContext& context, std::array<int64_t, count>& values
 
 }  // namespace
 
-uint64_t hash_parameters(const EngineContext& context, const std::vector<Bucket>& buckets,
-                         OffloadedParameters* parameters) {
+uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
+                         const BucketMemory& memory, OffloadedParameters* parameters) {
   std::vector<std::byte> scratch;
   const int rank = context.comm.rank();
   uint64_t own = 0;       // this rank's shards
   uint64_t replicas = 0;  // all that this rank holds in full
   for (const Bucket& bucket : buckets) {
-    const int64_t shard_from = rank * bucket.layout.shard_numel;
-    for (size_t i = 0; i < bucket.param_chunks.size(); ++i) {
-      own += hash_chunk(context, bucket, i, *parameters, scratch);
+    if (bucket.moves_params) {
+      for (const Chunk& chunk : bucket.chunks) {
+        own += hash_chunk(context, bucket, chunk, *parameters, scratch);
+      }
+      continue;
     }
-    if (!bucket.param_chunks.empty()) continue;
+    const auto& [shard, full, resident] = memory.parameters(bucket);
     for (const Interval& part : bucket.layout.shard_intervals(rank)) {
-      own += hash_interval(context, part,
-                           bucket.param_shard.slice(part.offset - shard_from, part.numel), scratch);
+      own += hash_interval(context, part, shard.slice(part.offset - bucket.owned_begin, part.numel),
+                           scratch);
     }
     if (bucket.plan.shard_params) continue;
     for (const Interval& part : bucket.layout.intervals(0, bucket.layout.padded_numel())) {
-      replicas +=
-          hash_interval(context, part, bucket.param_full.slice(part.offset, part.numel), scratch);
+      replicas += hash_interval(context, part, full.slice(part.offset, part.numel), scratch);
     }
   }
   std::array<int64_t, 2> sum = halves(own);

@@ -14,19 +14,19 @@ const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket)
 namespace {
 
 // Neither the host nor a shard that moves has parameters that could be their own masters.
-bool keeps_master(const Sharding& sharding, const Bucket& bucket, const StateChunk& chunk) {
-  return chunk.on_host || sharding.separate_master() || !bucket.param_chunks.empty();
+bool keeps_master(const Sharding& sharding, const Bucket& bucket, const Chunk& chunk) {
+  return chunk.on_host || sharding.separate_master() || bucket.moves_params;
 }
 
 }  // namespace
 
 std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
-                                       std::vector<Bucket>& buckets, bool on_host) {
+                                       std::span<const Bucket> buckets, bool on_host) {
   std::vector<StateLayout> layouts;
-  for (Bucket& bucket : buckets) {
-    for (StateChunk& chunk : bucket.chunks) {
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable) continue;
+    for (const Chunk& chunk : bucket.chunks) {
       if (chunk.on_host != on_host) continue;
-      chunk.index = static_cast<int>(layouts.size());
       StateLayout& layout = layouts.emplace_back();
       layout.numel = chunk.numel();
       if (keeps_master(sharding, bucket, chunk)) {
@@ -39,11 +39,13 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
   return layouts;
 }
 
-ShardedOptimizer::ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
-                                   std::vector<Optimizer> rules, StateStores stores,
-                                   HostPipeline* pipeline, OffloadedParameters* parameters)
+ShardedOptimizer::ShardedOptimizer(const EngineContext& context, std::span<const Bucket> buckets,
+                                   BucketMemory& memory, std::vector<Optimizer> rules,
+                                   StateStores stores, HostPipeline* pipeline,
+                                   OffloadedParameters* parameters)
     : context_(context),
       buckets_(buckets),
+      memory_(memory),
       rules_(std::move(rules)),
       stores_(std::move(stores)),
       pipeline_(pipeline),
@@ -51,7 +53,8 @@ ShardedOptimizer::ShardedOptimizer(const EngineContext& context, const std::vect
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.trainable && bucket.plan.use_muon) check_matrices(bucket);
     auto& of_bucket = runs_.emplace_back();
-    for (const StateChunk& chunk : bucket.chunks) of_bucket.push_back(runs_of(bucket, chunk));
+    if (!bucket.plan.trainable) continue;
+    for (const Chunk& chunk : bucket.chunks) of_bucket.push_back(runs_of(bucket, chunk));
   }
   allocate_direction();
 }
@@ -71,8 +74,8 @@ void ShardedOptimizer::check_matrices(const Bucket& bucket) const {
 }
 
 std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucket,
-                                                             const StateChunk& chunk) const {
-  const int64_t from = bucket.held_from;
+                                                             const Chunk& chunk) const {
+  const int64_t from = bucket.stored.begin;
   const Optimizer& rule = rule_of(rules_, bucket);
   // A value that covers several elements must not cover padding, whose gradient is anything.
   const bool merge = rule.passes() == Optimizer::Passes::one && !rule.rounds_stochastically() &&
@@ -92,15 +95,16 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs_of(const Bucket& bucke
 }
 
 const std::vector<ShardedOptimizer::Run>& ShardedOptimizer::runs(const Work& work) const {
-  return runs_[static_cast<size_t>(work.bucket.index)][work.chunk_number()];
+  return runs_[static_cast<size_t>(work.bucket.index)][static_cast<size_t>(work.chunk.index)];
 }
 
-TensorView ShardedOptimizer::param_of(const Bucket& bucket, const StateChunk& chunk) const {
-  const TensorView held = context_.policy.shard_state ? bucket.param_shard : bucket.param_full;
+TensorView ShardedOptimizer::param_of(const Bucket& bucket, const Chunk& chunk) const {
+  const TensorView held = context_.policy.shard_state ? memory_.parameters(bucket).shard
+                                                      : memory_.parameters(bucket).full;
   return held.slice(chunk.begin, chunk.numel());
 }
 
-std::vector<TensorView> ShardedOptimizer::with_master(const Bucket& bucket, const StateChunk& chunk,
+std::vector<TensorView> ShardedOptimizer::with_master(const Bucket& bucket, const Chunk& chunk,
                                                       std::vector<TensorView> views) const {
   if (!keeps_master(context_, bucket, chunk)) {
     views.insert(views.begin(), param_of(bucket, chunk));
@@ -119,7 +123,8 @@ TensorView ShardedOptimizer::part_of(const Bucket& bucket, TensorView view, size
 UpdateTensors ShardedOptimizer::tensors_of(const Work& work) const {
   UpdateTensors tensors;
   tensors.master = work.views[0];
-  tensors.grad = work.bucket.reduced_part(work.chunk.begin, work.chunk.numel());
+  tensors.grad = memory_.gradients(work.bucket)
+                     .reduced_part(work.bucket, work.chunk.begin, work.chunk.numel());
   tensors.param = context_.master_is_param ? tensors.master : work.param;  // a first pass has none
   const std::span<const StateSpec> specs = rule_of(rules_, work.bucket).states();
   size_t states = 0;
@@ -146,7 +151,7 @@ void ShardedOptimizer::update(const Work& work, const UpdateTensors& tensors,
   work.device.update(work.stream, tensors, segments);
 }
 
-ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const StateChunk& chunk,
+ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const Chunk& chunk,
                                                Content content) {
   Device& device = chunk.on_host ? pipeline_->host() : context_.device;
   Stream& stream = chunk.on_host ? pipeline_->stream() : device.inline_stream();
@@ -154,13 +159,13 @@ ShardedOptimizer::Work ShardedOptimizer::begin(const Bucket& bucket, const State
           chunk,
           device,
           stream,
-          with_master(bucket, chunk, store_of(chunk).acquire(chunk.index, stream, content)),
+          with_master(bucket, chunk, store_of(chunk).acquire(chunk.state_index, stream, content)),
           {}};
 }
 
 void ShardedOptimizer::open_param(Work& work) {
-  if (!work.bucket.param_chunks.empty()) {
-    work.param = parameters_->outgoing(work.bucket, work.chunk_number(), work.device, work.stream);
+  if (!work.bucket.moves_params) {
+    work.param = parameters_->outgoing(work.bucket, work.chunk, work.device, work.stream);
   } else if (work.chunk.on_host && !context_.device.is_host()) {
     work.param = pipeline_->outgoing(work.chunk.numel(), context_.param_dtype);
   } else {
@@ -169,15 +174,15 @@ void ShardedOptimizer::open_param(Work& work) {
 }
 
 void ShardedOptimizer::close_param(Work& work) {
-  if (!work.bucket.param_chunks.empty()) {
-    parameters_->store(work.bucket, work.chunk_number(), work.device, work.stream);
+  if (!work.bucket.moves_params) {
+    parameters_->store(work.bucket, work.chunk, work.device, work.stream);
   } else if (work.chunk.on_host && !context_.device.is_host()) {
     pipeline_->send(work.param, param_of(work.bucket, work.chunk));
   }
 }
 
 Event ShardedOptimizer::stepped(const Bucket& bucket) {
-  const bool sends = bucket.param_chunks.empty() && !context_.device.is_host();
+  const bool sends = !bucket.moves_params && !context_.device.is_host();
   return sends ? pipeline_->sent() : pipeline_->stream().record();
 }
 
@@ -188,11 +193,11 @@ void ShardedOptimizer::end(Work& work) {
     }
     close_param(work);
   }
-  store_of(work.chunk).release(work.chunk.index, work.stream);
+  store_of(work.chunk).release(work.chunk.state_index, work.stream);
 }
 
 void ShardedOptimizer::update(const Bucket& bucket, bool on_host, const Scalars& scalars) {
-  for (const StateChunk& chunk : bucket.chunks) {
+  for (const Chunk& chunk : bucket.chunks) {
     if (chunk.on_host != on_host) continue;
     Work work = begin(bucket, chunk);
     open_param(work);
@@ -206,8 +211,8 @@ void ShardedOptimizer::update_all(const std::function<bool(const Bucket&)>& want
                                   Stream& comm_stream, const Publish& publish) {
   std::vector<Event> on_host(buckets_.size());
   for (const Bucket& bucket : buckets_) {
-    if (!bucket.plan.trainable || !wanted(bucket) || !bucket.offloaded) continue;
-    pipeline_->stream().wait(bucket.host_ready);
+    if (!bucket.plan.trainable || !wanted(bucket) || !bucket.stored.offloaded) continue;
+    pipeline_->stream().wait(memory_.gradients(bucket).host_ready);
     update(bucket, true, scalars_of(bucket));
     on_host[static_cast<size_t>(bucket.index)] = stepped(bucket);
   }
@@ -251,8 +256,8 @@ void ShardedOptimizer::expect_next_step() {
   std::vector<int> chunks;
   for (const bool muon : {true, false}) {
     for (const Bucket& bucket : buckets_) {
-      for (const StateChunk& chunk : bucket.chunks) {
-        if (bucket.plan.use_muon == muon && chunk.on_host) chunks.push_back(chunk.index);
+      for (const Chunk& chunk : bucket.chunks) {
+        if (chunk.on_host && bucket.plan.use_muon == muon) chunks.push_back(chunk.state_index);
       }
     }
   }

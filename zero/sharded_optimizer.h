@@ -10,13 +10,13 @@
 #include "offload/host_pipeline.h"
 #include "offload/state_store.h"
 #include "optim/optimizer.h"
-#include "zero/bucket.h"
+#include "zero/bucket_memory.h"
 #include "zero/offloaded_parameters.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
 
-// Where the states of chunks rest, by StateChunk::on_host.
+// Where the states of chunks rest, by Chunk::on_host.
 struct StateStores {
   std::unique_ptr<StateStore> device;
   std::unique_ptr<StateStore> host;  // null when nothing is offloaded
@@ -24,9 +24,9 @@ struct StateStores {
 
 // By ParameterSpec::use_muon: the rule for this bucket.
 const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket);
-// The layouts of all chunks that rest on the host, or of all that do not; numbers the chunks.
+// The layouts of the states of all chunks on the host, or on the device, by Chunk::state_index.
 std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
-                                       std::vector<Bucket>& buckets, bool on_host);
+                                       std::span<const Bucket> buckets, bool on_host);
 
 // Elements in fp32 of what rules with two passes keep between them, for one bucket at a time.
 struct DirectionSize {
@@ -42,9 +42,9 @@ class ShardedOptimizer {
   // Collective. `rules` as of make_optimizers; `pipeline` is null when no states are
   // offloaded, `parameters` when none move. Throws ConfigError when a parameter does not fit its
   // rule, naming it.
-  ShardedOptimizer(const EngineContext& context, const std::vector<Bucket>& buckets,
-                   std::vector<Optimizer> rules, StateStores stores, HostPipeline* pipeline,
-                   OffloadedParameters* parameters);
+  ShardedOptimizer(const EngineContext& context, std::span<const Bucket> buckets,
+                   BucketMemory& memory, std::vector<Optimizer> rules, StateStores stores,
+                   HostPipeline* pipeline, OffloadedParameters* parameters);
 
   using Publish = std::function<void(const Bucket&)>;
   // Updates every trainable bucket's shard (master, states, and the parameter in its dtype) and
@@ -71,7 +71,7 @@ class ShardedOptimizer {
   void recast(Stream& comm_stream, const Publish& publish);
 
  private:
-  // Neighbours within a chunk that take the same step; elements of the held part.
+  // Neighbours within a chunk that take the same step; elements of the stored range.
   struct Run {
     int64_t begin = 0;
     int64_t end = 0;
@@ -90,24 +90,23 @@ class ShardedOptimizer {
   // A chunk while it is acquired, and who computes on it.
   struct Work {
     const Bucket& bucket;
-    const StateChunk& chunk;
+    const Chunk& chunk;
     Device& device;
     Stream& stream;
     std::vector<TensorView> views;  // master and states
     TensorView param;               // of the chunk, in its dtype, where the device writes it
-    size_t chunk_number() const { return static_cast<size_t>(&chunk - bucket.chunks.data()); }
   };
 
   void check_matrices(const Bucket& bucket) const;
-  std::vector<Run> runs_of(const Bucket& bucket, const StateChunk& chunk) const;
+  std::vector<Run> runs_of(const Bucket& bucket, const Chunk& chunk) const;
   const std::vector<Run>& runs(const Work& work) const;
-  StateStore& store_of(const StateChunk& chunk) {
+  StateStore& store_of(const Chunk& chunk) {
     return chunk.on_host ? *stores_.host : *stores_.device;
   }
   // Where the updated parameters of a chunk go.
-  TensorView param_of(const Bucket& bucket, const StateChunk& chunk) const;
+  TensorView param_of(const Bucket& bucket, const Chunk& chunk) const;
   // Master and states, where a chunk without a master of its own has its parameters.
-  std::vector<TensorView> with_master(const Bucket& bucket, const StateChunk& chunk,
+  std::vector<TensorView> with_master(const Bucket& bucket, const Chunk& chunk,
                                       std::vector<TensorView> views) const;
   // The part of the `index`th view of a chunk that belongs to elements [begin, begin + numel) of
   // it.
@@ -118,10 +117,10 @@ class ShardedOptimizer {
     TensorView param;
     std::vector<TensorView> states;
   };
-  StateInterval interval_of(const Bucket& bucket, const StateChunk& chunk, const Interval& part,
+  StateInterval interval_of(const Bucket& bucket, const Chunk& chunk, const Interval& part,
                             const ChunkViews& views) const;
   // Visits what of the chunk this rank alone stands for.
-  void visit_chunk(const Bucket& bucket, const StateChunk& chunk, const ChunkViews& views,
+  void visit_chunk(const Bucket& bucket, const Chunk& chunk, const ChunkViews& views,
                    const Engine::StateVisit& visit,
                    std::optional<ParameterId> only = std::nullopt) const;
   // Where initial values come from, and what they pass through.
@@ -130,11 +129,11 @@ class ShardedOptimizer {
     std::span<float> host;
     TensorView staging;
   };
-  // The bucket's chunk of that number; `views` are its master and states, if it has any.
-  void fill(const Bucket& bucket, const StateChunk& chunk, size_t number,
-            std::span<const TensorView> views, const Fill& fill);
+  // `views` are its master and states, if it has any.
+  void fill(const Bucket& bucket, const Chunk& chunk, std::span<const TensorView> views,
+            const Fill& fill);
 
-  Work begin(const Bucket& bucket, const StateChunk& chunk, Content content = Content::needed);
+  Work begin(const Bucket& bucket, const Chunk& chunk, Content content = Content::needed);
   // Sets where the chunk's new parameters are written (on CPU ranks, where they belong), and takes
   // them there.
   void open_param(Work& work);
@@ -166,7 +165,8 @@ class ShardedOptimizer {
   void apply_direction(const Bucket& bucket, const Step& step, TensorView direction);
 
   const EngineContext& context_;
-  const std::vector<Bucket>& buckets_;
+  const std::span<const Bucket> buckets_;
+  BucketMemory& memory_;
   const std::vector<Optimizer> rules_;
   StateStores stores_;
   HostPipeline* const pipeline_;

@@ -54,6 +54,12 @@ void check_offload(const Config& config) {
 
 }  // namespace
 
+bool reduces_in_place(const Sharding& sharding) {
+  return !sharding.policy.shard_grads && sharding.accumulation_steps == 1 &&
+         sharding.comm_dtype == sharding.param_dtype &&
+         sharding.accum_dtype == sharding.param_dtype;
+}
+
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
                        const Optimizer& rule, int world_size, int rank, bool computes_on_host) {
   check_offload(config);

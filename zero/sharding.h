@@ -5,7 +5,9 @@
 
 #include "optim/optimizer.h"
 #include "zero/stage.h"
+#include "zerorun/communicator.h"
 #include "zerorun/config.h"
+#include "zerorun/device.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -43,6 +45,16 @@ struct Sharding {
             (offload.param.device == OffloadDevice::cpu && !computes_on_host));
   }
   DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
+};
+
+// Whether the reduced gradient replaces the gradient that it was made from: below stage 2, with one
+// micro-step and one dtype.
+bool reduces_in_place(const Sharding& sharding);
+
+// What every part of the engine needs to know; constant after construction.
+struct EngineContext : Sharding {
+  Device& device;
+  Communicator& comm;
 };
 
 // Throws ConfigError for dtypes, stages and places to offload to that contradict each other.

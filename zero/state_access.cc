@@ -10,15 +10,9 @@ namespace zerorun {
 
 namespace {
 
-// What a bucket without optimizer states is visited in.
-std::vector<StateChunk> frozen_chunks(const Bucket& bucket) {
-  if (!bucket.param_chunks.empty()) return bucket.param_chunks;
-  return {{.begin = 0, .end = bucket.held_numel}};
-}
-
-bool has_part_of(const Bucket& bucket, const StateChunk& chunk, ParameterId parameter) {
-  const int64_t begin = bucket.held_from + chunk.begin;
-  const int64_t end = bucket.held_from + chunk.end;
+bool has_part_of(const Bucket& bucket, const Chunk& chunk, ParameterId parameter) {
+  const int64_t begin = bucket.stored.begin + chunk.begin;
+  const int64_t end = bucket.stored.begin + chunk.end;
   const auto& placements = bucket.layout.placements;
   return std::any_of(placements.begin(), placements.end(), [&](const Placement& placement) {
     return placement.parameter == parameter && placement.offset < end &&
@@ -28,16 +22,16 @@ bool has_part_of(const Bucket& bucket, const StateChunk& chunk, ParameterId para
 
 }  // namespace
 
-void ShardedOptimizer::fill(const Bucket& bucket, const StateChunk& chunk, size_t number,
+void ShardedOptimizer::fill(const Bucket& bucket, const Chunk& chunk,
                             std::span<const TensorView> views, const Fill& fill) {
   Device& device = context_.device;
   Stream& stream = device.inline_stream();
   Device& host = device.host();
-  const bool moves = !bucket.param_chunks.empty();
+  const bool moves = bucket.moves_params;
   const TensorView param =
-      moves ? parameters_->acquire(bucket, number, host.inline_stream(), Content::overwritten)
+      moves ? parameters_->acquire(bucket, chunk, host.inline_stream(), Content::overwritten)
             : param_of(bucket, chunk);
-  const int64_t from = bucket.held_from + chunk.begin;
+  const int64_t from = bucket.stored.begin + chunk.begin;
   for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
     for (int64_t at = 0; at < part.numel; at += fill.staging.numel) {
       const int64_t count = std::min(fill.staging.numel, part.numel - at);
@@ -59,7 +53,7 @@ void ShardedOptimizer::fill(const Bucket& bucket, const StateChunk& chunk, size_
       stream.synchronize();
     }
   }
-  if (moves) parameters_->release(bucket, number, host.inline_stream(), true);
+  if (moves) parameters_->release(bucket, chunk, host.inline_stream(), true);
 }
 
 void ShardedOptimizer::initialize(const Engine::FillFunction& source, const Publish& publish) {
@@ -68,29 +62,30 @@ void ShardedOptimizer::initialize(const Engine::FillFunction& source, const Publ
   const Buffer buffer = context_.device.allocate(kNumel * sizeof(float), MemoryCategory::other);
   const Fill fill_with{source, host, view_of(buffer, DType::fp32, kNumel)};
   for (const Bucket& bucket : buckets_) {
-    if (bucket.chunks.empty()) {
-      const std::vector<StateChunk> chunks = frozen_chunks(bucket);
-      for (size_t i = 0; i < chunks.size(); ++i) fill(bucket, chunks[i], i, {}, fill_with);
-    }
-    for (const StateChunk& chunk : bucket.chunks) {
+    for (const Chunk& chunk : bucket.chunks) {
+      if (!bucket.plan.trainable) {
+        fill(bucket, chunk, {}, fill_with);
+        continue;
+      }
       const Work work = begin(bucket, chunk);
       if (chunk.on_host) pipeline_->synchronize();
-      fill(bucket, chunk, work.chunk_number(), work.views, fill_with);
-      store_of(chunk).release(chunk.index, work.stream, 1);  // the master
+      fill(bucket, chunk, work.views, fill_with);
+      store_of(chunk).release(chunk.state_index, work.stream, 1);  // the master
     }
     publish(bucket);
   }
 }
 
-StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StateChunk& chunk,
+StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const Chunk& chunk,
                                             const Interval& part, const ChunkViews& views) const {
   StateInterval interval{.parameter = part.parameter, .begin = part.begin, .numel = part.numel};
-  const int64_t in_chunk = part.offset - bucket.held_from - chunk.begin;
+  const int64_t in_chunk = part.offset - bucket.stored.begin - chunk.begin;
   if (views.param.data != nullptr) interval.param = views.param.slice(in_chunk, part.numel);
-  interval.param_on_host = !bucket.param_chunks.empty();
+  interval.param_on_host = bucket.moves_params;
   if (!bucket.plan.trainable) return interval;
   interval.on_host = chunk.on_host;
-  interval.grad = bucket.reduced_part(in_chunk + chunk.begin, part.numel);
+  interval.grad =
+      memory_.gradients(bucket).reduced_part(bucket, in_chunk + chunk.begin, part.numel);
   for (size_t i = 0; i < views.states.size(); ++i) {
     const TensorView view = part_of(bucket, views.states[i], i, in_chunk, part.numel);
     if (i == 0) {
@@ -102,12 +97,12 @@ StateInterval ShardedOptimizer::interval_of(const Bucket& bucket, const StateChu
   return interval;
 }
 
-void ShardedOptimizer::visit_chunk(const Bucket& bucket, const StateChunk& chunk,
+void ShardedOptimizer::visit_chunk(const Bucket& bucket, const Chunk& chunk,
                                    const ChunkViews& views, const Engine::StateVisit& visit,
                                    std::optional<ParameterId> only) const {
-  const int64_t own = context_.rank * bucket.layout.shard_numel;
-  const int64_t begin = std::max(own, bucket.held_from + chunk.begin);
-  const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.held_from + chunk.end);
+  const int64_t own = bucket.owned_begin;
+  const int64_t begin = std::max(own, bucket.stored.begin + chunk.begin);
+  const int64_t end = std::min(own + bucket.layout.shard_numel, bucket.stored.begin + chunk.end);
   for (const Interval& part : bucket.layout.intervals(begin, end)) {
     if (!only || part.parameter == *only) visit(interval_of(bucket, chunk, part, views));
   }
@@ -119,27 +114,18 @@ std::vector<StateInterval> ShardedOptimizer::intervals(Parts parts,
   std::vector<StateInterval> result;
   const auto keep = [&](const StateInterval& interval) { result.push_back(interval); };
   for (const Bucket& bucket : buckets_) {
-    const auto is_wanted = [&](const StateChunk& chunk) {
-      return !only || has_part_of(bucket, chunk, *only);
-    };
-    const bool moves = !bucket.param_chunks.empty();
-    const auto param_at_rest = [&](const StateChunk& chunk, size_t number) {
-      if (!moves) return param_of(bucket, chunk);
-      return parts == Parts::all ? parameters_->rest(bucket, number) : TensorView{};
-    };
-    if (bucket.chunks.empty()) {
-      const std::vector<StateChunk> chunks = frozen_chunks(bucket);
-      for (size_t i = 0; i < chunks.size(); ++i) {
-        if (!is_wanted(chunks[i])) continue;
-        visit_chunk(bucket, chunks[i], {param_at_rest(chunks[i], i), {}}, keep, only);
+    for (const Chunk& chunk : bucket.chunks) {
+      if (only && !has_part_of(bucket, chunk, *only)) continue;
+      ChunkViews views;
+      if (!bucket.moves_params) {
+        views.param = param_of(bucket, chunk);
+      } else if (parts == Parts::all) {
+        views.param = parameters_->rest(bucket, chunk);
       }
-    }
-    for (size_t i = 0; i < bucket.chunks.size(); ++i) {
-      const StateChunk& chunk = bucket.chunks[i];
-      if (!is_wanted(chunk)) continue;
-      std::vector<TensorView> states =
-          with_master(bucket, chunk, store_of(chunk).rest(chunk.index));
-      visit_chunk(bucket, chunk, {param_at_rest(chunk, i), std::move(states)}, keep, only);
+      if (bucket.plan.trainable) {
+        views.states = with_master(bucket, chunk, store_of(chunk).rest(chunk.state_index));
+      }
+      visit_chunk(bucket, chunk, views, keep, only);
     }
   }
   std::sort(result.begin(), result.end(), [](const StateInterval& a, const StateInterval& b) {
@@ -154,23 +140,22 @@ void ShardedOptimizer::visit(StateAccess access, const Engine::StateVisit& visit
   Stream& host = context_.device.host().inline_stream();
   if (pipeline_ != nullptr) pipeline_->synchronize();
   for (const Bucket& bucket : buckets_) {
-    const bool moves = !bucket.param_chunks.empty();
-    const auto visit_with = [&](const StateChunk& chunk, size_t number,
-                                std::vector<TensorView> states) {
+    const bool moves = bucket.moves_params;
+    const auto visit_with = [&](const Chunk& chunk, std::vector<TensorView> states) {
       const TensorView param =
-          moves ? parameters_->acquire(bucket, number, host, content) : param_of(bucket, chunk);
+          moves ? parameters_->acquire(bucket, chunk, host, content) : param_of(bucket, chunk);
       visit_chunk(bucket, chunk, {param, std::move(states)}, visit);
-      if (moves) parameters_->release(bucket, number, host, changed);
+      if (moves) parameters_->release(bucket, chunk, host, changed);
     };
-    if (bucket.chunks.empty()) {
-      const std::vector<StateChunk> chunks = frozen_chunks(bucket);
-      for (size_t i = 0; i < chunks.size(); ++i) visit_with(chunks[i], i, {});
-    }
-    for (const StateChunk& chunk : bucket.chunks) {
+    for (const Chunk& chunk : bucket.chunks) {
+      if (!bucket.plan.trainable) {
+        visit_with(chunk, {});
+        continue;
+      }
       Work work = begin(bucket, chunk, content);
       work.stream.synchronize();
-      visit_with(chunk, work.chunk_number(), std::move(work.views));
-      store_of(chunk).release(chunk.index, work.stream,
+      visit_with(chunk, std::move(work.views));
+      store_of(chunk).release(chunk.state_index, work.stream,
                               changed ? std::numeric_limits<size_t>::max() : 0);
     }
   }
@@ -186,9 +171,10 @@ void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
   // Whoever wrote to masters may have done so on the inline stream.
   comm_stream.wait(context_.device.inline_stream().record());
   for (const Bucket& bucket : buckets_) {
-    for (const StateChunk& chunk : bucket.chunks) {
+    for (const Chunk& chunk : bucket.chunks) {
+      if (!bucket.plan.trainable) break;
       Work work = begin(bucket, chunk);
-      const int64_t own = context_.rank * bucket.layout.shard_numel;
+      const int64_t own = bucket.owned_begin;
       for (size_t i = 0; i < work.views.size() && !context_.policy.shard_state; ++i) {
         const TensorView part = part_of(bucket, work.views[i], i, own, bucket.layout.shard_numel);
         context_.comm.all_gather(part, work.views[i], Sync::collective, comm_stream, bucket.label)
@@ -200,7 +186,7 @@ void ShardedOptimizer::recast(Stream& comm_stream, const Publish& publish) {
       }
       close_param(work);
       if (chunk.on_host) comm_stream.wait(stepped(bucket));
-      store_of(chunk).release(chunk.index, work.stream, 0);
+      store_of(chunk).release(chunk.state_index, work.stream, 0);
     }
     publish(bucket);
   }

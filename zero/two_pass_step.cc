@@ -28,7 +28,7 @@ DirectionSize direction_numel(const Sharding& sharding, std::span<const Optimize
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
     const Optimizer::Passes passes = rule_of(rules, bucket).passes();
-    if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.held_numel);
+    if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.stored.numel);
     if (passes != Optimizer::Passes::muon) continue;
     size.numel = std::max(size.numel, bucket.layout.padded_numel());
     for (const SizedParameter& parameter : bucket.plan.parameters) {
@@ -53,8 +53,9 @@ void ShardedOptimizer::find_direction(const Work& work, const Step& step, Tensor
 void ShardedOptimizer::lamb_step(const Step& step, Stream& comm_stream, const Publish& publish) {
   LambNorms norms(context_, pipeline_);
   for (const Bucket& bucket : buckets_) {
-    if (bucket.offloaded) pipeline_->stream().wait(bucket.host_ready);
-    for (const StateChunk& chunk : bucket.chunks) {
+    if (!bucket.plan.trainable) continue;
+    if (bucket.stored.offloaded) pipeline_->stream().wait(memory_.gradients(bucket).host_ready);
+    for (const Chunk& chunk : bucket.chunks) {
       Work work = begin(bucket, chunk);
       const TensorView direction = chunk.on_host ? pipeline_->outgoing(chunk.numel(), DType::fp32)
                                                  : view_of(direction_, DType::fp32, chunk.numel());
@@ -80,12 +81,12 @@ void ShardedOptimizer::muon_step(const Bucket& bucket, const Step& step, Stream&
   Device& device = context_.device;
   Stream& stream = device.inline_stream();
   const TensorView direction = view_of(direction_, DType::fp32, bucket.layout.padded_numel());
-  const TensorView held = direction.slice(bucket.held_from, bucket.held_numel);
+  const TensorView stored = direction.slice(bucket.stored.begin, bucket.stored.numel);
   stream.wait(direction_read_);  // by the bucket before
-  if (bucket.offloaded) pipeline_->stream().wait(bucket.host_ready);
-  for (const StateChunk& chunk : bucket.chunks) {
+  if (bucket.stored.offloaded) pipeline_->stream().wait(memory_.gradients(bucket).host_ready);
+  for (const Chunk& chunk : bucket.chunks) {
     Work work = begin(bucket, chunk);
-    const TensorView part = held.slice(chunk.begin, chunk.numel());
+    const TensorView part = stored.slice(chunk.begin, chunk.numel());
     if (chunk.on_host) {
       const TensorView staged = pipeline_->outgoing(chunk.numel(), DType::fp32);
       find_direction(work, step, staged);
@@ -97,26 +98,26 @@ void ShardedOptimizer::muon_step(const Bucket& bucket, const Step& step, Stream&
   }
   if (context_.policy.shard_state) {
     comm_stream.wait(stream.record());
-    context_.comm.all_gather(held, direction, Sync::collective, comm_stream, bucket.label);
+    context_.comm.all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
     comm_stream.synchronize();
   }
-  const int64_t from = bucket.held_from;
-  for (const Interval& part : bucket.layout.intervals(from, from + bucket.held_numel)) {
+  const int64_t from = bucket.stored.begin;
+  for (const Interval& part : bucket.layout.intervals(from, from + bucket.stored.numel)) {
     const auto& shape = context_.specs[static_cast<size_t>(part.parameter)].shape;
     const TensorView matrix = direction.slice(part.offset - part.begin, shape[0] * shape[1]);
     device.orthogonalize(stream, matrix, shape[0], shape[1],
                          rule_of(rules_, bucket).newton_schulz_steps(),
                          view_of(work_, DType::fp32, orthogonalize_work(shape[0], shape[1])));
   }
-  apply_direction(bucket, step, held);
-  if (bucket.offloaded) comm_stream.wait(stepped(bucket));
+  apply_direction(bucket, step, stored);
+  if (bucket.stored.offloaded) comm_stream.wait(stepped(bucket));
 }
 
 void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
                                        TensorView direction) {
   const Optimizer& rule = rule_of(rules_, bucket);
   const Event found = context_.device.inline_stream().record();
-  for (const StateChunk& chunk : bucket.chunks) {
+  for (const Chunk& chunk : bucket.chunks) {
     Work work = begin(bucket, chunk);
     TensorView part = direction.slice(chunk.begin, chunk.numel());
     if (chunk.on_host) part = pipeline_->fetch(part, found);
@@ -131,7 +132,7 @@ void ShardedOptimizer::apply_direction(const Bucket& bucket, const Step& step,
     if (chunk.on_host) pipeline_->fetched();
     end(work);
   }
-  if (bucket.offloaded) direction_read_ = pipeline_->received();
+  if (bucket.stored.offloaded) direction_read_ = pipeline_->received();
 }
 
 }  // namespace zerorun

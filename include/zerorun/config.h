@@ -52,6 +52,7 @@ struct PrecisionConfig {
 
 // Hyperparameters of all optimizers; each type reads its own. Defaults are AdamW's: parse_config
 // fills in those of the type. lr and weight_decay are what parameter groups start from.
+// size: one key of /optimizer/params each
 struct OptimizerConfig {
   // Adam, AdamW, Adam8bit, AdamW8bit, SGD, Adagrad, Lion, Lamb or Muon, in any case.
   std::string type = "AdamW";

@@ -114,6 +114,28 @@ def class_of(members: int, before: str = "") -> str:
     return f"{before}class A {{\n{method}  struct B {{ int x_ = 0; }};\n{fields}  B b_;\n}};\n"
 
 
+def struct_of(members: int) -> str:
+    rest = "".join(f"  int64_t field{i} = {i};\n" for i in range(members - 6))
+    return f"""struct A {{
+  using Name = int;
+  static constexpr int kLimit = 3;
+  struct B {{ int inner = 0; }};
+  friend class C;
+  A() = default;
+  A& operator=(const A&) = delete;
+  ~A() {{ close(); }}
+  int64_t end() const {{ return begin + 1; }}
+  TensorView part(const B& b, int at) const;
+  std::function<void(int, B)> visit;
+  std::map<int, std::vector<int>> lists;
+  const char* name = "one; two";
+  std::vector<int> sizes{{}};
+  B b{{.inner = 1}};
+  int words[kLimit];
+{rest}}};
+"""
+
+
 @pytest.mark.parametrize(
     ("path", "code", "found"),
     [
@@ -123,6 +145,7 @@ def class_of(members: int, before: str = "") -> str:
         ("zero/a.cc", function_of(61), "zero/a.cc:1: f has 61 lines"),
         ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
         ("zero/a.h", class_of(16), "zero/a.h:1: A has 16 data members"),
+        ("zero/a.h", struct_of(16), "zero/a.h:1: A has 16 data members"),
     ],
 )
 def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found: str) -> None:
@@ -139,6 +162,7 @@ def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found:
         ("zero/a.cc", function_of(60)),
         ("zero/a.cc", function_of(70, "// size: one switch over every key\n")),
         ("zero/a.h", class_of(15)),
+        ("zero/a.h", struct_of(15)),
         ("zero/a.h", class_of(16, "// size: mirrors the file's header\n")),
         ("build/release/generated.cc", "int x;\n" * 1000),
     ],

@@ -1,4 +1,4 @@
-#include "zero/state_chunks.h"
+#include "zero/chunks.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ bool may_cut(const BucketLayout& layout, int64_t at) {
   return true;
 }
 
-TEST(StateChunks, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
+TEST(Chunks, CoverTheStoredRangeAndAreCutOnTheGridOfEveryParameter) {
   std::mt19937 random(3);
   for (int round = 0; round < 500; ++round) {
     std::vector<SizedParameter> parameters;
@@ -43,7 +43,8 @@ TEST(StateChunks, CoverTheHeldPartAndAreCutOnTheGridOfEveryParameter) {
       if (whole && host_from > 0) {
         EXPECT_EQ(chunks.front().end, host_from);
       }
-      for (const StateChunk& chunk : chunks) {
+      for (const Chunk& chunk : chunks) {
+        EXPECT_EQ(&chunk, &chunks[static_cast<size_t>(chunk.index)]);
         EXPECT_EQ(chunk.begin, at);
         EXPECT_LT(chunk.begin, chunk.end);
         EXPECT_EQ(chunk.on_host, chunk.begin >= host_from);

@@ -1,4 +1,4 @@
-#include "zero/state_chunks.h"
+#include "zero/chunks.h"
 
 #include <algorithm>
 
@@ -17,17 +17,17 @@ int64_t cut_near(const BucketLayout& layout, int64_t at, int64_t after) {
   return layout.padded_numel();
 }
 
-std::vector<StateChunk> cut_chunks(const BucketLayout& layout, int64_t from, int64_t numel,
-                                   int64_t host_from, ChunkSizes sizes) {
-  std::vector<StateChunk> chunks;
-  if (numel == 0) chunks.push_back({});
+std::vector<Chunk> cut_chunks(const BucketLayout& layout, int64_t from, int64_t numel,
+                              int64_t host_from, ChunkSizes sizes) {
+  std::vector<Chunk> chunks;
   const auto cut = [&](int64_t begin, int64_t last, int64_t chunk_numel, bool on_host) {
     while (begin < last) {
       int64_t end = last;
       if (chunk_numel < last - begin) {
         end = std::min(last, cut_near(layout, from + begin + chunk_numel, from + begin) - from);
       }
-      chunks.push_back({.begin = begin, .end = end, .on_host = on_host});
+      const auto index = static_cast<int>(chunks.size());
+      chunks.push_back({.begin = begin, .end = end, .index = index, .on_host = on_host});
       begin = end;
     }
   };

@@ -1,0 +1,117 @@
+#include "zero/bucket_memory.h"
+
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets) {
+  BucketNumels numels;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) {
+      numels.replicated += bucket.layout.padded_numel();
+    } else if (!bucket.moves_params) {
+      numels.sharded += bucket.layout.shard_numel;
+    }
+    if (!bucket.plan.trainable) continue;
+    if (!sharding.policy.shard_grads) numels.gradients += bucket.layout.padded_numel();
+    if (!reduces_in_place(sharding)) numels.reduced += bucket.stored.host_from;
+  }
+  return numels;
+}
+
+BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
+                           std::span<const TensorView> host_gradients)
+    : context_(context), parameters_(buckets.size()), gradients_(buckets.size()) {
+  const BucketNumels numels = count_numels(context, buckets);
+  place_replicated(buckets, numels.replicated);
+  place_sharded(buckets, numels.sharded);
+  place_gradients(buckets, numels);
+  for (size_t i = 0; i < host_gradients.size(); ++i) gradients_[i].host_reduced = host_gradients[i];
+}
+
+std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
+                                              MemoryCategory category) {
+  const size_t nbytes = static_cast<size_t>(numel) * size_of(context_.param_dtype);
+  std::optional<Buffer> buffer = context_.comm.allocate(nbytes, sharing);
+  if (!buffer) return std::nullopt;
+  const auto ranks = static_cast<size_t>(context_.world_size);
+  ledger_.push_back(
+      context_.device.account(sharing == Sharing::per_host ? nbytes / ranks : nbytes, category));
+  buffers_.push_back(std::move(*buffer));
+  return view_of(buffers_.back(), context_.param_dtype, numel);
+}
+
+TensorView BucketMemory::share_per_rank(int64_t numel, MemoryCategory category) {
+  if (numel == 0) return {};
+  const std::optional<TensorView> arena = share(numel, Sharing::per_rank, category);
+  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.comm.transport());
+  return *arena;
+}
+
+void BucketMemory::place_replicated(std::span<const Bucket> buckets, int64_t total) {
+  const TensorView arena = share_per_rank(total, MemoryCategory::parameters);
+  int64_t cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (bucket.plan.shard_params) continue;
+    BucketParameters& memory = parameters(bucket);
+    memory.full = arena.slice(cursor, bucket.layout.padded_numel());
+    memory.shard = memory.full.slice(bucket.owned_begin, bucket.layout.shard_numel);
+    cursor += bucket.layout.padded_numel();
+  }
+}
+
+void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total) {
+  if (total == 0) return;
+  const int ranks = context_.world_size;
+  const bool on_host = context_.offload.param.device != OffloadDevice::none;
+  const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
+  std::optional<TensorView> arena;
+  if (context_.share_parameters && context_.comm.reads_peers()) {
+    arena = share(total * ranks, Sharing::per_host, category);
+  }
+  const bool resident = arena.has_value();
+  if (!resident) arena = share_per_rank(total, category);
+  int64_t cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params || bucket.moves_params) continue;
+    BucketParameters& memory = parameters(bucket);
+    const int64_t shard_numel = bucket.layout.shard_numel;
+    memory.resident = resident;
+    if (resident) {
+      memory.full = arena->slice(cursor * ranks, shard_numel * ranks);
+      memory.shard = memory.full.slice(bucket.owned_begin, shard_numel);
+    } else {
+      memory.shard = arena->slice(cursor, shard_numel);
+    }
+    cursor += shard_numel;
+  }
+}
+
+void BucketMemory::place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels) {
+  const TensorView full_arena = share_per_rank(numels.gradients, MemoryCategory::gradients);
+  TensorView reduced_arena{nullptr, numels.reduced, context_.accum_dtype};
+  if (numels.reduced > 0) {
+    buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));
+    reduced_arena.data = buffers_.back().data();
+  }
+  int64_t full_cursor = 0;
+  int64_t reduced_cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable) continue;
+    BucketGradients& memory = gradients(bucket);
+    if (!context_.policy.shard_grads) {
+      memory.full = full_arena.slice(full_cursor, bucket.layout.padded_numel());
+      full_cursor += bucket.layout.padded_numel();
+    }
+    if (reduces_in_place(context_)) {
+      memory.reduced = memory.full.slice(bucket.stored.begin, bucket.stored.numel);
+    } else {
+      memory.reduced = reduced_arena.slice(reduced_cursor, bucket.stored.host_from);
+      reduced_cursor += bucket.stored.host_from;
+    }
+  }
+}
+
+}  // namespace zerorun
