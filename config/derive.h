@@ -1,6 +1,10 @@
 #pragma once
 
-#include "config/key_check.h"
+#include <string>
+#include <vector>
+
+#include "config/check.h"
+#include "zerorun/config.h"
 
 namespace zerorun {
 
@@ -10,5 +14,11 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys);
 
 // The dtype of the parameters, by the keys that decide it.
 DType model_dtype(const GivenKeys& keys);
+
+// Writes "auto" as the value of each key that only resolve_auto can set, because it has no default.
+void mark_unresolved(ParsedConfig& parsed);
+
+// Does what resolve_auto does, without an error for what is left over: returns those values.
+std::vector<const ConfigValue*> resolve_known(ParsedConfig& parsed, const RunFacts& facts);
 
 }  // namespace zerorun

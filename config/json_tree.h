@@ -10,6 +10,9 @@ namespace zerorun {
 
 class ConfigProblems;
 
+// Some editors begin a file with it; it is not a part of the text.
+inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
 // A place in a text, from 1; columns count characters. Line 0: no place.
 struct JsonPosition {
   int line = 0;
@@ -56,5 +59,6 @@ std::string to_short_text(const JsonNode& node);
 
 // `pointer`/`key` with JSON pointer escapes (RFC 6901).
 std::string append_pointer(std::string_view pointer, std::string_view key);
+void extend_pointer(std::string& pointer, std::string_view key);
 
 }  // namespace zerorun

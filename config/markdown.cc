@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "config/check.h"
 #include "config/key_table.h"
 #include "config/report.h"
-#include "config/value_check.h"
 
 namespace zerorun {
 

@@ -6,14 +6,11 @@
 #include <memory>
 
 #include "config/base64.h"
+#include "config/check.h"
 #include "config/conflicts.h"
 #include "config/derive.h"
-#include "config/json_text.h"
-#include "config/key_status.h"
-#include "config/resolve.h"
-#include "config/type_params.h"
-#include "config/value_check.h"
 #include "core/check.h"
+#include "core/printable.h"
 #include "zerorun/config.h"
 
 namespace zerorun {
@@ -23,9 +20,8 @@ namespace {
 using File = std::unique_ptr<FILE, int (*)(FILE*)>;
 
 [[noreturn]] void fail_to_read(const std::string& path, int error) {
-  constexpr size_t kMaxPath = 200;
   fail<ConfigError>("{}: cannot be read: {}; expected a JSON file, or the base64 text of one",
-                    printable(path, kMaxPath), std::strerror(error));
+                    printable(path), std::strerror(error));
 }
 
 std::string read_text(FILE* file, const std::string& path) {
@@ -34,7 +30,8 @@ std::string read_text(FILE* file, const std::string& path) {
   while (const size_t bytes = std::fread(block, 1, sizeof(block), file)) {
     text.append(block, bytes);
     if (text.size() > kMaxJsonBytes) {
-      fail<ConfigError>("{}: longer than {} bytes; expected a configuration", path, kMaxJsonBytes);
+      fail<ConfigError>("{}: longer than {} bytes; expected a configuration", printable(path),
+                        kMaxJsonBytes);
     }
   }
   if (std::ferror(file) != 0) fail_to_read(path, errno);
@@ -60,7 +57,12 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
     }
     value.is_default = given == nullptr || value.value == value.fallback;
     value.is_given = is_written;
-    value.is_auto = is_written && is_auto(*spec, *keys.at(spec->pointer).node);
+    if (is_written) {
+      const JsonNode& node = *keys.at(spec->pointer).node;
+      value.is_auto = is_auto(*spec, node);
+      value.line = node.where.line;
+      value.column = node.where.column;
+    }
     values.push_back(std::move(value));
   }
   return values;
@@ -107,9 +109,7 @@ ParsedConfig parse_config(std::string_view json, std::string source) {
   ConfigProblems problems(source);
   JsonNode root = read_root(json, source, problems);
   ParsedConfig parsed;
-  const GivenKeys keys = check_keys(table, root, problems);
-  check_statuses(table, keys, problems, parsed.warnings);
-  check_type_params(table, keys, problems);
+  const GivenKeys keys = check_keys(table, root, problems, parsed.warnings);
   parsed.config = derive_config(table, keys);
   check_conflicts(keys, parsed.config, problems);
   problems.throw_if_any();

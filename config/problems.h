@@ -45,7 +45,4 @@ class ConfigProblems {
   size_t count_ = 0;
 };
 
-// Text from a file made fit for a message: control characters escaped, cut at `max_bytes`.
-std::string printable(std::string_view text, size_t max_bytes);
-
 }  // namespace zerorun

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "config/derive.h"
 #include "config/key_table.h"
-#include "config/problems.h"
-#include "config/resolve.h"
 #include "core/check.h"
+#include "core/printable.h"
 
 namespace zerorun {
 
@@ -24,13 +24,15 @@ bool is_batch_given(const BatchConfig& batch) {
 }
 
 // "1, 2, 4", "any number of". Throws ConfigError when no number suits.
-std::string suitable_ranks(const BatchConfig& given) {
+std::string suitable_ranks(const ParsedConfig& parsed) {
+  const BatchConfig& given = parsed.config.batch;
   if (given.train_batch_size == 0) return "any number of";
   const int64_t micro = std::max<int64_t>(given.micro_batch_size, 1);
   const int64_t steps = std::max<int64_t>(given.accumulation_steps, 1);
   int64_t samples = 0;
   if (__builtin_mul_overflow(micro, steps, &samples) || given.train_batch_size % samples != 0) {
-    resolve_batch(given, 1);  // has no solution for one rank either, and says what is near
+    ParsedConfig alone = parsed;
+    resolve_known(alone, {.world_size = 1});  // throws, since they do not suit one rank either
   }
   const int64_t most = given.train_batch_size / samples;
   if (given.micro_batch_size != 0 && given.accumulation_steps != 0) return std::to_string(most);
@@ -158,7 +160,7 @@ std::string check_report(const std::string& path) {
   std::string text = fmt::format("{}: ok", path);
   if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
   if (is_batch_given(parsed.config.batch)) {
-    text += fmt::format("\n  batch sizes: suit {} ranks", suitable_ranks(parsed.config.batch));
+    text += fmt::format("\n  batch sizes: suit {} ranks", suitable_ranks(parsed));
   }
   if (!left_over.empty()) {
     text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
@@ -189,9 +191,8 @@ std::string show_config(ParsedConfig parsed, const RunFacts& facts) {
     listing.value(spec_of(value).name(), value.value, comment_of(value));
   }
   for (size_t i = 0; i <= open.size(); ++i) listing.close();
-  constexpr size_t kMaxSourceBytes = 200;
-  return fmt::format("// {}, {} rank{}\n{}", printable(parsed.config.source, kMaxSourceBytes),
-                     world_size, world_size == 1 ? "" : "s", listing.text());
+  return fmt::format("// {}, {} rank{}\n{}", printable(parsed.config.source), world_size,
+                     world_size == 1 ? "" : "s", listing.text());
 }
 
 }  // namespace zerorun

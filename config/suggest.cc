@@ -7,6 +7,8 @@
 #include <cctype>
 #include <vector>
 
+#include "config/key_table.h"
+
 namespace zerorun {
 
 namespace {
@@ -23,7 +25,8 @@ std::string normalized(std::string_view name) {
   return out;
 }
 
-size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.size() / 4, 1, 3); }
+// Typing errors that a name of this length may have.
+size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.size() / 3, 1, 3); }
 
 // Keeps what is nearest to a name.
 class Nearest {
@@ -33,7 +36,8 @@ class Nearest {
   void offer(std::string_view candidate, std::string_view shown) {
     if (name_.size() > kMaxNameBytes) return;
     const size_t distance = edit_distance(name_, candidate, best_);
-    if (distance > best_) return;
+    // A name of which every letter would change is not near.
+    if (distance > best_ || distance >= candidate.size()) return;
     if (distance < best_) found_.clear();
     best_ = distance;
     if (std::find(found_.begin(), found_.end(), shown) == found_.end()) found_.push_back(shown);
@@ -112,6 +116,12 @@ size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
     if (least > limit) return least;
   }
   return row[y.size()];
+}
+
+std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
+  Nearest nearest(name);
+  for (const std::string& candidate : candidates) nearest.offer(candidate, candidate);
+  return nearest.found().empty() ? std::string() : std::string(nearest.found().front());
 }
 
 std::string suggest_key(const KeyTable& table, std::string_view block, std::string_view name) {

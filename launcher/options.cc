@@ -7,7 +7,7 @@
 #include <array>
 #include <string_view>
 
-#include "config/nearest.h"
+#include "config/suggest.h"
 #include "core/check.h"
 
 namespace zerorun {

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-#include "config/schedule_check.h"
+#include "config/conflicts.h"
 #include "core/check.h"
 #include "optim/lr_schedule_types.h"
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "checkpoint/verify.h"
-#include "config/nearest.h"
+#include "config/suggest.h"
 #include "config/report.h"
 #include "core/check.h"
 #include "tools/bench_nvme.h"

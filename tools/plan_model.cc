@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -12,29 +11,13 @@
 
 #include "core/check.h"
 #include "tools/plan_shape.h"
+#include "train/activations.h"
 
 namespace zerorun {
 
 namespace {
 
-constexpr double kMaxParameters = 1e15;  // parameters
-struct Preset {
-  std::string_view name;
-  int64_t layers;
-  int64_t width;
-  int64_t heads;
-  int64_t positions;
-};
-
-// Those of train (a test compares).
-constexpr auto kPresets = std::to_array<Preset>({
-    {"nano", 4, 128, 4, 256},
-    {"mini", 6, 384, 6, 256},
-    {"gpt2", 12, 768, 12, 1024},
-    {"gpt2-medium", 24, 1024, 16, 1024},
-    {"gpt2-large", 36, 1280, 20, 1024},
-    {"gpt2-xl", 48, 1600, 25, 1024},
-});
+constexpr double kMaxParameters = 1e15;
 
 class Builder {
  public:
@@ -94,29 +77,15 @@ std::vector<ParameterSpec> specs_of(const PlanShape& shape) {
   return builder.specs;
 }
 
-// train/activations.cc (a test compares).
-double activations_per_token(const PlanShape& shape, bool recompute, DType dtype) {
-  const auto width = static_cast<double>(shape.width);
-  const auto inner = static_cast<double>(shape.inner);
-  const auto layers = static_cast<double>(shape.layers);
-  const double kept_layers = recompute ? 1.0 : layers;
-  const double scratch = 2.0 * width + inner + std::max(inner, 3.0 * width);
-  const double residual = (layers + 1.0) * width;
-  const double head = static_cast<double>(shape.vocabulary) + width;
-  const double values = kept_layers * (5.0 * width + inner) + scratch + residual + head;
-  const double sums = kept_layers * (4.0 + static_cast<double>(shape.heads)) + 2.0;
-  const double indices = 4.0;
-  return values * static_cast<double>(size_of(dtype)) + sums * sizeof(float) +
-         indices * sizeof(int32_t);
-}
-
 PlanModel model_of(const PlanShape& shape, const std::string& name, DType activations) {
   PlanModel model;
   model.specs = specs_of(shape);
   model.hidden_size = shape.width;
-  if (shape.is_bundled) {
-    model.activation_nbytes_per_token = activations_per_token(shape, false, activations);
-    model.recomputed_nbytes_per_token = activations_per_token(shape, true, activations);
+  if (shape.bundled) {
+    model.activation_nbytes_per_token =
+        train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/false, activations);
+    model.recomputed_nbytes_per_token =
+        train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/true, activations);
   }
   double numel = 0;
   for (const ParameterSpec& spec : model.specs) {
@@ -157,7 +126,6 @@ std::optional<double> parse_count(const std::string& text) {
 // Blocks of 12 width^2 parameters, as wide as models of that size are: layers = width / 80.
 PlanShape shape_of_count(double count) {
   PlanShape shape;
-  shape.is_bundled = false;
   shape.vocabulary = 1;
   const double width = std::cbrt(count * 80.0 / 12.0);
   shape.layers = std::max<int64_t>(1, std::llround(width / 80.0));
@@ -171,17 +139,10 @@ PlanShape shape_of_count(double count) {
 }  // namespace
 
 PlanModel plan_model(const std::string& name, DType activations) {
-  for (const Preset& preset : kPresets) {
-    if (preset.name != name) continue;
-    PlanShape shape;
+  if (std::optional<train::GptConfig> gpt = train::gpt_preset(name)) {
     // The bundled program's default text is read as bytes; the GPT-2 sizes are tokenised.
-    shape.vocabulary = name.starts_with("gpt2") ? 50257 : 256;
-    shape.positions = preset.positions;
-    shape.width = shape.query_width = shape.key_value_width = preset.width;
-    shape.layers = preset.layers;
-    shape.heads = preset.heads;
-    shape.inner = 4 * preset.width;
-    return model_of(shape, name, activations);
+    gpt->vocabulary = name.starts_with("gpt2") ? 50257 : 256;
+    return model_of(shape_of(*gpt), name, activations);
   }
   if (std::filesystem::exists(name)) {
     return model_of(read_hf_shape(name), name, activations);
@@ -190,9 +151,9 @@ PlanModel plan_model(const std::string& name, DType activations) {
     return model_of(shape_of_count(*count), name, activations);
   }
   fail<ConfigError>(
-      "--model '{}': expected nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, the path of a "
-      "Hugging Face config.json, or a number of parameters (350M, 1.3B)",
-      name);
+      "--model '{}': expected {}, the path of a Hugging Face config.json, or a number of "
+      "parameters (350M, 1.3B)",
+      name, train::preset_names());
 }
 
 }  // namespace zerorun

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "train/gpt_config.h"
 
 namespace zerorun {
 
-// Of one kind of block.
+// The parameters that one kind of block has.
 struct BlockKind {
   bool gated = false;  // three matrices in the feed-forward part, and norms without biases
   bool query_bias = true;
@@ -20,18 +23,20 @@ struct PlanShape {
   int64_t positions = 0;  // 0: none are learned
   int64_t width = 0;
   int64_t layers = 0;
-  int64_t heads = 1;
   int64_t query_width = 0;  // heads * width of a head
   int64_t key_value_width = 0;
   int64_t inner = 0;
   BlockKind block = {};
-  bool tied = true;        // the head is the embedding
-  bool is_bundled = true;  // the bundled program trains it
+  bool tied = true;                              // the head is the embedding
+  std::optional<train::GptConfig> bundled = {};  // as the bundled program trains it, if it does
 };
 
-// Of a Hugging Face config.json of GPT-2 or of a model of the Llama kind. Throws ConfigError naming
-// the file and the key that is missing, has another type or no sense, and for models with other
-// parameters than those.
+// The shape of a GPT-2 of the bundled program.
+PlanShape shape_of(const train::GptConfig& gpt);
+
+// Reads the Hugging Face config.json of a GPT-2 or of a model of the Llama kind. Throws ConfigError
+// naming the file and the key that is missing, has another type or no sense, and for models with
+// other parameters than those.
 PlanShape read_hf_shape(const std::string& path);
 
 }  // namespace zerorun

@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/file.h"
-#include "config/nearest.h"
+#include "config/suggest.h"
 #include "core/check.h"
+#include "core/printable.h"
+#include "train/hf_config.h"
 
 namespace zerorun::train {
 
@@ -64,23 +65,10 @@ constexpr auto kOptionalKeys =
 
 constexpr int64_t kMaxSize = 1 << 24;
 constexpr double kMaxParameters = 1e13;
-constexpr uint64_t kMaxNbytes = 1 << 20;
-
-int64_t positive(const Json& json, const std::string& source, const char* key,
-                 std::optional<int64_t> fallback) {
-  const auto found = json.find(key);
-  if (fallback && (found == json.end() || found->is_null())) return *fallback;
-  if (!found->is_number_integer() || found->get<int64_t>() < 1 ||
-      found->get<int64_t>() > kMaxSize) {
-    fail<ConfigError>("{}: /{} is {}: expected an integer from 1 to {}", source, key, found->dump(),
-                      kMaxSize);
-  }
-  return found->get<int64_t>();
-}
-
-// Of the keys with which other kinds of models may be described, the nearest to one that is
-// missing.
-void check_keys(const Json& json, const std::string& source) {
+// A misspelt key stands among those with which other kinds of models are described: the nearest to
+// a key that is missing is taken for it.
+void check_keys(const HfConfig& config) {
+  const Json& json = config.json();
   std::vector<std::string> unread;
   std::vector<std::string> read(kRequiredKeys.begin(), kRequiredKeys.end());
   read.insert(read.end(), kOptionalKeys.begin(), kOptionalKeys.end());
@@ -92,26 +80,28 @@ void check_keys(const Json& json, const std::string& source) {
     if (json.contains(key)) continue;
     const std::string meant = nearest_name(key, unread);
     if (!meant.empty()) {
-      fail<ConfigError>("{}: unknown key /{}; did you mean /{}?", source, meant, key);
+      fail<ConfigError>("{}: unknown key /{}; did you mean /{}?", config.source(), printable(meant),
+                        key);
     }
   }
   for (const std::string_view key : kRequiredKeys) {
     if (json.contains(key)) continue;
     fail<ConfigError>(
         "{}: /{} is missing: expected the config.json of a Hugging Face GPT-2, with at least {}",
-        source, key, fmt::join(kRequiredKeys, ", "));
+        config.source(), key, fmt::join(kRequiredKeys, ", "));
   }
 }
 
-float epsilon_of(const Json& json, const std::string& source) {
-  const auto found = json.find("layer_norm_epsilon");
-  if (found == json.end()) return GptConfig().layer_norm_epsilon;
+float epsilon_of(const HfConfig& config) {
+  const auto found = config.json().find("layer_norm_epsilon");
+  if (found == config.json().end()) return GptConfig().layer_norm_epsilon;
   if (!found->is_number() || !(found->get<double>() > 0.0) || found->get<double>() > 1.0) {
-    fail<ConfigError>("{}: /layer_norm_epsilon is {}: expected a number in (0, 1]", source,
-                      found->dump());
+    config.fail_value("layer_norm_epsilon", "a number above 0 and up to 1");
   }
   return found->get<float>();
 }
+
+}  // namespace
 
 std::string preset_names() {
   std::string names;
@@ -122,11 +112,9 @@ std::string preset_names() {
   return names;
 }
 
-}  // namespace
-
-GptConfig gpt_config(const std::string& model) {
+std::optional<GptConfig> gpt_preset(const std::string& name) {
   for (const Preset& preset : kPresets) {
-    if (preset.name != model) continue;
+    if (preset.name != name) continue;
     GptConfig config;
     config.layers = preset.layers;
     config.width = preset.width;
@@ -135,48 +123,52 @@ GptConfig gpt_config(const std::string& model) {
     config.inner = 4 * preset.width;
     return config;
   }
+  return std::nullopt;
+}
+
+GptConfig gpt_config(const std::string& model) {
+  if (const auto preset = gpt_preset(model)) return *preset;
   if (!model.ends_with(".json")) {
     fail<ConfigError>("unknown model '{}': expected one of {}, or the path of a config.json", model,
                       preset_names());
   }
-  return gpt_config_from_json(read_text(model, kMaxNbytes), model);
+  return gpt_config(HfConfig::read(model));
 }
 
-GptConfig gpt_config_from_json(const std::string& json_text, const std::string& source) {
-  const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    fail<ConfigError>("{}: expected a JSON object with the keys of Hugging Face's GPT2Config",
-                      source);
+GptConfig read_gpt_shape(const HfConfig& config) {
+  GptConfig shape;
+  shape.vocabulary = config.has("vocab_size") ? config.integer("vocab_size", kMaxSize) : 0;
+  shape.positions = config.integer("n_positions", kMaxSize, GptConfig().positions);
+  shape.width = config.integer("n_embd", kMaxSize);
+  shape.layers = config.integer("n_layer", kMaxSize);
+  shape.heads = config.integer("n_head", kMaxSize);
+  shape.inner = config.integer("n_inner", kMaxSize, 4 * shape.width);
+  if (shape.width % shape.heads != 0) {
+    config.fail_value("n_head", fmt::format("a divisor of the width, {}", shape.width));
   }
+  return shape;
+}
+
+GptConfig gpt_config(const HfConfig& config) {
   for (const FixedKey& key : fixed_keys()) {
-    const auto found = json.find(key.name);
-    if (found == json.end() || *found == key.value) continue;
-    fail<ConfigError>("{}: /{} is {}: this program trains GPT-2, where it is {}", source, key.name,
-                      found->dump(), key.value.dump());
+    const auto found = config.json().find(key.name);
+    if (found == config.json().end() || *found == key.value) continue;
+    config.fail_value(std::string(key.name),
+                      fmt::format("{}, since this program trains GPT-2", key.value.dump()));
   }
-  check_keys(json, source);
-  GptConfig config;
-  config.vocabulary = positive(json, source, "vocab_size", 0);
-  config.positions = positive(json, source, "n_positions", std::nullopt);
-  config.width = positive(json, source, "n_embd", std::nullopt);
-  config.layers = positive(json, source, "n_layer", std::nullopt);
-  config.heads = positive(json, source, "n_head", std::nullopt);
-  config.inner = positive(json, source, "n_inner", 4 * config.width);
-  config.layer_norm_epsilon = epsilon_of(json, source);
-  if (config.width % config.heads != 0) {
-    fail<ConfigError>("{}: /n_embd {} is not divisible by /n_head {}", source, config.width,
-                      config.heads);
-  }
-  const auto width = static_cast<double>(config.width);
-  const double parameters = width * (4.0 * width + 2.0 * static_cast<double>(config.inner)) *
-                            static_cast<double>(config.layers);
+  check_keys(config);
+  GptConfig gpt = read_gpt_shape(config);
+  gpt.layer_norm_epsilon = epsilon_of(config);
+  const auto width = static_cast<double>(gpt.width);
+  const double parameters = width * (4.0 * width + 2.0 * static_cast<double>(gpt.inner)) *
+                            static_cast<double>(gpt.layers);
   if (parameters > kMaxParameters) {
     fail<ConfigError>(
         "{}: a model of {:.2g} parameters, from /n_embd {}, /n_inner {} and "
         "/n_layer {}: expected at most {:.0e}",
-        source, parameters, config.width, config.inner, config.layers, kMaxParameters);
+        config.source(), parameters, gpt.width, gpt.inner, gpt.layers, kMaxParameters);
   }
-  return config;
+  return gpt;
 }
 
 std::string to_json(const GptConfig& config) {

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace zerorun::train {
+
+class HfConfig;
 
 // The shape of a GPT-2: what the config.json of a Hugging Face GPT-2 says.
 struct GptConfig {
@@ -18,12 +21,19 @@ struct GptConfig {
   bool operator==(const GptConfig&) const = default;
 };
 
-// "nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", or the path of a config.json with
-// the keys of Hugging Face's GPT2Config. Presets leave the vocabulary to the data, and so does a
-// file without "vocab_size". Throws ConfigError or IoError naming the presets, or the file and the
-// key that is missing, misspelt, or has another meaning here.
+// The sizes of the bundled models: "nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl".
+std::string preset_names();
+// One of them, or nothing for another name. Leaves the vocabulary to the data.
+std::optional<GptConfig> gpt_preset(const std::string& name);
+
+// A preset, or the path of a config.json with the keys of Hugging Face's GPT2Config. A file without
+// "vocab_size" leaves the vocabulary to the data too. Throws ConfigError or IoError naming the
+// presets, or the file and the key that is missing, misspelt, or has another meaning here.
 GptConfig gpt_config(const std::string& model);
-GptConfig gpt_config_from_json(const std::string& json, const std::string& source);
+GptConfig gpt_config(const HfConfig& config);
+// The sizes alone, also of a GPT-2 that this program does not train, such as one with another
+// activation function.
+GptConfig read_gpt_shape(const HfConfig& config);
 
 // The text of a config.json that Hugging Face's GPT2LMHeadModel reads.
 std::string to_json(const GptConfig& config);

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "config/nearest.h"
+#include "config/suggest.h"
 #include "core/check.h"
 
 namespace zerorun::train {

@@ -132,7 +132,7 @@ struct ZeroConfig {
   int64_t max_reuse_distance = 1'000'000'000;   // elements
 };
 
-// Where something rests while it is not used: on the rank's device, in host memory, in a file.
+// Where something is stored while it is not used: on the rank's device, in host memory, in a file.
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 
 // zero_optimization.offload_optimizer: masters, optimizer states and reduced gradients.
@@ -193,6 +193,8 @@ struct ConfigValue {
   bool is_default = true;
   bool is_auto = false;  // the file says "auto"
   std::string fallback;  // the default, JSON text; "null": not given
+  int line = 0;          // of the value in the file, from 1; 0: it is not there
+  int column = 0;
 };
 
 struct ParsedConfig {

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "config/json_text.h"
 #include "config/problems.h"
 #include "zerorun/error.h"
 
@@ -78,7 +77,8 @@ TEST(ReadJson, ReadsNonFiniteNumbersAsPythonWritesThem) {
   EXPECT_EQ(root.children[1].number, -INFINITY);
   EXPECT_TRUE(std::isnan(root.children[2].number));
   EXPECT_EQ(root.children[3].kind, JsonNode::Kind::string);
-  EXPECT_THAT(problems_in("{Infinity: 1}"), HasSubstr("got Infinity, expected a key in quotes"));
+  EXPECT_THAT(problems_in("{Infinity: 1}"),
+              HasSubstr("got Infinity; expected a key in double quotes"));
   EXPECT_THAT(problems_in("[Infinityx]"), HasSubstr("broken JSON: got Infinityx"));
 }
 
@@ -112,14 +112,14 @@ TEST(ReadJson, SaysWhereAndHowTextIsBroken) {
       {"{\"a\": [1 2]}", "/a (1:10): broken JSON: got 2; expected ',' or ']'"},
       {"{\"a\" 1}", "(1:6): broken JSON: got 1; expected ':'"},
       {"{\"a\": tru}", "/a (1:7): broken JSON: got tru; invalid literal; expected a value"},
-      {"{'a': 1}", "got 'a'; invalid literal; expected a key in double quotes"},
+      {"{'a': 1}", "got 'a'; expected a key in double quotes"},
       {"[1] 2", "(1:5): broken JSON: got 2; expected nothing after the first value"},
       {"[1", "(1:3): broken JSON: got the end of the text; expected ',' or ']'"},
       {"[\"a\nb\"]", "(1:2): broken JSON: got \"a; invalid string: control character"},
       {"[\"\xff\"]", "(1:2): broken JSON: got \"\\xff\"; invalid string: ill-formed UTF-8 byte"},
-      {"{\"x\": [01]}", "/x (1:9): broken JSON: got 1; expected ',' or ']'"},
-      {"[-1.5e+3-2]", "(1:9): broken JSON: got -2; expected ',' or ']'"},
-      {"[nullnull]", "(1:6): broken JSON: got null; expected ',' or ']'"},
+      {"{\"x\": [01]}", "/x/0 (1:8): broken JSON: got 01; invalid number; expected a value"},
+      {"[-1.5e+3-2]", "(1:2): broken JSON: got -1.5e+3-2; invalid number"},
+      {"[nullnull]", "(1:2): broken JSON: got nullnull; invalid literal; expected a value"},
       {"[1.]", "(1:2): broken JSON: got 1.; invalid number"},
       {"[-]", "(1:2): broken JSON: got -; invalid number"},
       {"{\"x\": 1e999}", "/x (1:7): got 1e999, expected a number below 1.8e308"},
@@ -128,7 +128,8 @@ TEST(ReadJson, SaysWhereAndHowTextIsBroken) {
   for (const Broken& broken : cases) {
     EXPECT_THAT(problems_in(broken.text), HasSubstr(broken.message)) << broken.text;
   }
-  EXPECT_THAT(problems_in(std::string_view("{}\n \0{", 6)), HasSubstr("(2:2): got a NUL byte"));
+  EXPECT_THAT(problems_in(std::string_view("{}\n \0{", 6)),
+              HasSubstr("(2:2): broken JSON: got \\x00; expected nothing"));
 }
 
 TEST(ReadJson, BoundsDepthSizeAndCount) {
@@ -147,12 +148,6 @@ TEST(ReadJson, BoundsDepthSizeAndCount) {
   std::string values = "[0";
   for (size_t i = 0; i < kMaxJsonValues; ++i) values += ",0";
   EXPECT_THAT(problems_in(values + "]"), HasSubstr("more than 100000 values"));
-}
-
-TEST(StrictJson, KeepsTheLength) {
-  for (const char* text : {"", "/", "/*", "/**/", "\"", "\"\\", "\"\\\"", "[1,]", "NaN", "#"}) {
-    EXPECT_EQ(to_strict_json(text).size(), std::string_view(text).size()) << text;
-  }
 }
 
 TEST(AppendPointer, EscapesAsRfc6901) { EXPECT_EQ(append_pointer("/a", "b/c~d"), "/a/b~1c~0d"); }

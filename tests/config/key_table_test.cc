@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/check.h"
 #include "config/problems.h"
-#include "config/value_check.h"
 #include "tests/config/support.h"
 
 namespace zerorun {

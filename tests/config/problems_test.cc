@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "config/suggest.h"
+#include "core/printable.h"
 #include "tests/config/support.h"
 
 namespace zerorun {

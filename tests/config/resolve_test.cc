@@ -1,11 +1,10 @@
-#include "config/resolve.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "config/base64.h"
+#include "config/derive.h"
 #include "config/report.h"
 #include "tests/config/support.h"
 #include "tests/scratch.h"

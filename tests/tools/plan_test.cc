@@ -49,13 +49,8 @@ TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
       EXPECT_EQ(model.specs[i].module, expected[i].module);
     }
     EXPECT_EQ(model.hidden_size, config.width);
-    for (const DType dtype : {DType::fp32, DType::bf16}) {
-      const PlanModel kept = plan_model(name, dtype);
-      EXPECT_EQ(kept.activation_nbytes_per_token,
-                train::activation_nbytes_per_token(config, false, dtype));
-      EXPECT_EQ(kept.recomputed_nbytes_per_token,
-                train::activation_nbytes_per_token(config, true, dtype));
-    }
+    EXPECT_EQ(model.recomputed_nbytes_per_token,
+              train::activation_nbytes_per_token(config, true, DType::fp32));
   }
 }
 
@@ -132,7 +127,7 @@ TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
          "/n_head is 3: expected a divisor of the width, 10");
   expect(R"({"model_type": "gpt2", "n_embd": 16777216, "n_layer": 4096, "n_head": 1})",
          "parameters; expected at most 1e+15");
-  expect("[1]", "not a JSON object");
+  expect("[1]", "expected a JSON object");
 }
 
 TEST(PlanModel, NumbersOfParametersHaveBounds) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "train/hf_config.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train {
@@ -53,7 +54,7 @@ TEST(GptConfigTest, JsonRoundTrip) {
   config.heads = 4;
   config.inner = 100;
   config.layer_norm_epsilon = 1e-6F;
-  EXPECT_EQ(gpt_config_from_json(to_json(config), "test"), config);
+  EXPECT_EQ(gpt_config(HfConfig(to_json(config), "test")), config);
 }
 
 // With what each test is about.
@@ -62,7 +63,7 @@ std::string shape_with(const std::string& more) {
 }
 
 TEST(GptConfigTest, KeysThatNeedNotBeGiven) {
-  const GptConfig config = gpt_config_from_json(shape_with(R"(, "n_inner": null)"), "test");
+  const GptConfig config = gpt_config(HfConfig(shape_with(R"(, "n_inner": null)"), "test"));
   EXPECT_EQ(config.vocabulary, 0);
   EXPECT_EQ(config.inner, 4 * 96);
   EXPECT_EQ(config.layers, 2);
@@ -70,7 +71,7 @@ TEST(GptConfigTest, KeysThatNeedNotBeGiven) {
 
 // As openai-community/gpt2 has it.
 TEST(GptConfigTest, ReadsHuggingFacesOwn) {
-  const GptConfig config = gpt_config_from_json(R"({
+  const GptConfig config = gpt_config(HfConfig(R"({
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
     "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
     "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
@@ -79,7 +80,7 @@ TEST(GptConfigTest, ReadsHuggingFacesOwn) {
     "summary_use_proj": true,
     "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
     "vocab_size": 50257})",
-                                                "config.json");
+                                               "config.json"));
   GptConfig expected = gpt_config("gpt2");
   expected.vocabulary = 50257;
   EXPECT_EQ(config, expected);
@@ -87,7 +88,7 @@ TEST(GptConfigTest, ReadsHuggingFacesOwn) {
 
 TEST(GptConfigTest, OtherFilesAndMisspeltKeysAreRefused) {
   const auto error = [](const std::string& json) {
-    return error_of([&] { gpt_config_from_json(json, "m.json"); });
+    return error_of([&] { gpt_config(HfConfig(json, "m.json")); });
   };
   EXPECT_THAT(error("{}"), AllOf(HasSubstr("m.json: /n_positions is missing"),
                                  HasSubstr("at least n_positions, n_embd, n_layer, n_head")));
@@ -100,7 +101,7 @@ TEST(GptConfigTest, OtherFilesAndMisspeltKeysAreRefused) {
 
 TEST(GptConfigTest, BadValuesNameTheKey) {
   const auto error = [](const std::string& json) {
-    return error_of([&] { gpt_config_from_json(json, "m.json"); });
+    return error_of([&] { gpt_config(HfConfig(json, "m.json")); });
   };
   const auto with = [&](const std::string& key, const std::string& value) {
     nlohmann::json json = nlohmann::json::parse(shape_with(""));
@@ -110,7 +111,8 @@ TEST(GptConfigTest, BadValuesNameTheKey) {
   EXPECT_THAT(with("n_layer", "0"), AllOf(HasSubstr("m.json: /n_layer is 0")));
   EXPECT_THAT(with("n_layer", R"("3")"), HasSubstr("/n_layer is \"3\""));
   EXPECT_THAT(with("n_embd", "99999999999"), HasSubstr("/n_embd"));
-  EXPECT_THAT(with("n_embd", "100"), HasSubstr("not divisible"));
+  EXPECT_THAT(with("n_embd", "100"),
+              HasSubstr("/n_head is 12: expected a divisor of the width, 100"));
   EXPECT_THAT(error(R"({"n_embd": 16777216, "n_layer": 16777216, "n_head": 1, "n_positions": 8})"),
               AllOf(HasSubstr("5.7e+22 parameters"), HasSubstr("/n_layer 16777216")));
   EXPECT_THAT(with("n_head", "null"), HasSubstr("/n_head is null"));

@@ -1,5 +1,3 @@
-#include "config/value_check.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "config/check.h"
 #include "config/suggest.h"
 #include "core/check.h"
 #include "zerorun/version.h"
