@@ -143,21 +143,6 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   file.sync();
 }
 
-void replace_text(const std::filesystem::path& path, const std::string& text) {
-  std::filesystem::path temporary = path;
-  temporary += ".tmp";
-  std::error_code ignored;
-  std::filesystem::remove(temporary, ignored);  // of a process that was killed in here
-  try {
-    write_text(temporary, text);
-    rename_path(temporary, path);
-  } catch (...) {
-    std::filesystem::remove(temporary, ignored);
-    throw;
-  }
-  sync_folder(path.has_parent_path() ? path.parent_path() : ".");
-}
-
 void sync_folder(const std::filesystem::path& folder) {
   const int descriptor = open_file(folder.c_str(), O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) fail<IoError>("cannot open {}: {}", folder.string(), reason(errno));

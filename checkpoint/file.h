@@ -45,9 +45,6 @@ class File {
 std::string read_text(const std::filesystem::path& path, uint64_t limit);
 // Creates the file, writes it and syncs it.
 void write_text(const std::filesystem::path& path, const std::string& text);
-// The file has either its old content or all of the new one, also after a power failure or on a
-// full disk, and no other file is left.
-void replace_text(const std::filesystem::path& path, const std::string& text);
 
 // Makes the entries of a folder (files created in it, renamed, removed) survive a power failure.
 void sync_folder(const std::filesystem::path& folder);

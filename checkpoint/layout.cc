@@ -12,6 +12,7 @@
 #include "checkpoint/file.h"
 #include "checkpoint/hash.h"
 #include "core/check.h"
+#include "core/printable.h"
 
 namespace zerorun {
 
@@ -120,15 +121,15 @@ uint64_t random_id() {
 }
 
 void check_tag(const std::string& tag) {
-  const bool printable = std::none_of(tag.begin(), tag.end(), [](char c) {
+  const bool is_printable = std::none_of(tag.begin(), tag.end(), [](char c) {
     return std::iscntrl(static_cast<unsigned char>(c)) != 0;
   });
   if (tag.empty() || tag.front() == '.' || tag == kLatestName || tag.size() > kMaxTagNbytes ||
-      tag.find('/') != tag.npos || !printable) {
+      tag.find('/') != tag.npos || !is_printable) {
     fail<ConfigError>(
         "the checkpoint tag '{}' cannot name a folder: expected 1 to {} bytes "
         "without '/', not beginning with '.' and not '{}'",
-        tag, kMaxTagNbytes, kLatestName);
+        printable(tag), kMaxTagNbytes, kLatestName);
   }
 }
 

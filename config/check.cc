@@ -96,7 +96,7 @@ bool is_off(const JsonNode& object) {
   return (enabled->kind == Kind::boolean && !enabled->boolean) || enabled->text == "auto";
 }
 
-// Whether the value is given and differs from the default. An object asks for nothing when it is
+// True when the value is given and differs from the default. An object asks for nothing when it is
 // empty or says "enabled": false.
 bool asks_for_something(const GivenKey& key) {
   const JsonNode* value = given_value(key);
@@ -105,7 +105,7 @@ bool asks_for_something(const GivenKey& key) {
   return to_text(*value) != key.spec->fallback;
 }
 
-// Whether the key is accepted and its value changes nothing.
+// True when the key is accepted and its value changes nothing.
 bool is_without_effect(const GivenKey& key) {
   if (key.spec->status == KeyStatus::no_effect) return asks_for_something(key);
   return key.spec->status == KeyStatus::always_on && asks_for_something(key) && !key.node->boolean;

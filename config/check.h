@@ -46,7 +46,7 @@ std::string expected_value(const KeySpec& spec);
 // be one of some choices into the table's spelling.
 std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node);
 
-// Whether the value is "auto" and the key takes that as "not given".
+// True when the value is "auto" and the key takes that as "not given".
 bool is_auto(const KeySpec& spec, const JsonNode& node);
 
 }  // namespace zerorun

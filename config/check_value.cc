@@ -132,7 +132,7 @@ bool is_later_choice(const KeySpec& spec, const JsonNode& node) {
          });
 }
 
-// What to do about the value, beyond what was expected.
+// Advises about a wrong value, beyond saying what was expected.
 std::string advice(const KeySpec& spec, const JsonNode& node) {
   if (node.kind == Kind::null) return "; remove the key to get the default";
   const bool is_huge = node.kind == Kind::number && std::abs(node.number) >= 0x1p63;

@@ -74,7 +74,7 @@ void check_division(const GivenKeys& keys, ConfigProblems& problems) {
                to_text(*predivide), kPrescale, prescale->where.line, prescale->where.column);
 }
 
-// As torch.optim.SGD.
+// torch.optim.SGD refuses the same.
 void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                     ConfigProblems& problems) {
   constexpr std::string_view kNesterov = "/optimizer/params/nesterov";

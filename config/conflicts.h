@@ -17,7 +17,7 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
 // dtype that they travel in, or into fp32.
 std::optional<std::string> accumulation_problem(DType kept, DType sent);
 
-// In SchedulerConfig: the file says "auto", and nobody has resolved it.
+// Stands in SchedulerConfig where the file says "auto" and nobody has resolved it.
 inline constexpr int64_t kAutoSteps = -1;
 
 // The lengths that a type of schedule has.

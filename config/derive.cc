@@ -82,7 +82,7 @@ void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& schedule
   if (says_auto(keys, "/scheduler/params/warmup_num_steps")) {
     scheduler.warmup_num_steps = kAutoSteps;
   }
-  // As Hugging Face's Trainer; the shortest decimal number, to be the one in the file.
+  // Hugging Face's Trainer does the same. The shortest decimal number is the one in the file.
   if (says_auto(keys, "/scheduler/params/warmup_max_lr")) {
     scheduler.warmup_max_lr = {std::stod(fmt::format("{}", lr))};
   }
@@ -92,7 +92,7 @@ constexpr std::string_view kTrainSteps = "/zerorun/train/steps";
 constexpr auto kBatchKeys = std::to_array<std::string_view>(
     {"/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"});
 
-// Where a key's "auto" comes from. Bucket sizes as in transformers 5.23,
+// The source of a key's "auto". Bucket sizes follow transformers 5.23,
 // integrations/deepspeed.py, trainer_config_finalize; without the model they keep their default.
 struct AutoRule {
   std::string_view pointer;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "core/check.h"
+#include "core/printable.h"
 
 namespace zerorun {
 
@@ -54,7 +55,7 @@ std::optional<long> read_environment_int(std::string_view name, long low, long h
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() || value < low || value > high) {
     fail<ConfigError>("environment variable {}='{}': expected an integer from {} to {}", name,
-                      *text, low, high);
+                      printable(*text), low, high);
   }
   return value;
 }

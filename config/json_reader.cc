@@ -103,7 +103,7 @@ class JsonReader {
     return read_word(node);
   }
 
-  // From the opening bracket to the closing one, with a comma after the last item or without.
+  // Reads from the opening bracket to the closing one; a comma may follow the last item.
   template <typename ReadItem>
   bool read_items(char closing, const ReadItem& read_item) {
     if (depth_ == kMaxJsonDepth) {

@@ -15,7 +15,7 @@ class KeyTable {
  public:
   KeyTable();
   std::span<const KeySpec* const> keys() const { return keys_; }
-  // By pointer or alias; null when there is none.
+  // Finds a key by its pointer or alias; null when there is none.
   const KeySpec* find(std::string_view pointer) const;
   // The key itself, or the one that replaced it.
   const KeySpec& current(const KeySpec& spec) const;

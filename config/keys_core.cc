@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kDTypes =
     "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16";
 
-// 0 stands for "not given" in BatchConfig.
+// In BatchConfig, 0 means "not given".
 template <auto Member>
 constexpr KeyBinding bind_batch() {
   KeyBinding binding = bind_member<&Config::batch, Member>();

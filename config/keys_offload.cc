@@ -49,7 +49,7 @@ constexpr KeySpec works_with(std::string_view gate, std::string_view pointer, un
 }
 
 constexpr auto kOffloadKeys = std::to_array<KeySpec>({
-    block("/zero_optimization/offload_param", "Where parameters rest between uses (stage 3)."),
+    block("/zero_optimization/offload_param", "Storage of parameters between uses (stage 3)."),
     device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu|nvme",
            "none: on the device of the rank. cpu: in host memory; CPU ranks of one host have them "
            "once for all. nvme: in a file per rank, but for max_in_cpu elements; all ranks gather "
@@ -59,25 +59,25 @@ constexpr auto kOffloadKeys = std::to_array<KeySpec>({
                "Folder for parameters on NVMe. The file has no name and is gone with the process."),
     with_range(works_with(kParam, "/zero_optimization/offload_param/buffer_count", KeyType::integer,
                           "5", bind_param<&OffloadParamConfig::buffer_count>(),
-                          "Staging buffers between NVMe and memory: pieces that are read ahead."),
+                          "Staging buffers between NVMe and memory: chunks that are read ahead."),
                {.low = 2, .high = 64}),
     with_range(
         works_with(kParam, "/zero_optimization/offload_param/buffer_size", KeyType::integer,
                    "100000000", bind_param<&OffloadParamConfig::buffer_size>(),
                    "Elements of a staging buffer, at most; 4 Mi are enough for any disk, and "
-                   "no buffer is larger than the largest piece of a shard."),
+                   "no buffer is larger than the largest chunk of a shard."),
         kPositive),
     with_range(works_with(kParam, "/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
                           "1000000000", bind_param<&OffloadParamConfig::max_in_cpu>(),
                           "With nvme: elements of each rank's shards that stay in host memory: "
-                          "pieces of up to 4 Mi, in the model's order, each that still fits; 0: "
+                          "chunks of up to 4 Mi, in the model's order, each that still fits; 0: "
                           "none. The file holds the rest."),
                kNonNegative),
     always_on("/zero_optimization/offload_param/pin_memory", "true", "Page-locked host memory."),
 
     block("/zero_optimization/offload_optimizer",
-          "Where masters, optimizer states and reduced gradients rest between steps (stages 1 to "
-          "3); the host's cores update what rests there. The numbers are the same as without."),
+          "Storage of masters, optimizer states and reduced gradients between steps (stages 1 to "
+          "3); the host's cores update what is stored there. The numbers are the same as without."),
     device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(), "none|cpu|nvme",
            "none: on the device of the rank. cpu: in host memory. nvme: masters and states in a "
            "file, gradients in host memory."),

@@ -35,7 +35,7 @@ constexpr KeyBinding kType{
     },
 };
 
-// 0 stands for "not given".
+// Here 0 means "not given".
 template <auto Member>
 constexpr KeyBinding bind_steps() {
   KeyBinding binding = bind<Member>();

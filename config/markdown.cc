@@ -36,7 +36,7 @@ the table that the parser uses: `zerorun config docs > docs/config.md`.
 | removed | as "not yet", and removed from DeepSpeed 0.19 too |
 )";
 
-// What may stand in a table cell.
+// Escapes text for a table cell.
 std::string cell(std::string_view text) {
   std::string out;
   for (const char c : text) {

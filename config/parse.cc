@@ -68,7 +68,7 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
   return values;
 }
 
-// As DeepSpeed's OneCycle, which warns about optimizers without betas.
+// DeepSpeed's OneCycle warns about optimizers without betas too.
 void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   const SchedulerConfig& scheduler = parsed.config.scheduler;
   const std::string& optimizer = parsed.config.optimizer.type;

@@ -8,7 +8,7 @@ namespace zerorun {
 
 // Texts about configurations: what `zerorun config check|show|schema|docs` print.
 
-// What a valid file asks for and what zerorun makes of it, one line each. Throws ConfigError
+// Lists what a valid file asks for and what zerorun makes of it. Throws ConfigError
 // listing every problem when the file is not valid, or when its batch sizes suit no number of
 // ranks.
 std::string check_report(const std::string& path);

@@ -7,14 +7,14 @@
 #include <array>
 #include <string_view>
 
-#include "config/suggest.h"
+#include "config/command_line.h"
 #include "core/check.h"
 
 namespace zerorun {
 
 namespace {
 
-// Options of DeepSpeed's launcher and of torchrun that have no meaning here yet.
+// An option of DeepSpeed's launcher or of torchrun that does not work here yet.
 struct ForeignOption {
   std::string_view name;
   std::string_view advice = "";
@@ -70,12 +70,16 @@ struct RawOptions {
 constexpr std::string_view kDescription =
     "Starts PROGRAM on every rank of a job and stays until all have ended.\n\n"
     "PROGRAM is a bundled program (train), a .py file, or an executable; its arguments follow it.\n"
-    "Options may be written with - or _ between words.";
+    "Options come before it, and may be written with - or _ between words.";
 
 constexpr std::string_view kFooter =
-    "Tools: zerorun config check|show|schema|docs, zerorun plan, zerorun bench nvme,\n"
-    "zerorun ckpt verify, zerorun env, zerorun version. A tool's name is one only as the first\n"
-    "word.\n\n"
+    "Tools (a tool's name is one only as the first word; each has its own --help):\n"
+    "  zerorun plan          bytes of each rank for a configuration and a model\n"
+    "  zerorun config        check, show and document configurations\n"
+    "  zerorun ckpt verify   check every byte of checkpoints\n"
+    "  zerorun bench nvme    measure a disk as offload uses it\n"
+    "  zerorun env           describe this machine, for bug reports\n"
+    "  zerorun version       print the version\n\n"
     "Examples:\n"
     "  zerorun --num_gpus 2 train\n"
     "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --save out/\n"
@@ -84,74 +88,66 @@ constexpr std::string_view kFooter =
     "  zerorun --accelerator cpu --num_gpus 4 --no_local_rank torchrun_style.py\n"
     "  zerorun --dry_run --num_gpus 2 train\n\n"
     "Exit code: that of the first rank that failed, 128 + the signal's number if one killed it or\n"
-    "ended the job, 2 for a command line or configuration that cannot be meant.";
+    "ended the job, 2 for a command line that cannot be followed, 1 for other errors.";
 
 void add_selection(CLI::App& app, LaunchOptions& options) {
   RankRequest& request = options.request;
-  app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
-                 "Ranks on this host: the first N GPUs, or N CPU ranks; also\n"
-                 "auto (all GPUs, else one rank per CPU), gpu, cpu, or -1\n"
-                 "for the default.\n"
-                 "Default: all GPUs, else one CPU rank per NUMA node")
-      ->type_name("N");
+  takes_text(app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
+                            "Ranks on this host: the first N GPUs, or N CPU ranks; also auto (all "
+                            "GPUs, else one rank per CPU), gpu, cpu, or -1 for the default. "
+                            "Default: all GPUs, else one CPU rank per NUMA node"),
+             "N");
   app.add_option("-i,--include", request.include,
-                 "Use only these slots, as in localhost:0,2; a host without\n"
-                 "slots means all. Slots count the GPUs in\n"
-                 "CUDA_VISIBLE_DEVICES, or all GPUs without it; one named\n"
-                 "twice counts once, and \"\" is no filter")
-      ->type_name("NODE:SLOTS");
+                 "Use only these slots, as in localhost:0,2; a host without slots means all. Slots "
+                 "count the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs without it; one named twice "
+                 "counts once, and \"\" is no filter")
+      ->type_name("HOST:SLOTS");
   app.add_option("-e,--exclude", request.exclude, "Use all slots but these")
-      ->type_name("NODE:SLOTS");
-  app.add_option_function<std::string>(
-         "--accelerator",
-         [&request](const std::string& name) {
-           request.accelerator = name == "cpu"    ? Accelerator::cpu
-                                 : name == "cuda" ? Accelerator::cuda
-                                                  : Accelerator::automatic;
-         },
-         "Default: auto, which is CUDA where there is a GPU")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->type_name("");
+      ->type_name("HOST:SLOTS");
+  add_accelerator(app, request.accelerator);
 }
 
 void add_program(CLI::App& app, LaunchOptions& options) {
   app.add_flag("-m,--module", options.program.module, "PROGRAM is a Python module (python -m)");
   app.add_flag("--no_python", options.program.no_python, "Execute PROGRAM itself, also a .py file");
   app.add_flag("--no_local_rank,--use_env", options.program.no_local_rank,
-               "Do not pass --local_rank=N to Python programs; the\n"
-               "variable LOCAL_RANK says the same");
-}
-
-void add_running(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
-  app.add_option("--master_addr", options.master_addr,
-                 "Address of this host on which rank 0 listens.\nDefault: 127.0.0.1")
-      ->type_name("ADDRESS");
-  app.add_option("--master_port", options.master_port, "Its port. Default: a free one")
-      ->check(CLI::Range(0, 65535).name(""))
-      ->type_name("PORT");
-  app.add_option("--log_dir", options.log_dir,
-                 "Append the output of rank R to DIR/rankR.log; rank 0\nstill prints")
-      ->type_name("DIR");
-  app.add_option("--grace_period", raw.grace_seconds,
-                 "Time that ranks have to save and end after Ctrl-C or\n"
-                 "SIGTERM. Default: 30; a second Ctrl-C ends them at once")
-      ->check(CLI::Range(0.0, 86400.0).name(""))
-      ->type_name("SECONDS");
+               "Do not pass --local_rank=N to Python programs; the variable LOCAL_RANK says the "
+               "same");
   app.add_flag("--deepspeed_compat", options.deepspeed_compat,
                "Python programs get zerorun's stand-in for DeepSpeed also where DeepSpeed is "
                "installed; where it is not, they get it in any case");
+}
+
+void add_running(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  takes_text(app.add_option("--master_addr", options.master_addr,
+                            "Address of this host on which rank 0 listens. Default: 127.0.0.1"),
+             "ADDRESS");
+  constexpr int64_t kMaxPort = 65535;
+  takes_integer(
+      app.add_option("--master_port", options.master_port, "Its port. Default: a free one"), "PORT",
+      0, kMaxPort);
+  takes_text(app.add_option("--log_dir", options.log_dir,
+                            "Append the output of rank R to DIR/rankR.log; rank 0 still prints"),
+             "DIR");
+  constexpr double kDay = 86400.0;
+  takes_number(app.add_option("--grace_period", raw.grace_seconds,
+                              "Time that ranks have to save and end after Ctrl-C or SIGTERM; a "
+                              "second Ctrl-C ends them at once. Default: 30"),
+               "SECONDS", 0.0, kDay);
   app.add_flag("--no_bind", options.no_bind, "Do not bind ranks to their share of the CPUs");
   app.add_flag("--dry_run", options.dry_run,
-               "Print each rank's environment, CPUs and command; start\nnothing");
-  app.add_option("--num_nodes,--nnodes", raw.nodes, "Hosts: 1")->type_name("N");
-  app.add_option("--node_rank", raw.node_rank, "This host's number: 0")->type_name("N");
+               "Print each rank's environment, CPUs and command; start nothing");
+  takes_text(app.add_option("--num_nodes,--nnodes", raw.nodes, "Hosts; only 1 works yet"), "N");
+  takes_integer(
+      app.add_option("--node_rank", raw.node_rank, "This host's number; only 0 works yet"), "N", 0);
   app.add_flag("--standalone,--bind_cores_to_rank", raw.ignored, "Accepted: always so on one host");
 }
 
 void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.description(std::string(kDescription));
   app.footer(std::string(kFooter));
-  app.set_help_flag();
+  use_plain_help(app);
+  app.set_help_flag();  // an option like others, since those of PROGRAM are not the launcher's
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_selection(app, options);
   add_program(app, options);
@@ -160,13 +156,6 @@ void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_flag("--version", options.version, "Print the version");
   app.add_option("PROGRAM", options.program.name, "What to run")->type_name("");
   app.add_option("ARGUMENTS", options.program.arguments, "Its arguments, untouched")->type_name("");
-  app.get_formatter()->column_width(36);
-}
-
-// "--num-gpus" -> "--num_gpus".
-std::string with_underscores(std::string name) {
-  if (name.starts_with("--")) std::replace(name.begin() + 2, name.end(), '-', '_');
-  return name;
 }
 
 [[noreturn]] void fail_unknown(const CLI::App& app, const std::string& given) {
@@ -180,13 +169,7 @@ std::string with_underscores(std::string name) {
   if (given.starts_with("--localhost")) {
     fail<ConfigError>("unknown option {}; did you mean '--include {}'?", given, given.substr(2));
   }
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& long_name : option->get_lnames()) known.push_back("--" + long_name);
-  }
-  const std::string nearest = nearest_name(name, known);
-  fail<ConfigError>("unknown option {}; {}", given,
-                    nearest.empty() ? "see zerorun --help" : "did you mean " + nearest + "?");
+  fail_unknown_option(app, name, "zerorun --help");
 }
 
 // Splits at PROGRAM, the first argument that is neither an option nor the value of one. The
@@ -218,8 +201,11 @@ Split split_arguments(const CLI::App& app, const std::vector<std::string>& argum
       if (i == arguments.size()) fail<ConfigError>("option {} needs a value", name);
       value = arguments[i++];
     }
-    // A script's --include "$FILTER" with nothing in FILTER.
-    if (value.empty()) continue;
+    if (value.empty()) {
+      // A script's --include "$FILTER" with nothing in FILTER.
+      if (name == "-i" || name == "--include" || name == "-e" || name == "--exclude") continue;
+      fail<ConfigError>("option {}: the value is empty; give one, or leave the option out", name);
+    }
     split.launcher.push_back(fmt::format("--{}={}", option->get_lnames().front(), value));
   }
   split.program.assign(arguments.begin() + static_cast<ptrdiff_t>(i), arguments.end());
@@ -263,9 +249,10 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments) {
 std::string help_text() {
   LaunchOptions options;
   RawOptions raw;
-  CLI::App app;
+  CLI::App app("", "zerorun");
   define_options(app, options, raw);
-  return app.help("zerorun");
+  app.get_option("PROGRAM")->required();  // as the usage line is to show it
+  return app.help();
 }
 
 }  // namespace zerorun

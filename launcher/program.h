@@ -32,8 +32,8 @@ struct ProgramSearch {
   static ProgramSearch here();
 };
 
-// Names of the programs that come with zerorun: in ../libexec/zerorun/ of an installation, in
-// ../examples/NAME/NAME of a build.
+// Names of the programs that come with zerorun, in ../libexec/zerorun/ of an installation as of a
+// build.
 std::vector<std::string> bundled_programs(const std::filesystem::path& launcher_directory);
 
 // A bundled program, a .py file, or an executable by path or in PATH, in this order. Throws

@@ -5,15 +5,19 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 
 #include "checkpoint/verify.h"
-#include "config/suggest.h"
+#include "config/command_line.h"
 #include "config/report.h"
+#include "config/suggest.h"
 #include "core/check.h"
+#include "core/printable.h"
 #include "tools/bench_nvme.h"
 #include "tools/host_report.h"
 #include "tools/plan.h"
+#include "train/gpt_config.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
 
@@ -31,118 +35,170 @@ struct ToolArguments {
 
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
-
-CLI::Range from_one(int64_t most) { return {int64_t{1}, most}; }
-
-// CLI::Range would let "nan" pass.
-std::string gib_problem(const std::string& text) {
-  char* end = nullptr;
-  const double gib = std::strtod(text.c_str(), &end);
-  if (*end == '\0' && gib >= 0.25 && gib <= 1024) return {};
-  return fmt::format("got {}, expected a number from 0.25 to 1024", text);
-}
+constexpr const char* kExitCodes =
+    "Exit code: 0 when all is well, 2 for a command line or a configuration that cannot be used, 1 "
+    "for\n"
+    "other errors, such as a full disk or a damaged checkpoint.";
 
 void print(const std::string& text) {
   fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
 }
 
+// Prints at once: the next line may take minutes.
+void print_line(const std::string& line) {
+  print(line);
+  std::fflush(stdout);
+}
+
+CLI::App* add_tool(CLI::App& tools, const char* name, const char* about, const char* examples) {
+  CLI::App* tool = tools.add_subcommand(name, about);
+  tool->group("Commands");
+  tool->footer(fmt::format("{}{}{}", examples, *examples == '\0' ? "" : "\n\n", kExitCodes));
+  return tool;
+}
+
 void define_config(CLI::App& tools, ToolArguments& arguments) {
-  CLI::App* config = tools.add_subcommand("config", "Configurations")->require_subcommand(1);
-  CLI::App* check = config->add_subcommand("check", "Say what a file asks for, and all errors");
-  check->add_option("FILE", arguments.path, "A ds_config.json")->required();
+  CLI::App* config = add_tool(tools, "config", "Checks, shows and documents configurations",
+                              "Examples:\n"
+                              "  zerorun config check ds_config.json\n"
+                              "  zerorun config show ds_config.json --world_size 8\n"
+                              "  zerorun config schema > ds_config.schema.json");
+  config->require_subcommand(1);
+  CLI::App* check = add_tool(*config, "check", "Says what a file asks for, and everything wrong",
+                             "Example:\n  zerorun config check ds_config.json");
+  takes_text(check->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
   check->callback([&arguments] { print(check_report(arguments.path)); });
-  CLI::App* show = config->add_subcommand("show", "Print every setting in effect");
-  show->add_option("FILE", arguments.path, "A ds_config.json")->required();
-  show->add_option("--world_size,--world-size", arguments.facts.world_size, "Ranks. Default: 1")
-      ->check(from_one(kMaxRanks));
-  show->add_option("--hidden_size,--hidden-size", arguments.facts.hidden_size,
-                   "Width of the model, for bucket sizes that are \"auto\"")
-      ->check(from_one(kMaxCount));
-  show->add_option("--steps", arguments.facts.total_steps,
-                   "Optimizer steps, for a schedule whose length is \"auto\"")
-      ->check(from_one(kMaxCount));
+  CLI::App* show = add_tool(*config, "show", "Prints every setting in effect",
+                            "Example:\n  zerorun config show ds_config.json --world_size 8");
+  takes_text(show->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
+  takes_integer(show->add_option("--world_size", arguments.facts.world_size, "Ranks of the job"),
+                "N", 1, kMaxRanks)
+      ->capture_default_str();
+  takes_integer(show->add_option("--hidden_size", arguments.facts.hidden_size,
+                                 "Width of the model, for bucket sizes that are \"auto\""),
+                "N", 1, kMaxCount);
+  takes_integer(show->add_option("--steps", arguments.facts.total_steps,
+                                 "Optimizer steps, for a schedule whose length is \"auto\""),
+                "N", 1, kMaxCount);
   show->callback(
       [&arguments] { print(show_config(load_config(arguments.path), arguments.facts)); });
-  config->add_subcommand("schema", "Print the JSON Schema of a configuration")->callback([] {
-    print(json_schema());
-  });
-  config->add_subcommand("docs", "Print the reference of all keys in Markdown")->callback([] {
+  add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
+      ->callback([] { print(json_schema()); });
+  add_tool(*config, "docs", "Prints the reference of all keys in Markdown", "")->callback([] {
     print(config_markdown());
   });
 }
 
 void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
-  CLI::App* ckpt = tools.add_subcommand("ckpt", "Checkpoints")->require_subcommand(1);
-  CLI::App* verify = ckpt->add_subcommand("verify", "Read every byte and check the sums");
-  verify->add_option("DIR", arguments.path, "A checkpoint, or a folder of them")->required();
+  CLI::App* ckpt =
+      add_tool(tools, "ckpt", "Checks checkpoints", "Example:\n  zerorun ckpt verify out/train");
+  ckpt->require_subcommand(1);
+  CLI::App* verify =
+      add_tool(*ckpt, "verify", "Reads every byte of checkpoints and compares the checksums",
+               "Example:\n  zerorun ckpt verify out/train");
+  takes_text(verify->add_option("DIR", arguments.path, "A checkpoint, or a folder of them"), "")
+      ->required();
   verify->callback([&arguments] {
-    verify_checkpoint(arguments.path, [](const std::string& line) {
-      print(line);
-      std::fflush(stdout);  // the next may take minutes
-    });
+    std::error_code error;
+    if (!std::filesystem::is_directory(arguments.path, error)) {
+      fail<ConfigError>("zerorun ckpt verify: {}: {}", arguments.path,
+                        error ? error.message() : "expected a folder");
+    }
+    verify_checkpoint(arguments.path, print_line);
   });
 }
 
+void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
+  takes_text(tool.add_option("--gpu_memory", plan.device_memory,
+                             "Memory of each GPU, with its unit (80GB, 24GiB): says what fits"),
+             "SIZE");
+  takes_text(tool.add_option("--host_memory", plan.host_memory, "Memory of each host (512GiB)"),
+             "SIZE");
+  takes_text(tool.add_option("--disk", plan.disk, "Room on the local disk of each host (2TB)"),
+             "SIZE");
+  takes_text(tool.add_option("--nvme_path", plan.nvme_path,
+                             "Folder that the configuration of --fit may offload to"),
+             "DIR");
+  takes_text(tool.add_option("--fit", plan.fit,
+                             "Write the fastest configuration that fits to this file, with its "
+                             "micro-batch"),
+             "FILE");
+}
+
 void define_plan(CLI::App& tools, PlanOptions& plan) {
-  CLI::App* tool = tools.add_subcommand(
-      "plan", "Bytes per rank for a configuration and a model, before anything runs");
-  tool->add_option("FILE", plan.config,
-                   "A ds_config.json, or base64. Default: stage 2, bf16, AdamW");
-  tool->add_option("--model", plan.model,
-                   "nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, a Hugging Face "
-                   "config.json (gpt2, llama, mistral, qwen2, qwen3, gemma, phi3), or a number of "
-                   "parameters (1.3B)")
+  CLI::App* tool = add_tool(
+      tools, "plan", "Predicts the bytes of each rank for a configuration and a model",
+      "Examples:\n"
+      "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
+      "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
+      "  zerorun plan --model config.json --gpu_memory 24GiB --host_memory 64GiB --fit fits.json");
+  takes_text(
+      tool->add_option("FILE", plan.config,
+                       "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW"),
+      "");
+  takes_text(tool->add_option("--model", plan.model,
+                              train::preset_names() +
+                                  ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
+                                  "qwen3, gemma, phi3), or a number of parameters (1.3B)"),
+             "MODEL")
       ->required();
-  tool->add_option("--world_size,--world-size", plan.world_size, "Ranks. Default: 1")
-      ->check(from_one(kMaxRanks));
-  tool->add_option("--ranks_per_host,--ranks-per-host", plan.ranks_per_host, "Default: all")
-      ->check(from_one(kMaxRanks));
-  tool->add_flag("--cpu", plan.cpu, "CPU ranks: everything is host memory");
-  tool->add_option("--gpu_memory,--gpu-memory", plan.device_memory,
-                   "Of each device, with its unit (80GB, 24GiB): says what fits");
-  tool->add_option("--host_memory,--host-memory", plan.host_memory, "Of each host (512GiB)");
-  tool->add_option("--disk", plan.disk, "Of each host (2TB)");
-  tool->add_option("--nvme_path,--nvme-path", plan.nvme_path, "Folder that --fit may offload to");
-  tool->add_option("--micro_batch,--micro-batch", plan.micro_batch,
-                   "Default: the file's, else 8, as train, for its models")
-      ->check(from_one(kMaxCount));
-  tool->add_option("--seq_len,--seq-len", plan.seq_len,
-                   "Tokens of a sequence: counts the activations of the bundled models")
-      ->check(from_one(kMaxCount));
+  takes_integer(tool->add_option("--world_size", plan.world_size, "Ranks of the job"), "N", 1,
+                kMaxRanks)
+      ->capture_default_str();
+  takes_integer(
+      tool->add_option("--ranks_per_host", plan.ranks_per_host, "Ranks on a host. Default: all"),
+      "N", 1, kMaxRanks);
+  tool->add_flag("--cpu", plan.cpu, "CPU ranks: everything is in host memory");
+  takes_integer(tool->add_option("--micro_batch", plan.micro_batch,
+                                 "Sequences of a rank in a micro-step. Default: the file's, else "
+                                 "8 for train's models"),
+                "N", 1, kMaxCount);
+  takes_integer(tool->add_option("--seq_len", plan.seq_len,
+                                 "Tokens of a sequence: counts the activations of train's models"),
+                "N", 1, kMaxCount);
   tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
-  tool->add_option("--fit", plan.fit,
-                   "Write the fastest configuration that fits to this file, with its micro-batch");
+  define_plan_limits(*tool, plan);
   tool->callback([&plan] { print(plan_report(plan)); });
 }
 
 void define_bench(CLI::App& tools, ToolArguments& arguments) {
-  CLI::App* bench = tools.add_subcommand("bench", "Measurements")->require_subcommand(1);
+  constexpr const char* kExample = "Example:\n  zerorun bench nvme /mnt/disk --gib 4";
+  CLI::App* bench = add_tool(tools, "bench", "Measures this machine", kExample);
+  bench->require_subcommand(1);
   CLI::App* nvme =
-      bench->add_subcommand("nvme", "A disk as NVMe offload uses it, and what a step would cost");
-  nvme->add_option("DIR", arguments.path, "A folder on the disk")->required();
-  nvme->add_option("--gib", arguments.bench_gib,
-                   "GiB to write and read, from 0.25 (32 of the largest blocks, as many as are on "
-                   "their way at once) to 1024. Default: 1")
-      ->check(gib_problem);
+      add_tool(*bench, "nvme",
+               "Measures a disk as NVMe offload uses it, and what a step would cost", kExample);
+  takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
+  constexpr double kLeastGib = 0.25;  // 32 of the largest blocks, as many as are in flight at once
+  constexpr double kMostGib = 1024;
+  takes_number(nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read"), "N",
+               kLeastGib, kMostGib)
+      ->capture_default_str();
   nvme->callback([&arguments] {
     const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
-    bench_nvme(arguments.path, mib << 20, [](const std::string& line) {
-      print(line);
-      std::fflush(stdout);
-    });
+    bench_nvme(arguments.path, mib << 20, print_line);
   });
 }
 
 void define_tools(CLI::App& tools, ToolArguments& arguments) {
+  use_plain_help(tools);
+  tools.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   define_config(tools, arguments);
   define_ckpt(tools, arguments);
-  tools.add_subcommand("env", "This machine, this build, and the variables zerorun reads")
+  add_tool(tools, "env", "Describes this machine, this build, and the variables zerorun reads", "")
       ->callback([] { print(host_report()); });
-  tools.add_subcommand("version", "The version")->callback([] {
+  add_tool(tools, "version", "Prints the version", "")->callback([] {
     print("zerorun " ZERORUN_VERSION);
   });
   define_plan(tools, arguments.plan);
   define_bench(tools, arguments);
+}
+
+const CLI::App* find_tool(const CLI::App& tools, const std::string& name) {
+  for (const CLI::App* one : tools.get_subcommands([](const CLI::App*) { return true; })) {
+    if (one->get_name() == name) return one;
+  }
+  return nullptr;
 }
 
 std::vector<std::string> names_of(const CLI::App& tool) {
@@ -153,44 +209,53 @@ std::vector<std::string> names_of(const CLI::App& tool) {
   return names;
 }
 
-// CLI11 says of "chekc" only that it was not expected, and does not say of which tool DIR is.
-[[noreturn]] void fail_parsing(const CLI::App& tool, const std::vector<std::string>& arguments,
+// Says of what tool an argument is wrong, and what was meant; CLI11 says neither.
+[[noreturn]] void fail_parsing(const CLI::App& tools, const std::vector<std::string>& arguments,
                                const CLI::ParseError& error) {
-  const std::vector<std::string> names = names_of(tool);
-  const std::string word = arguments.size() > 1 ? arguments[1] : "";
-  const bool is_known = std::find(names.begin(), names.end(), word) != names.end();
-  if (!names.empty() && !is_known && !word.empty() && !word.starts_with('-')) {
-    const std::string nearest = nearest_name(word, names);
-    fail<ConfigError>("zerorun {} has no '{}'; {}", tool.get_name(), word,
+  const CLI::App* tool = &tools;
+  std::string command = "zerorun";
+  auto argument = arguments.begin();
+  for (; argument != arguments.end(); ++argument) {
+    const CLI::App* below = find_tool(*tool, *argument);
+    if (below == nullptr) break;
+    tool = below;
+    command += " " + tool->get_name();
+  }
+  const std::vector<std::string> names = names_of(*tool);
+  if (!names.empty() && argument == arguments.end()) {
+    fail<ConfigError>("{} what? It has {}; see {} --help", command, fmt::join(names, ", "),
+                      command);
+  }
+  if (!names.empty() && !argument->starts_with('-')) {
+    const std::string nearest = nearest_name(*argument, names);
+    fail<ConfigError>("{} has no '{}'; {}", command, printable(*argument),
                       nearest.empty() ? fmt::format("it has {}", fmt::join(names, ", "))
                                       : fmt::format("did you mean '{}'?", nearest));
   }
-  const std::string name = tool.get_name() + (is_known ? " " + word : "");
-  if (!names.empty() && word.empty()) {
-    fail<ConfigError>("zerorun {} what? It has {}; see zerorun {} --help", name,
-                      fmt::join(names, ", "), name);
+  for (; argument != arguments.end() && *argument != "--"; ++argument) {
+    const std::string name = argument->substr(0, argument->find('='));
+    if (name.size() > 1 && name.front() == '-' && tool->get_option_no_throw(name) == nullptr) {
+      fail_unknown_option(*tool, name, command + " --help");
+    }
   }
-  fail<ConfigError>("zerorun {}: {}; see zerorun {} --help", name, error.what(), name);
+  fail<ConfigError>("{}: {}; see {} --help", command, error.what(), command);
 }
 
 }  // namespace
 
-std::optional<int> run_tool(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) return std::nullopt;
+std::optional<int> run_tool(const std::vector<std::string>& given) {
   ToolArguments values;
   CLI::App tools("", "zerorun");
   define_tools(tools, values);
-  const auto all = tools.get_subcommands([](const CLI::App*) { return true; });
-  const auto tool = std::find_if(all.begin(), all.end(), [&](const CLI::App* one) {
-    return one->get_name() == arguments.front();
-  });
-  if (tool == all.end()) return std::nullopt;
+  if (given.empty() || find_tool(tools, given.front()) == nullptr) return std::nullopt;
+  std::vector<std::string> arguments;
+  std::transform(given.begin(), given.end(), std::back_inserter(arguments), with_underscores);
   try {
     tools.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
     print(tools.help());
   } catch (const CLI::ParseError& error) {
-    fail_parsing(**tool, arguments, error);
+    fail_parsing(tools, arguments, error);
   }
   return 0;
 }

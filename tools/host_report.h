@@ -4,8 +4,8 @@
 
 namespace zerorun {
 
-// What `zerorun env` prints: this build, this machine as a job would use it, and every environment
-// variable that zerorun reads. For bug reports, so the job secret is not in it.
+// The text of `zerorun env`: this build, this machine as a job would use it, and the environment
+// variables that zerorun reads. For bug reports, so the job secret is not in it.
 std::string host_report();
 
 }  // namespace zerorun

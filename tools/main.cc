@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/log.h"
+#include "core/printable.h"
 #include "launcher/guardian.h"
 #include "launcher/job.h"
 #include "launcher/options.h"
@@ -18,6 +19,8 @@ namespace {
 
 using namespace zerorun;
 
+// Every --help explains them.
+constexpr int kFailure = 1;
 constexpr int kBadInput = 2;
 
 int launch(const LaunchOptions& options) {
@@ -48,14 +51,8 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   try {
     return run(std::vector<std::string>(argv + 1, argv + argc));
-  } catch (const ConfigError& error) {
-    Logger().log(LogLevel::error, "{}", error.what());
-    return kBadInput;
-  } catch (const CheckpointError& error) {
-    Logger().log(LogLevel::error, "{}", error.what());
-    return kBadInput;
   } catch (const std::exception& error) {
-    Logger().log(LogLevel::error, "{}", error.what());
-    return 1;
+    Logger().log(LogLevel::error, "{}", printable_lines(error.what()));
+    return dynamic_cast<const ConfigError*>(&error) != nullptr ? kBadInput : kFailure;
   }
 }

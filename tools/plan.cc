@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/file.h"
 #include "core/check.h"
 #include "device/memory_ledger.h"
+#include "os/whole_file.h"
 #include "tools/byte_size.h"
 #include "tools/plan_model.h"
 #include "zero/memory_plan.h"
@@ -33,7 +33,7 @@ struct Setting {
   OffloadDevice param = OffloadDevice::none;
 };
 
-// What a setting needs: of each rank's device, and of each host.
+// The memory that a setting needs on each rank's device and on each host.
 struct Need {
   MemoryPlan plan;
   int64_t device = 0;
@@ -103,7 +103,8 @@ std::vector<Setting> all_settings() {
   return settings;
 }
 
-// From the fastest to the slowest. Stage 1 sends as much as stage 0 and never needs more.
+// Orders the settings from the fastest to the slowest. Stage 1 sends as much as stage 0 and never
+// needs more.
 std::vector<Setting> by_speed() {
   std::vector<Setting> settings = all_settings();
   std::rotate(settings.begin(), settings.begin() + 1, settings.begin() + 2);
@@ -127,7 +128,7 @@ int64_t add(int64_t a, int64_t b) {
   return sum;
 }
 
-// What a micro-batch of the bundled program is: by the options, else by the file, else its default.
+// The micro-batch of the bundled program: by the options, else by the file, else its default.
 struct Workload {
   int64_t micro_batch = 0;  // 0: the file's, which "auto" may leave open
   int64_t seq_len = 0;      // 0: activations are not counted
@@ -162,7 +163,7 @@ class Planner {
   int64_t activations_ = 0;
 };
 
-// As `train` reads them.
+// Reads the keys of "zerorun.train" as `train` does.
 Workload workload_of(const PlanOptions& options, const Config& config) {
   const Json file = Json::parse(config.train_options, nullptr, false);
   const auto integer = [&](int64_t given, const char* key) {
@@ -377,14 +378,14 @@ std::string Planner::write_fit() const {
           : options_.nvme_path;
   const Setting setting = fastest(path);
   const std::string text = configuration(setting, path).dump(2) + "\n";
-  // What is written has to fit by itself, without the options.
+  // The file has to fit by itself, without the options.
   PlanOptions alone = options_;
   alone.micro_batch = alone.seq_len = 0;
   alone.recompute = false;
   const Planner written(alone, parse_config(text, options_.fit));
   ZR_CHECK(limits_.allow(written.need_of(written.config_)), "{}: {} does not fit once written",
            options_.fit, describe(setting));
-  replace_text(options_.fit, text);
+  write_whole_file(options_.fit, text);
   return fmt::format("{}: {}\n", options_.fit, describe(setting));
 }
 

@@ -5,8 +5,8 @@
 
 namespace zerorun {
 
-// What `zerorun plan` is asked; sizes as text ("80GB", "24GiB"), empty: not given. What concerns
-// micro-batches comes from here, else from the configuration, else from the bundled program.
+// The question to `zerorun plan`. Sizes are text ("80GB", "24GiB"), empty when not given.
+// Micro-batches come from here, else from the configuration, else from the bundled program.
 struct PlanOptions {
   std::string config;  // as load_config takes it; empty: stage 2, bf16, AdamW
   std::string model;

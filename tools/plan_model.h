@@ -13,8 +13,8 @@ struct PlanModel {
   std::string description;
   std::vector<ParameterSpec> specs;
   int64_t hidden_size = 0;
-  // Of forward and backward, for each token of a micro-batch; 0: not known. For the models of the
-  // bundled program `train`.
+  // Bytes that forward keeps for backward, for each token of a micro-batch. Known for the models of
+  // the bundled program `train`; else 0.
   double activation_nbytes_per_token = 0.0;
   double recomputed_nbytes_per_token = 0.0;  // with --recompute
 };

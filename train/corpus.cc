@@ -90,8 +90,9 @@ Corpus::Corpus(const std::vector<std::string>& paths) {
 
 void Corpus::add(const std::string& path) {
   std::error_code error;
-  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
-    fail<ConfigError>("cannot read {}: expected a file or a folder", path);
+  if (!fs::is_regular_file(path, error)) {
+    fail<ConfigError>("--data: cannot open {}: {}", path,
+                      error ? error.message() : "expected a file or a folder");
   }
   MappedFile file(path);
   if (path.ends_with(".bin") || is_token_file(file)) {

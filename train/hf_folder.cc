@@ -4,6 +4,7 @@
 
 #include "checkpoint/file.h"
 #include "core/check.h"
+#include "os/whole_file.h"
 #include "train/parameters.h"
 
 namespace zerorun::train {
@@ -48,7 +49,7 @@ GptConfig read_hf_config(const std::string& folder) {
 
 void write_hf_config(const std::string& folder, const GptConfig& config) {
   create_folders(folder);
-  replace_text(config_of(folder), to_json(config));
+  write_whole_file(config_of(folder), to_json(config));
 }
 
 void write_hf_weights(const std::string& folder, Engine& engine, Communicator& comm) {

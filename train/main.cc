@@ -11,7 +11,7 @@
 
 #include "comm/agreement.h"
 #include "core/log.h"
-#include "train/corpus.h"
+#include "core/printable.h"
 #include "train/options.h"
 #include "train/run.h"
 #include "train/run_setup.h"
@@ -21,19 +21,18 @@
 namespace zerorun::train {
 namespace {
 
+// `train --help` explains them.
 constexpr int kFailure = 1;
 constexpr int kBadInput = 2;
 constexpr int kSignalBase = 128;
 
-int report(const std::exception& error, int code) {
-  std::fprintf(stderr, "error: %s\n", error.what());
-  return code;
+int exit_code(const std::exception& error) {
+  return dynamic_cast<const ConfigError*>(&error) != nullptr ? kBadInput : kFailure;
 }
 
-bool is_bad_input(const std::exception& error) {
-  return dynamic_cast<const ConfigError*>(&error) != nullptr ||
-         dynamic_cast<const CheckpointError*>(&error) != nullptr ||
-         dynamic_cast<const IoError*>(&error) != nullptr;
+int report(const std::exception& error) {
+  std::fprintf(stderr, "error: %s\n", printable_lines(error.what()).c_str());
+  return exit_code(error);
 }
 
 // The command line, or why it cannot be followed.
@@ -52,41 +51,34 @@ Parsed parse(const std::vector<std::string>& arguments) {
   return parsed;
 }
 
-// A disk may fail one rank alone; other bad input, and what Agreement::run throws, meets all of
-// them.
-bool is_this_ranks_own(const std::exception& error) {
-  return dynamic_cast<const IoError*>(&error) != nullptr &&
-         dynamic_cast<const OnEveryRank*>(&error) == nullptr;
+// True when all ranks have met the error: what concerns the input, the model or a checkpoint meets
+// them all, and so does what Agreement::run throws. A disk may fail one rank alone.
+bool is_on_every_rank(const std::exception& error) {
+  return dynamic_cast<const OnEveryRank*>(&error) != nullptr ||
+         dynamic_cast<const ConfigError*>(&error) != nullptr ||
+         dynamic_cast<const CheckpointError*>(&error) != nullptr ||
+         dynamic_cast<const NumericError*>(&error) != nullptr;
 }
 
-// What all ranks have met: rank 0 speaks and is the first to end, since the end of one rank ends
-// the job.
-int report_once(const std::exception& error, int code, Communicator& comm, Device& device) {
-  if (comm.rank() == 0) return report(error, code);
-  try {
-    comm.barrier(device.inline_stream(), "rank 0 reports an error").synchronize();
-  } catch (const CommError&) {
-    // Rank 0 is gone: it has spoken.
-  }
-  return code;
-}
-
-// What `body` returns, or the exit code of its error; peers learn of errors that are this rank's
-// own. Guards that hold an engine go around its use: an engine that is destroyed by an error ends
-// the communicator.
+// Returns what `body` returns, or the exit code of its error. Of an error that all ranks have met,
+// rank 0 speaks and is the first to end, since the end of one rank ends the job; of others the
+// peers are told. Guards that hold an engine go around its use: an engine that is destroyed by an
+// error ends the communicator.
 int guarded(Communicator& comm, Device& device, const std::function<int()>& body) {
   try {
     return body();
-  } catch (const NumericError& error) {
-    return report_once(error, kFailure, comm, device);
-  } catch (const DataError& error) {
-    comm.abort(error.what());
-    return report(error, kBadInput);
   } catch (const std::exception& error) {
-    const bool bad_input = is_bad_input(error);
-    if (bad_input && !is_this_ranks_own(error)) return report_once(error, kBadInput, comm, device);
-    comm.abort(error.what());
-    return report(error, bad_input ? kBadInput : kFailure);
+    if (!is_on_every_rank(error)) {
+      comm.abort(error.what());
+    } else if (comm.rank() != 0) {
+      try {
+        comm.barrier(device.inline_stream(), "rank 0 reports an error").synchronize();
+      } catch (const CommError&) {
+        // Rank 0 is gone: it has spoken.
+      }
+      return exit_code(error);
+    }
+    return report(error);
   }
 }
 
@@ -133,7 +125,7 @@ int run_program(const std::vector<std::string>& arguments) {
     }
     return run_connected(parsed, rank, stop);
   } catch (const std::exception& error) {
-    return report(error, is_bad_input(error) ? kBadInput : kFailure);
+    return report(error);
   }
 }
 

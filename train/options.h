@@ -10,7 +10,8 @@
 
 namespace zerorun::train {
 
-// What the command line and the block "zerorun.train" of the config ask for. 0 and "": not given.
+// Settings from the command line and from the block "zerorun.train" of the config; the defaults 0
+// and "" mean that nothing is given.
 // size: one option each
 struct TrainOptions {
   std::vector<std::string> data;

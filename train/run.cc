@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 
 #include "comm/agreement.h"
 #include "core/check.h"
+#include "os/whole_file.h"
 #include "train/generate.h"
-#include "train/printable.h"
 #include "train/run_folder.h"
+#include "train/sample_text.h"
 
 namespace zerorun::train {
 
@@ -116,7 +116,7 @@ void Run::after_step(const StepReport& report) {
   if (due(options_.save_every) && report.step < options_.steps) save();
 }
 
-// What the run has learnt so far is worth more than the file.
+// A file that cannot be written does not end the run, which is worth more.
 void Run::write_metrics(const std::function<void()>& write) {
   if (!metrics_) return;
   try {
@@ -187,7 +187,7 @@ void Run::sample() {
       }
     }
   }
-  say("sample:\n" + printable(text));
+  say("sample:\n" + sample_text(text));
 }
 
 void Run::write_logits() {
@@ -200,11 +200,8 @@ void Run::write_logits() {
   const std::span<const float> logits = trainer_.model().logits(setup_.prompt);
   Agreement(comm_, device_.inline_stream()).run("logits", [&] {
     if (!is_first()) return;
-    std::ofstream file(options_.logits, std::ios::binary | std::ios::trunc);
-    file.write(reinterpret_cast<const char*>(logits.data()),
-               static_cast<std::streamsize>(logits.size_bytes()));
-    file.close();
-    if (!file) fail<IoError>("cannot write the logits to {}", options_.logits);
+    write_whole_file(options_.logits,
+                     {reinterpret_cast<const char*>(logits.data()), logits.size_bytes()});
   });
 }
 

@@ -26,7 +26,7 @@ constexpr const char* kStep = "step";
 constexpr const char* kSamples = "samples";
 constexpr const char* kOptimizer = "optimizer";
 
-// What decides, besides the position, which tokens a step sees.
+// The settings that decide, besides the position, which tokens a step sees.
 Json data_state(const RunSetup& setup) {
   return {{"seed", setup.options.seed},
           {"seq_len", setup.batch.seq_len},

@@ -24,8 +24,8 @@ struct RunSetup {
   std::vector<int32_t> prompt;  // of the sample; empty: none
 };
 
-// Where activations will lie: host memory is checked before it is asked for, since a kernel that
-// overcommits grants more than there is; other devices refuse by themselves.
+// The memory in which activations will lie. Host memory is checked before it is asked for, since a
+// kernel that overcommits grants more than there is; other devices refuse by themselves.
 enum class ActivationMemory { host, device };
 
 // Does not communicate. Throws ConfigError, CheckpointError or IoError.

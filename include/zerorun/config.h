@@ -132,7 +132,7 @@ struct ZeroConfig {
   int64_t max_reuse_distance = 1'000'000'000;   // elements
 };
 
-// Where something is stored while it is not used: on the rank's device, in host memory, in a file.
+// The storage of something that is not in use: the rank's device, host memory, or a file.
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 
 // zero_optimization.offload_optimizer: masters, optimizer states and reduced gradients.
@@ -163,7 +163,7 @@ struct OffloadConfig {
   OffloadOptimizerConfig optimizer;
   OffloadParamConfig param;
   AioConfig aio;
-  // sub_group_size: elements of a shard that are staged and updated together, at most.
+  // sub_group_size: elements of a shard that are staged and updated at once, at most.
   int64_t sub_group_size = 1'000'000'000;
 };
 
@@ -185,7 +185,7 @@ struct Config {
   std::string source;                // the file's path, or "<dict>"
 };
 
-// Where a value of a resolved configuration comes from.
+// A value of a resolved configuration, and its source.
 struct ConfigValue {
   std::string pointer;    // JSON pointer, "/zero_optimization/stage"
   std::string value;      // JSON text
@@ -212,7 +212,7 @@ ZR_API ParsedConfig load_config(const std::string& path);
 // The content of what load_config reads, without comments, unchecked but for duplicate keys.
 ZR_API std::string plain_config_json(const std::string& path);
 
-// What a program knows and a file may leave to "auto"; 0 or unset: not known.
+// Facts that a program knows and a file may leave to "auto"; 0 or unset: not known.
 struct RunFacts {
   int world_size = 0;
   int64_t hidden_size = 0;  // width of the model

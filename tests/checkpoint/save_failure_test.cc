@@ -119,22 +119,6 @@ TEST(SaveFailure, FullDiskForTheManifestChangesNothing) {
   }
 }
 
-TEST(ReplaceText, OnAFullDiskKeepsTheOldContentAndLeavesNothing) {
-  const TemporaryDirectory directory;
-  const fs::path path = directory.path() / "config.json";
-  replace_text(path, "old");
-  {
-    const FileSizeLimit limit(100'000);
-    EXPECT_THROW(replace_text(path, std::string(200'000, 'x')), IoError);
-  }
-  EXPECT_THAT(names_in(directory.path()), ElementsAre("config.json"));
-  EXPECT_EQ(read_text(path, 10), "old");
-  write_text(directory.path() / "config.json.tmp", "of a process that was killed");
-  replace_text(path, "new");
-  EXPECT_THAT(names_in(directory.path()), ElementsAre("config.json"));
-  EXPECT_EQ(read_text(path, 10), "new");
-}
-
 TEST(SaveFailure, DirectoryThatIsAFileIsNamed) {
   const TemporaryDirectory directory;
   const Uneven uneven;

@@ -140,6 +140,22 @@ TEST(ResolveBatch, RejectsWhatIsNoCount) {
   EXPECT_THAT(error_of({8, 0, 0}, 0), HasSubstr("world size 0"));
 }
 
+TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
+  const auto expect = [](std::string_view json, const std::string& message) {
+    ParsedConfig parsed = parse_config(json, "ds.json");
+    try {
+      resolve_auto(parsed, {.world_size = 2});
+      ADD_FAILURE() << json;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), ::testing::StartsWith("ds.json: 1 problem\n  1. " + message));
+    }
+  };
+  expect("{\n  \"train_micro_batch_size_per_gpu\": 3,\n  \"train_batch_size\": 10}",
+         "/train_batch_size (3:23): contradictory batch sizes: ");
+  expect("{\"train_micro_batch_size_per_gpu\": 9223372036854775807}",
+         "/train_micro_batch_size_per_gpu (1:36): batch sizes: ");
+}
+
 TEST(ResolveBatch, SurvivesTheLargestNumbers) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   constexpr int kRanks = std::numeric_limits<int>::max();

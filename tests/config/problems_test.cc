@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "config/suggest.h"
-#include "core/printable.h"
 #include "tests/config/support.h"
 
 namespace zerorun {
@@ -53,6 +52,15 @@ TEST(EditDistance, CountsTypingErrors) {
   EXPECT_EQ(edit_distance("ca", "abc", 9), 3U);  // a swap is not split
   EXPECT_GT(edit_distance("optimizer", "scheduler", 2), 2U);
   EXPECT_GT(edit_distance("a", "abcdef", 2), 2U);
+}
+
+TEST(NearestName, HasOneRuleForOptionsProgramsAndTools) {
+  const std::vector<std::string> names = {"model", "world_size", "fit", "recompute"};
+  EXPECT_EQ(nearest_name("modle", names), "model");
+  EXPECT_EQ(nearest_name("world-sise", names), "world_size");
+  EXPECT_EQ(nearest_name("recmpt", names), "");
+  EXPECT_EQ(nearest_name("abc", names), "");  // every letter would change
+  EXPECT_EQ(nearest_name("", names), "");
 }
 
 TEST(Problems, ValuesSayWhatWasExpected) {
@@ -235,8 +243,6 @@ TEST(Problems, LongAndUnprintableTextIsCut) {
   EXPECT_LT(problems_of(fmt::format("{{\"steps_per_print\": \"{}\"}}", key)).size(), 1000U);
   const std::string control = problems_of("{\"a\\u001b[31m\\nb\": 1}");
   EXPECT_THAT(control, HasSubstr("/a\\x1b[31m\\x0ab (1:2)"));
-  EXPECT_EQ(printable("a\tb", 10), "a\\x09b");
-  EXPECT_EQ(printable("\xc3\xa4\xc3\xb6", 3), "\xc3\xa4...");  // between characters
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// As Hugging Face and accelerate users write them.
+// Users of Hugging Face and accelerate write such files.
 constexpr const char* kTrainerConfig = R"({
   "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000,
            "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},

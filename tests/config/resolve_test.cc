@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::problems_of;
 
-// As the documentation of Hugging Face's Trainer has it.
+// The documentation of Hugging Face's Trainer has this file.
 constexpr const char* kAuto = R"({
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": "auto"}},
   "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
@@ -75,13 +75,14 @@ std::string resolving(const char* text, const RunFacts& facts) {
 TEST(ResolveAuto, NamesEveryKeyThatCannotBeResolved) {
   const std::string message = resolving(kAuto, {.hidden_size = 8});
   EXPECT_THAT(message, AllOf(HasSubstr("test.json: 2 problems"),
-                             HasSubstr("/scheduler/params/total_num_steps: got \"auto\""),
-                             HasSubstr("/scheduler/params/warmup_num_steps: got \"auto\"")));
-  EXPECT_THAT(resolving(kAuto, {.total_steps = 10, .warmup_steps = 20}),
-              HasSubstr("/scheduler/params/warmup_num_steps: got 20 steps of warm-up, expected at "
-                        "most total_num_steps, 10"));
+                             HasSubstr("/scheduler/params/total_num_steps (3:72): got \"auto\""),
+                             HasSubstr("/scheduler/params/warmup_num_steps (4:75): got \"auto\"")));
+  EXPECT_THAT(
+      resolving(kAuto, {.total_steps = 10, .warmup_steps = 20}),
+      HasSubstr("/scheduler/params/warmup_num_steps (4:75): got 20 steps of warm-up, expected at "
+                "most total_num_steps, 10"));
   EXPECT_THAT(resolving(kAuto, {.total_steps = 10, .warmup_steps = 0}), IsEmpty());
-  // Of a schedule that does not need them.
+  // The schedule does not need them.
   EXPECT_EQ(resolving(R"({"scheduler": {"params": {"total_num_steps": "auto"}}})", {}), "");
 }
 

@@ -21,7 +21,7 @@ inline std::string nested(std::string_view pointer, std::string_view value) {
   return json.dump(2);
 }
 
-// What parse_config throws, or "" when it accepts the text.
+// The message of parse_config's error, or "" when it accepts the text.
 inline std::string problems_of(std::string_view text) {
   try {
     parse_config(text, "test.json");

@@ -174,7 +174,13 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"plan"}, "--model is required; see zerorun plan --help");
   expect_usage_error({"plan", "--model", "gpt9"}, "--model 'gpt9': expected nano, mini");
   expect_usage_error({"plan", "--model", "gpt2", "--world_size", "0"},
-                     "--world_size: Value 0 not in range 1 to 1048576; see zerorun plan --help");
+                     "--world_size: expected an integer from 1 to 1048576, got '0'; see zerorun "
+                     "plan --help");
+  expect_usage_error({"plan", "--modle", "gpt2"}, "unknown option --modle; did you mean --model?");
+  expect_usage_error({"plan", "--model", "gpt2", "--world-sise=2"}, "did you mean --world_size?");
+  expect_usage_error({"ckpt", "verify", "--al", "x"},
+                     "unknown option --al; see zerorun ckpt verify --help");
+  expect_usage_error({"plan", "--model", "gpt2", "--fit", ""}, "--fit: the value is empty");
   expect_usage_error({"plan", "--model", "gpt2", "--gpu_memory", "80"},
                      "--gpu_memory '80' has no unit: expected a size such as 80GB or 80GiB");
   expect_usage_error({"bench"}, "zerorun bench what? It has nvme; see zerorun bench --help");
@@ -243,6 +249,57 @@ TEST(Tools, HaveTheirOwnHelp) {
   EXPECT_THAT(help.output(), HasSubstr("verify"));
 }
 
+TEST(Tools, HelpIsPlain) {
+  for (const std::vector<std::string>& tool : {std::vector<std::string>{},
+                                               {"train"},
+                                               {"config"},
+                                               {"config", "check"},
+                                               {"config", "show"},
+                                               {"plan"},
+                                               {"bench"},
+                                               {"bench", "nvme"},
+                                               {"ckpt"},
+                                               {"ckpt", "verify"},
+                                               {"env"}}) {
+    std::vector<std::string> command = tool;
+    command.emplace_back("--help");
+    if (tool == std::vector<std::string>{"train"}) command.insert(command.begin(), "--num_gpus=1");
+    LauncherProcess process(zerorun_command(command));
+    EXPECT_EQ(process.wait(), 0);
+    const std::string help = process.output();
+    EXPECT_THAT(help, HasSubstr("Exit code: "));
+    for (const char* type : {" TEXT", " INT", " UINT", " FLOAT", " in [", "\n\n\n"}) {
+      EXPECT_THAT(help, Not(HasSubstr(type)));
+    }
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
+  }
+}
+
+TEST(Tools, OnlyBadInputEndsWithCode2) {
+  const Scratch scratch;
+  LauncherProcess none(zerorun_command({"ckpt", "verify", "/no/such"}));
+  EXPECT_EQ(none.wait(), 2);
+  scratch.write("latest", "no\x1b[31mtag\n");
+  LauncherProcess damaged(zerorun_command({"ckpt", "verify", scratch.path().string()}));
+  EXPECT_EQ(damaged.wait(), 1);
+  EXPECT_THAT(damaged.errors(), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(damaged.errors(), HasSubstr("\\x1b[31m"));
+  LauncherProcess full(
+      zerorun_command({"plan", "--model", "350M", "--gpu_memory", "80GB", "--fit", "/dev/full"}));
+  EXPECT_EQ(full.wait(), 1);
+  EXPECT_THAT(full.errors(), HasSubstr("cannot write /dev/full: No space left"));
+}
+
+TEST(Tools, PlanWritesThroughStandardOutput) {
+  LauncherProcess plan(
+      zerorun_command({"plan", "--model", "350M", "--gpu_memory", "80GB", "--fit", "/dev/stdout"}));
+  EXPECT_EQ(plan.wait(), 0);
+  EXPECT_THAT(plan.output(), StartsWith("{\n"));
+  EXPECT_THAT(plan.output(), HasSubstr("bytes of a rank"));
+  EXPECT_TRUE(std::filesystem::is_symlink("/dev/stdout"));
+}
+
 TEST(Tools, ADiskIsMeasuredWithAQuarterOfAGibAtLeast) {
   LauncherProcess enough(zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.25"}));
   EXPECT_EQ(enough.wait(), 2);
@@ -251,7 +308,7 @@ TEST(Tools, ADiskIsMeasuredWithAQuarterOfAGibAtLeast) {
     LauncherProcess less(zerorun_command({"bench", "nvme", "/no/such", "--gib", bad}));
     EXPECT_EQ(less.wait(), 2);
     EXPECT_THAT(less.errors(),
-                HasSubstr("--gib: got " + bad + ", expected a number from 0.25 to 1024"));
+                HasSubstr("--gib: expected a number from 0.25 to 1024, got '" + bad + "'"));
   }
 }
 

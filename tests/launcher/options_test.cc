@@ -88,10 +88,16 @@ TEST(Options, TheLastOneWins) {
   EXPECT_EQ(parse_options({"--num_gpus", "2", "--num-gpus", "3", "train"}).request.count, "3");
 }
 
-TEST(Options, AnEmptyValueIsNotGiven) {
-  EXPECT_EQ(parse_options({"--master_addr", "", "--include=", "train"}).master_addr, "127.0.0.1");
-  EXPECT_EQ(parse_options({"--include", "", "train"}).request.include, "");
+TEST(Options, AnEmptyFilterIsNoneAndOtherEmptyValuesAreErrors) {
+  EXPECT_EQ(parse_options({"--include=", "--exclude", "", "train"}).request.include, "");
   EXPECT_EQ(parse_options({"--num_gpus", "2", "-i", "", "train"}).program.name, "train");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--num_gpus=", "train"},
+        {"--log_dir", "", "train"},
+        {"--master_addr", "", "train"},
+        {"--grace_period=", "train"}}) {
+    EXPECT_THAT(error_of(arguments), HasSubstr(": the value is empty; give one, or leave"));
+  }
 }
 
 TEST(Options, OneHostMayBeSpelledOut) {
@@ -124,7 +130,10 @@ TEST(Options, BadValuesAreErrors) {
   EXPECT_THAT(error_of({"--master_port", "70000", "train"}), HasSubstr("--master_port"));
   EXPECT_THAT(error_of({"--master_port", "http", "train"}), HasSubstr("--master_port"));
   EXPECT_THAT(error_of({"--accelerator", "tpu", "train"}), HasSubstr("--accelerator"));
-  EXPECT_THAT(error_of({"--grace_period", "-1", "train"}), HasSubstr("--grace_period"));
+  for (const char* value : {"-1", "nan", "inf", "1e9", "1s"}) {
+    EXPECT_THAT(error_of({"--grace_period", value, "train"}),
+                HasSubstr("--grace_period: expected a number from 0 to 86400, got '"));
+  }
   EXPECT_THAT(error_of({"--no_bind=yes", "train"}), HasSubstr("--no_bind takes no value"));
   EXPECT_THAT(error_of({"--num_gpus"}), HasSubstr("--num_gpus needs a value"));
   EXPECT_THAT(error_of({}), HasSubstr("no PROGRAM"));

@@ -82,6 +82,7 @@ def interrupt(job):
         (["--model", "text.json"], "/n_positions is missing"),
         (["--config", "text.json", "--deepspeed", "model.json"], "got two: "),
         (["--data", "nowhere"], "cannot open nowhere"),
+        (["--resume", "nowhere"], "--resume nowhere: no such folder"),
     ],
 )
 def test_bad_input_is_said_once_with_exit_code_2(train, tmp_path, options, expected):
@@ -131,9 +132,9 @@ def test_an_interrupted_run_that_cannot_save_says_so(start, tmp_path):
     (tmp_path / "run").rmdir()
     (tmp_path / "run").write_text("a file")
     code, output, errors = interrupt(job)
-    assert code == 2
+    assert code == 1
     assert "cannot create the folder run" in errors
-    assert "failed with exit code 2" in errors.splitlines()[-1]
+    assert "failed with exit code 1" in errors.splitlines()[-1]
     assert "stopped by a signal" not in output
 
 
@@ -168,7 +169,7 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
         check=False,
         preexec_fn=limit,
     )
-    assert result.returncode == 2
+    assert result.returncode == 1
     assert "File too large" in result.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
 
@@ -194,7 +195,7 @@ def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_p
     data[-1] ^= 1
     shard.write_bytes(data)
     result = verify(zerorun, tmp_path / "run")
-    assert result.returncode == 2
+    assert result.returncode == 1
     assert [line.split(": ")[1] for line in result.stdout.splitlines()] == ["ok", "step2"]
     assert str(shard) in result.stderr
     assert "step2" not in result.stderr

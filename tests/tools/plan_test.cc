@@ -371,7 +371,7 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   EXPECT_THAT(text, HasSubstr("best: \"aio\": {\"block_size\": "));
   EXPECT_THAT(text, ContainsRegex("a step of Adam costs about [0-9.]+ s"));
   EXPECT_THAT(text, Not(HasSubstr("inf")));
-  const auto error_of = [](const char* folder, uint64_t nbytes) {
+  const auto error_of = [](const std::string& folder, uint64_t nbytes) {
     try {
       bench_nvme(folder, nbytes, [](const std::string&) {});
     } catch (const ConfigError& error) {

@@ -29,7 +29,7 @@ TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
   GptConfig large = gpt_config("gpt2-xl");
   EXPECT_EQ(small.vocabulary, 0);  // left to the data
   small.vocabulary = large.vocabulary = 50257;
-  // What Hugging Face's models of these names count.
+  // Hugging Face's models of these names count as many.
   EXPECT_EQ(parameter_count(small), 124439808);
   EXPECT_EQ(parameter_count(large), 1557611200);
   EXPECT_EQ(gpt_config("gpt2-medium").heads, 16);
@@ -57,7 +57,7 @@ TEST(GptConfigTest, JsonRoundTrip) {
   EXPECT_EQ(gpt_config(HfConfig(to_json(config), "test")), config);
 }
 
-// With what each test is about.
+// A valid file with one more key.
 std::string shape_with(const std::string& more) {
   return R"({"n_embd": 96, "n_layer": 2, "n_head": 12, "n_positions": 64)" + more + "}";
 }
@@ -69,7 +69,7 @@ TEST(GptConfigTest, KeysThatNeedNotBeGiven) {
   EXPECT_EQ(config.layers, 2);
 }
 
-// As openai-community/gpt2 has it.
+// The file of openai-community/gpt2.
 TEST(GptConfigTest, ReadsHuggingFacesOwn) {
   const GptConfig config = gpt_config(HfConfig(R"({
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,

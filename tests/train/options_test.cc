@@ -63,7 +63,7 @@ TEST(OptionsTest, HelpListsEveryOption) {
   }
 }
 
-// As the help's last lines promise.
+// The help promises it.
 TEST(OptionsTest, TheFirstTwoGroupsOfTheHelpAreTheKeysOfTheConfig) {
   const std::string help = parse_command_line({"--help"}).help;
   const size_t begin = help.find("\nJob:");
@@ -81,7 +81,8 @@ TEST(OptionsTest, TheAcceleratorIsChosen) {
   EXPECT_EQ(parse_command_line({}).options.accelerator, Accelerator::automatic);
   EXPECT_EQ(parse_command_line({"--accelerator", "cuda"}).options.accelerator, Accelerator::cuda);
   EXPECT_EQ(parse_command_line({"--accelerator=cpu"}).options.accelerator, Accelerator::cpu);
-  EXPECT_THAT(cli_error_of({"--accelerator", "tpu"}), HasSubstr("--accelerator"));
+  EXPECT_THAT(cli_error_of({"--accelerator", "tpu"}),
+              HasSubstr("--accelerator: expected one of auto, cpu, cuda, got 'tpu'"));
 }
 
 TEST(OptionsTest, DataTakesSeveralPaths) {
@@ -99,6 +100,20 @@ TEST(OptionsTest, EmptyTextsMeanNone) {
     EXPECT_EQ(options.save, "");
     EXPECT_EQ(options.sample, "");
     EXPECT_EQ(options.steps, 2);
+  }
+}
+
+TEST(OptionsTest, WordsAreJoinedByEitherSign) {
+  EXPECT_EQ(parse_command_line({"--micro-batch=3"}).options.micro_batch, 3);
+  EXPECT_EQ(parse_command_line({"--save-every", "5"}).options.save_every, 5);
+  EXPECT_EQ(parse_command_line({"--save=a-b"}).options.save, "a-b");
+}
+
+TEST(OptionsTest, OtherEmptyTextsAreErrors) {
+  for (const char* option :
+       {"--data", "--model", "--init", "--resume", "--metrics", "--config", "--logits"}) {
+    EXPECT_THAT(cli_error_of({option, ""}),
+                HasSubstr(std::string(option) + ": the value is empty"));
   }
 }
 
@@ -151,8 +166,8 @@ TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
 
 TEST(OptionsTest, BadValuesNameTheOption) {
   EXPECT_EQ(cli_error_of({"--stepz", "3"}), "unknown option --stepz; did you mean --steps?");
-  EXPECT_EQ(cli_error_of({"--micro-batch=3"}),
-            "unknown option --micro-batch; did you mean --micro_batch?");
+  EXPECT_EQ(cli_error_of({"--micro-bach=3"}),
+            "unknown option --micro_bach; did you mean --micro_batch?");
   EXPECT_EQ(cli_error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
   EXPECT_EQ(cli_error_of({"--entirely_different"}),
             "unknown option --entirely_different; see train --help");

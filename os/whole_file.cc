@@ -1,0 +1,118 @@
+#include "os/whole_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "core/check.h"
+#include "os/file_descriptor.h"
+
+namespace zerorun {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail_to_write(const fs::path& path, int code) {
+  fail<IoError>("cannot write {}: {}", path.string(), std::generic_category().message(code));
+}
+
+FileDescriptor open_whole_file(const fs::path& path, int flags) {
+  int descriptor = -1;
+  do {
+    descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  } while (descriptor < 0 && errno == EINTR);
+  if (descriptor < 0) fail_to_write(path, errno);
+  return FileDescriptor(descriptor);
+}
+
+void write_text_to(int descriptor, std::string_view text, const fs::path& path) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(descriptor, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_to_write(path, errno);
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+// The number of the open file that a path in /proc/self/fd stands for, as /dev/stdout does.
+std::optional<int> open_file_of(const fs::path& path) {
+  std::error_code error;
+  if (fs::canonical(path.parent_path(), error) != fs::canonical("/proc/self/fd", error)) return {};
+  const std::string name = path.filename().string();
+  int number = -1;
+  const auto [end, result] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (result != std::errc() || end != name.data() + name.size()) return {};
+  return number;
+}
+
+// The path behind the links of `path`, whether something is there or not; those of an open file end
+// there.
+fs::path follow_links(fs::path path) {
+  constexpr int kMaxLinks = 40;  // the kernel's limit
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(path, error) && !open_file_of(path); ++links) {
+    if (links == kMaxLinks) fail_to_write(path, ELOOP);
+    const fs::path target = fs::read_symlink(path, error);
+    if (error) fail_to_write(path, error.value());
+    path = target.is_absolute() ? target : path.parent_path() / target;
+  }
+  return path;
+}
+
+void sync_folder_of(const fs::path& path) {
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const FileDescriptor descriptor = open_whole_file(folder, O_RDONLY | O_DIRECTORY);
+  // EINVAL: this file system has nothing to sync for a folder.
+  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail_to_write(folder, errno);
+}
+
+// `old` describes the file that is replaced, if there is one.
+void replace_whole_file(const fs::path& path, std::string_view text, const struct stat* old) {
+  const fs::path temporary = fs::path(path) += ".tmp";
+  std::error_code ignored;
+  fs::remove(temporary, ignored);  // of a process that was killed in here
+  try {
+    const FileDescriptor file = open_whole_file(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    if (old != nullptr) {
+      // Only root may give a file away; for others it is their own already.
+      [[maybe_unused]] const int given = ::fchown(file.get(), old->st_uid, old->st_gid);
+      if (::fchmod(file.get(), old->st_mode & 07777U) != 0) fail_to_write(path, errno);
+    }
+    write_text_to(file.get(), text, path);
+    if (::fsync(file.get()) != 0) fail_to_write(path, errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_to_write(path, errno);
+  } catch (...) {
+    fs::remove(temporary, ignored);
+    throw;
+  }
+  sync_folder_of(path);
+}
+
+}  // namespace
+
+void write_whole_file(const std::filesystem::path& path, std::string_view text) {
+  const fs::path target = follow_links(path);
+  if (const std::optional<int> open_file = open_file_of(target)) {
+    std::fflush(nullptr);  // what was printed before comes before
+    write_text_to(*open_file, text, path);
+    return;
+  }
+  struct stat info = {};
+  const bool exists = ::stat(target.c_str(), &info) == 0;
+  if (exists && !S_ISREG(info.st_mode)) {
+    const FileDescriptor file = open_whole_file(target, O_WRONLY);
+    write_text_to(file.get(), text, path);
+  } else {
+    replace_whole_file(target, text, exists ? &info : nullptr);
+  }
+}
+
+}  // namespace zerorun

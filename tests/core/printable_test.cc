@@ -1,0 +1,37 @@
+#include "core/printable.h"
+
+#include <gtest/gtest.h>
+
+namespace zerorun {
+namespace {
+
+TEST(Printable, EscapesWhatATerminalWouldObey) {
+  EXPECT_EQ(printable("a\tb\x1b[31m\x7f"), "a\\x09b\\x1b[31m\\x7f");
+  EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b");  // a control character of two bytes
+  EXPECT_EQ(printable("\xff\xe2\x82"), "\\xff\\xe2\\x82");
+  EXPECT_EQ(printable("\u00e9 \u20ac \U0001F600"), "\u00e9 \u20ac \U0001F600");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+}
+
+TEST(Printable, CutsBetweenCharacters) {
+  EXPECT_EQ(printable("\xc3\xa4\xc3\xb6", 3), "\xc3\xa4...");
+  EXPECT_EQ(printable("abc", 3), "abc");
+  EXPECT_EQ(printable("abcd", 3), "abc...");
+}
+
+TEST(Printable, LinesOfAMessageStay) {
+  EXPECT_EQ(printable_lines("1 problem:\n\tkey \x1b[0m\r"), "1 problem:\n\tkey \\x1b[0m\\x0d");
+}
+
+TEST(Utf8Size, IsThatOfTheFirstCharacter) {
+  EXPECT_EQ(utf8_size("a"), 1U);
+  EXPECT_EQ(utf8_size("\n"), 1U);
+  EXPECT_EQ(printable_size("\n"), 0U);
+  EXPECT_EQ(utf8_size("\u20acx"), 3U);
+  EXPECT_EQ(utf8_size("\xed\xa0\x80"), 0U);  // a surrogate
+  EXPECT_EQ(utf8_size("\xe0\x80\xaf"), 0U);  // longer than needed
+  EXPECT_EQ(utf8_size(""), 0U);
+}
+
+}  // namespace
+}  // namespace zerorun
