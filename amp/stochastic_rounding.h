@@ -23,7 +23,7 @@ struct StochasticRounding {
   constexpr Philox::Key key() const {
     return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   }
-  // Of column 0 of the group; word 0 counts columns.
+  // The counter of column 0 of the group; word 0 counts columns.
   constexpr Philox::Block counter(int64_t group) const {
     const auto first = static_cast<uint64_t>(group * kColumns);
     return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32) << 2 | tensor,

@@ -26,7 +26,7 @@ auto key_of(const Record& record) {
 
 }  // namespace
 
-// What records call parameters and kinds, as indices.
+// The indices by which records name parameters and kinds.
 struct CheckpointReader::Names {
   explicit Names(const Manifest& manifest) {
     for (const Manifest::Parameter& parameter : manifest.parameters) {

@@ -36,7 +36,7 @@ class CheckpointReader {
 
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  // Of the manifest's text: tells checkpoints apart.
+  // Hash of the manifest's text: tells checkpoints apart.
   uint64_t id() const { return id_; }
   // By parameter, kind and begin.
   std::span<const Record> records() const { return records_; }

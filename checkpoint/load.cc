@@ -39,7 +39,7 @@ auto place_of(const Transfer& transfer) {
 // One load, on one rank.
 class Load {
  public:
-  Load(Engine& engine, std::filesystem::path folder)
+  Load(EngineStates& engine, std::filesystem::path folder)
       : engine_(engine), checkpoint_(std::move(folder)) {}
 
   const CheckpointReader& checkpoint() const { return checkpoint_; }
@@ -57,7 +57,7 @@ class Load {
   void add(int parameter, int kind, int64_t begin, TensorView destination);
   const File& file_of(const Transfer& transfer);
 
-  Engine& engine_;
+  EngineStates& engine_;
   CheckpointReader checkpoint_;
   std::unordered_map<std::string, int> parameters_;  // in the manifest
   std::vector<Transfer> transfers_;                  // in the order of visits
@@ -164,8 +164,9 @@ void Load::apply() {
 
 }  // namespace
 
-LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm, const std::string& directory,
-                                 const std::string& tag, bool strict) {
+LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
+                                 const std::string& directory, const std::string& tag,
+                                 bool strict) {
   Agreement agreement(comm, engine.device().inline_stream());
   std::optional<Load> load;
   int64_t id = 0;

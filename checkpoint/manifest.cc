@@ -223,7 +223,7 @@ std::vector<StateSpec> decode_states(const JsonReader& top, const std::string& f
 // The indices of what the engine keeps for the parameter, adding what is not listed yet. As the
 // optimizer's rules list their states in one order each, and no state belongs to two of them, the
 // indices ascend.
-std::vector<int> add_states(Engine& engine, ParameterId id, std::vector<StateSpec>& states) {
+std::vector<int> add_states(EngineStates& engine, ParameterId id, std::vector<StateSpec>& states) {
   std::vector<StateSpec> own = {{kMasterKind, engine.master_dtype()}};
   for (const StateSpec& spec : engine.state_specs(id)) own.push_back(spec);
   std::vector<int> indices;
@@ -239,7 +239,7 @@ std::vector<int> add_states(Engine& engine, ParameterId id, std::vector<StateSpe
 
 int64_t Manifest::Parameter::numel() const { return checked_numel(shape, size_of(DType::fp32)); }
 
-Manifest describe_engine(Engine& engine) {
+Manifest describe_engine(EngineStates& engine) {
   Manifest manifest;
   manifest.zerorun_version = ZERORUN_VERSION;
   manifest.progress = engine.progress();

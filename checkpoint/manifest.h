@@ -46,7 +46,7 @@ inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 
 // Everything about the engine's model but the shards and the client state.
-Manifest describe_engine(Engine& engine);
+Manifest describe_engine(EngineStates& engine);
 
 // Throws ConfigError when a name is not UTF-8 or a hyperparameter not finite (JSON has neither),
 // and when the text would be longer than a manifest may be.

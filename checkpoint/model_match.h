@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Whether a checkpoint is one of the engine's model: throws CheckpointError with the first
+// Checks that a checkpoint is one of the engine's model: throws CheckpointError with the first
 // difference. `checkpoint` names the checkpoint in the message. Not `strict`: either may have
 // parameters that the other lacks.
 void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint,

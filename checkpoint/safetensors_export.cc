@@ -23,7 +23,7 @@ namespace {
 // One export. Methods without a rank in their name run on every rank.
 class Export {
  public:
-  Export(Engine& engine, Agreement& agreement, const std::string& path)
+  Export(EngineStates& engine, Agreement& agreement, const std::string& path)
       : engine_(engine), agreement_(agreement), path_(path) {}
 
   // Decides where in the file each parameter goes.
@@ -37,9 +37,11 @@ class Export {
   void discard_on_rank_0() noexcept;
 
  private:
+  // Throws ConfigError when the model has no such parameter.
+  ParameterId find(const ExportTensor& tensor) const;
   SafetensorsEntry entry_of(const ExportTensor& tensor);
 
-  Engine& engine_;
+  EngineStates& engine_;
   Agreement& agreement_;
   const fs::path path_;
   fs::path folder_;
@@ -48,17 +50,25 @@ class Export {
   uint64_t nbytes_ = 0;   // of the file
   uint64_t written_ = 0;  // tensor bytes by this rank
   uint64_t id_ = 0;
-  // Where copies of each parameter begin in the file: tied parameters may be stored twice.
+  std::unordered_map<std::string, ParameterId> ids_;  // by name
+  // The offsets of each parameter's copies in the file: tied parameters may be stored twice.
   std::unordered_map<ParameterId, std::vector<uint64_t>> places_;
 };
 
+ParameterId Export::find(const ExportTensor& tensor) const {
+  const auto found = ids_.find(tensor.parameter);
+  if (found != ids_.end()) return found->second;
+  fail<ConfigError>("safetensors tensor '{}': the model has no parameter named {}", tensor.name,
+                    tensor.parameter);
+}
+
 SafetensorsEntry Export::entry_of(const ExportTensor& tensor) {
-  const ParameterId id = engine_.parameter_id(tensor.parameter);
+  const ParameterSpec& parameter = engine_.parameters()[static_cast<size_t>(find(tensor))];
   const size_t element = size_of(engine_.param_dtype());
   const int64_t numel = checked_numel(tensor.shape, element);
-  if (numel != engine_.numel(id)) {
+  if (numel != parameter.numel()) {
     fail<ConfigError>("safetensors tensor '{}' has {} elements; parameter '{}' has {}", tensor.name,
-                      numel, tensor.parameter, engine_.numel(id));
+                      numel, tensor.parameter, parameter.numel());
   }
   return {
       .name = tensor.name, .shape = tensor.shape, .nbytes = static_cast<uint64_t>(numel) * element};
@@ -68,13 +78,16 @@ void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& m
   if (!path_.has_filename()) fail<ConfigError>("'{}' does not name a file", path_.string());
   folder_ = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   id_ = random_id();
+  for (const ParameterSpec& spec : engine_.parameters()) {
+    ids_.emplace(spec.name, static_cast<ParameterId>(ids_.size()));
+  }
   std::vector<SafetensorsEntry> entries;
   std::unordered_map<std::string, ParameterId> parameters;
   for (const ExportTensor& tensor : tensors) {
     entries.push_back(entry_of(tensor));
-    const ParameterId id = engine_.parameter_id(tensor.parameter);
+    const ParameterId id = find(tensor);
     const std::string& owner = engine_.parameters()[static_cast<size_t>(id)].alias_of;
-    parameters[tensor.name] = owner.empty() ? id : engine_.parameter_id(owner);
+    parameters[tensor.name] = owner.empty() ? id : ids_.at(owner);
   }
   header_ = encode_safetensors_header(entries, engine_.param_dtype(), metadata_json);
   nbytes_ = header_.size();
@@ -149,7 +162,7 @@ void Export::discard_on_rank_0() noexcept {
 
 }  // namespace
 
-void export_safetensors(Engine& engine, Communicator& comm, const std::string& path,
+void export_safetensors(EngineStates& engine, Communicator& comm, const std::string& path,
                         const std::vector<ExportTensor>& tensors,
                         const std::string& metadata_json) {
   Agreement agreement(comm, engine.device().inline_stream());

@@ -24,10 +24,10 @@ namespace {
 // One save. Methods without a rank in their name run on every rank.
 class Save {
  public:
-  Save(Engine& engine, Agreement& agreement, const SaveOptions& options)
+  Save(EngineStates& engine, Agreement& agreement, const SaveOptions& options)
       : engine_(engine), agreement_(agreement), options_(options), directory_(options.directory) {}
 
-  // What this rank will write; nothing on disk changes.
+  // Plans what this rank will write; nothing on disk changes.
   ShardPlan plan();
   // Decides on the name of the temporary folder and the bytes that all ranks need.
   void agree_on(const ShardPlan& plan);
@@ -43,7 +43,7 @@ class Save {
   void replace_tag();
   std::string disk_use() const;
 
-  Engine& engine_;
+  EngineStates& engine_;
   Agreement& agreement_;
   const SaveOptions& options_;
   const fs::path directory_;
@@ -187,7 +187,7 @@ void Save::discard_on_rank_0() noexcept {
 
 }  // namespace
 
-void save_checkpoint(Engine& engine, Communicator& comm, const SaveOptions& options) {
+void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options) {
   Agreement agreement(comm, engine.device().inline_stream());
   Save save(engine, agreement, options);
   std::optional<ShardPlan> plan;

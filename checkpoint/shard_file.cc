@@ -143,7 +143,7 @@ void ShardPlan::visit(StateAccess access, const Use& use) {
   });
 }
 
-ShardPlan::ShardPlan(Engine& engine, Wanted wanted, int64_t max_record_numel)
+ShardPlan::ShardPlan(EngineStates& engine, Wanted wanted, int64_t max_record_numel)
     : engine_(engine), wanted_(std::move(wanted)), max_record_numel_(max_record_numel) {
   visit(StateAccess::shape,
         [&](const std::string& parameter, const std::string& kind, int64_t begin, TensorView data) {

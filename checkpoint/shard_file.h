@@ -17,8 +17,8 @@
 
 namespace zerorun {
 
-// What a record holds of its parameter: the values of a frozen one, or the master of a trainable
-// one; besides these, one of the optimizer's states by its name.
+// The content of a record, by its parameter: the values of a frozen one, or the master of a
+// trainable one; besides these, one of the optimizer's states by its name.
 inline constexpr const char* kParamKind = "param";
 inline constexpr const char* kMasterKind = "master";
 
@@ -49,13 +49,13 @@ std::string encode_shard_header(std::span<const ShardRecord> records);
 std::vector<ShardRecord> decode_shard_header(std::string_view bytes, uint64_t file_nbytes,
                                              const std::string& file);
 
-// What one rank saves: a table, and where the bytes come from.
+// One rank's part of a save: a table, and the source of its bytes.
 class ShardPlan {
  public:
   // `wanted`: which parameters.
   using Wanted = std::function<bool(const ParameterSpec&)>;
   explicit ShardPlan(
-      Engine& engine, Wanted wanted = [](const ParameterSpec&) { return true; },
+      EngineStates& engine, Wanted wanted = [](const ParameterSpec&) { return true; },
       int64_t max_record_numel = kMaxRecordNumel);
 
   uint64_t nbytes() const { return nbytes_; }
@@ -67,7 +67,7 @@ class ShardPlan {
   template <typename Use>
   void visit(StateAccess access, const Use& use);
 
-  Engine& engine_;
+  EngineStates& engine_;
   const Wanted wanted_;
   const int64_t max_record_numel_;
   std::vector<ShardRecord> records_;

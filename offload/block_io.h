@@ -12,7 +12,7 @@
 
 namespace zerorun {
 
-// What addresses, sizes and offsets of direct I/O are multiples of.
+// Addresses, sizes and offsets of direct I/O are multiples of it.
 inline constexpr size_t kDirectAlignment = 4096;
 
 constexpr size_t align_direct(size_t nbytes) {
@@ -55,6 +55,11 @@ std::unique_ptr<BlockIo> make_thread_io(const OpenFile& file, int threads);
 // Null where the kernel refuses io_uring, or the build is without it.
 std::unique_ptr<BlockIo> make_uring_io(const OpenFile& file, int queue_depth,
                                        std::span<const std::span<std::byte>> memory);
+
+// Bytes per second of transferring the first `nbytes` of a file once, in blocks of `block` bytes
+// from and to `memory`, which is at least one block.
+double transfer_rate(BlockIo& io, Transfer direction, std::span<std::byte> memory, size_t block,
+                     uint64_t nbytes);
 
 // The IoError of a transfer that failed with `error` (errno), or ended early when that is 0.
 [[noreturn]] void fail_transfer(const OpenFile& file, Transfer direction, uint64_t offset,

@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-// Who a file is for, in messages about its folder and its space.
+// The purpose of a file, for messages about its folder and its space.
 struct FilePurpose {
   std::string_view folder = "/zero_optimization/offload_optimizer/nvme_path";
   std::string_view content = "this rank's offloaded states";
@@ -25,7 +25,7 @@ struct FileRequest {
   FilePurpose purpose;
 };
 
-// Whether each of `ranks` ranks of this host can have all of these files. To be asked before any of
+// Checks that each of `ranks` ranks of this host can have all of these files. Call it before any of
 // them has made one. Throws ConfigError.
 void check_room(std::span<const FileRequest> files, int ranks);
 
@@ -46,7 +46,8 @@ class DirectFile {
   uint64_t nbytes() const { return nbytes_; }
   // All of it as memory, mapped on first use, for the lifetime of the file.
   std::byte* map();
-  // What was written to this part of the memory, whole pages, is in the file; its pages may go.
+  // Brings what was written to this part of the memory, whole pages, to the file, and frees the
+  // pages.
   void flush_map(uint64_t offset, size_t nbytes);
 
  private:

@@ -1,11 +1,20 @@
 #include "offload/host_pipeline.h"
 
-#include <utility>
-
-#include "core/check.h"
 #include "device/drain.h"
 
 namespace zerorun {
+
+namespace {
+
+SlotRing make_ring(PinnedArena& arena, HostPipeline::Staging staging) {
+  SlotRing ring;
+  for (int i = 0; i < staging.slots; ++i) {
+    ring.add(arena.take(static_cast<int64_t>(staging.slot_nbytes), DType::uint8));
+  }
+  return ring;
+}
+
+}  // namespace
 
 HostPipeline::HostPipeline(Device& device, PinnedArena& arena, Staging down, Staging up)
     : device_(device),
@@ -15,27 +24,6 @@ HostPipeline::HostPipeline(Device& device, PinnedArena& arena, Staging down, Sta
       compute_(device.host().make_stream("zerorun-host")),
       up_(device.make_stream("zerorun-up")) {}
 
-HostPipeline::Ring HostPipeline::make_ring(PinnedArena& arena, Staging staging) {
-  Ring ring;
-  for (int i = 0; i < staging.slots; ++i) {
-    ring.slots.push_back(arena.take(static_cast<int64_t>(staging.slot_nbytes), DType::uint8));
-  }
-  ring.free.resize(ring.slots.size());
-  return ring;
-}
-
-TensorView HostPipeline::Ring::view(int64_t numel, DType dtype) const {
-  const TensorView view{slots.at(next).data, numel, dtype};
-  ZR_CHECK(view.nbytes() <= slots[next].nbytes(), "{} bytes are staged in slots of {}",
-           view.nbytes(), slots[next].nbytes());
-  return view;
-}
-
-void HostPipeline::Ring::advance(Event free_after) {
-  free[next] = std::move(free_after);
-  next = (next + 1) % slots.size();
-}
-
 Event HostPipeline::fetch(TensorView src, TensorView dst, const Event& after) {
   down_->wait(after);
   device_.download(*down_, src, dst.data);
@@ -43,25 +31,23 @@ Event HostPipeline::fetch(TensorView src, TensorView dst, const Event& after) {
 }
 
 TensorView HostPipeline::fetch(TensorView src, const Event& after) {
-  const TensorView staged = incoming_.view(src.numel, src.dtype);
-  down_->wait(incoming_.free[incoming_.next]);
+  const TensorView staged = incoming_.view(incoming_.take(*down_), src.numel, src.dtype);
   compute_->wait(fetch(src, staged, after));
   return staged;
 }
 
-void HostPipeline::fetched() { incoming_.advance(compute_->record()); }
+void HostPipeline::fetched() { incoming_.release(incoming_.last(), compute_->record()); }
 
 TensorView HostPipeline::outgoing(int64_t numel, DType dtype) {
-  const TensorView staged = outgoing_.view(numel, dtype);
-  compute_->wait(outgoing_.free[outgoing_.next]);
-  return staged;
+  return outgoing_.view(outgoing_.take(*compute_), numel, dtype);
 }
 
 Event HostPipeline::send(TensorView staged, TensorView dst) {
   up_->wait(compute_->record());
   device_.upload(*up_, staged.data, dst);
-  outgoing_.advance(up_->record());
-  return up_->record();
+  const Event sent = up_->record();
+  outgoing_.release(outgoing_.last(), sent);
+  return sent;
 }
 
 void HostPipeline::drain() noexcept {

@@ -2,19 +2,19 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "offload/pinned_arena.h"
+#include "offload/slot_ring.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun {
 
-// Work on offloaded memory, beside the device's: copies down, kernels of the host's cores and
-// copies up run on a stream each, so that a step takes as long as the longest of the three.
+// Work on offloaded memory, beside the device's: device-to-host copies, kernels of the host's cores
+// and host-to-device copies run on a stream each, so that a step takes as long as the longest.
 class HostPipeline {
  public:
-  // Staging for what goes down, or up: `slots` views of `slot_nbytes` each.
+  // Staging for copies in one direction: `slots` views of `slot_nbytes` each.
   struct Staging {
     int slots = 0;
     size_t slot_nbytes = 0;
@@ -46,19 +46,9 @@ class HostPipeline {
   void drain() noexcept;
 
  private:
-  // Staging slots in turn; one is free again after the event.
-  struct Ring {
-    std::vector<TensorView> slots;
-    std::vector<Event> free;
-    size_t next = 0;
-    TensorView view(int64_t numel, DType dtype) const;
-    void advance(Event free_after);
-  };
-  static Ring make_ring(PinnedArena& arena, Staging staging);
-
   Device& device_;
-  Ring incoming_;
-  Ring outgoing_;
+  SlotRing incoming_;
+  SlotRing outgoing_;
   // Last, so that their work is done before what it uses goes.
   std::unique_ptr<Stream> down_;
   std::unique_ptr<Stream> compute_;

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "device/cpu/cpu_stream.h"
+#include "offload/slot_ring.h"
 
 namespace zerorun {
 
@@ -42,7 +43,7 @@ class NvmeStateStore final : public StateStore {
   std::vector<TensorView> acquire(int chunk, Stream& stream, Content content) override;
   void release(int chunk, Stream& stream, size_t changed) override;
   void expect(std::span<const int> chunks) override;
-  std::vector<TensorView> rest(int chunk) override;
+  std::vector<TensorView> stored(int chunk) override;
   void accept_changes() override;
 
  private:
@@ -52,21 +53,16 @@ class NvmeStateStore final : public StateStore {
     size_t nbytes = 0;
     std::vector<std::optional<uint64_t>> hashes;  // by block; none: never written, zeros
     bool verified = false;                        // since the last write
-    bool lent = false;  // by rest(), to be written to; since the last write
+    bool exposed = false;                         // by stored(), for writing; since the last write
     size_t slot = 0;
     Event read;  // to the slot
     Event written;
   };
-  struct Slot {
-    TensorView memory;
-    Event free;
-  };
-
   // Takes the next buffer, and reads the chunk into it as soon as it is free.
-  size_t take_slot();
   void start_reading(Chunk& chunk);
-  // What was read ahead is not the next chunk, or not its content any more.
+  // Drops chunks that were read ahead: another one comes next, or their content changes.
   void forget_expected();
+  std::byte* data_of(size_t slot) const { return slots_.view(slot, 0, DType::uint8).data; }
   std::vector<TensorView> views_at(const Chunk& chunk, std::byte* data) const;
   // The chunk's first `nbytes` bytes, block by block.
   std::vector<Block> blocks_of(const Chunk& chunk, std::byte* data, size_t nbytes) const;
@@ -80,8 +76,7 @@ class NvmeStateStore final : public StateStore {
   DirectFile file_;
   std::shared_ptr<void> ledger_;
   std::vector<Chunk> chunks_;
-  std::vector<Slot> slots_;
-  size_t next_slot_ = 0;
+  SlotRing slots_;
   std::deque<int> expected_;  // read, or being read, to their slots
   std::unique_ptr<BlockIo> reader_;
   std::unique_ptr<BlockIo> writer_;
@@ -110,8 +105,9 @@ NvmeStateStore::NvmeStateStore(Device& device, PinnedArena& arena,
   const auto nbytes = static_cast<int64_t>(slot_nbytes(chunks));
   std::vector<std::span<std::byte>> memory;
   for (int i = 0; i < options.buffer_count; ++i) {
-    slots_.push_back({arena.take(nbytes, DType::uint8), {}});
-    if (nbytes > 0) memory.push_back(slots_.back().memory.span<std::byte>());
+    const TensorView slot = arena.take(nbytes, DType::uint8);
+    slots_.add(slot);
+    if (nbytes > 0) memory.push_back(slot.span<std::byte>());
   }
   const auto open = [&] {
     return make_io ? make_io(file_.open(), memory)
@@ -143,8 +139,7 @@ std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream, Conte
   Chunk& chunk = chunks_.at(static_cast<size_t>(index));
   if (content == Content::overwritten) {
     forget_expected();
-    chunk.slot = take_slot();
-    stream.wait(slots_[chunk.slot].free);
+    chunk.slot = slots_.take(stream);
     stream.wait(chunk.written);
   } else if (!expected_.empty() && expected_.front() == index) {
     expected_.pop_front();
@@ -154,24 +149,18 @@ std::vector<TensorView> NvmeStateStore::acquire(int index, Stream& stream, Conte
     start_reading(chunk);
     stream.wait(chunk.read);
   }
-  return views_at(chunk, slots_[chunk.slot].memory.data);
-}
-
-size_t NvmeStateStore::take_slot() {
-  return std::exchange(next_slot_, (next_slot_ + 1) % slots_.size());
+  return views_at(chunk, data_of(chunk.slot));
 }
 
 void NvmeStateStore::start_reading(Chunk& chunk) {
-  chunk.slot = take_slot();
-  const Slot& slot = slots_[chunk.slot];
-  read_stream_->wait(slot.free);
+  chunk.slot = slots_.take(*read_stream_);
   read_stream_->wait(chunk.written);
-  std::byte* const data = slot.memory.data;
+  std::byte* const data = data_of(chunk.slot);
   cpu_stream(*read_stream_).submit([this, &chunk, data] { read(chunk, data); });
   chunk.read = read_stream_->record();
 }
 
-// One buffer is left for whoever comes in between.
+// One buffer is left for a chunk that is acquired in between.
 void NvmeStateStore::expect(std::span<const int> chunks) {
   forget_expected();
   for (const int index : chunks.first(std::min(chunks.size(), slots_.size() - 1))) {
@@ -183,28 +172,28 @@ void NvmeStateStore::expect(std::span<const int> chunks) {
 void NvmeStateStore::forget_expected() {
   for (const int index : expected_) {
     const Chunk& chunk = chunks_[static_cast<size_t>(index)];
-    slots_[chunk.slot].free = chunk.read;
+    slots_.release(chunk.slot, chunk.read);
   }
   expected_.clear();
 }
 
 void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
   Chunk& chunk = chunks_.at(static_cast<size_t>(index));
-  Slot& slot = slots_[chunk.slot];
+  std::byte* const data = data_of(chunk.slot);
   size_t nbytes = 0;
-  for (const TensorView& view : views_at(chunk, slot.memory.data)) {
+  for (const TensorView& view : views_at(chunk, data)) {
     if (changed-- == 0) break;
     nbytes += align_direct(view.nbytes());
   }
   if (nbytes == 0) {
-    slot.free = stream.record();
+    slots_.release(chunk.slot, stream.record());
     return;
   }
-  chunk.verified = chunk.lent = false;
+  chunk.verified = chunk.exposed = false;
   write_stream_->wait(stream.record());
-  std::byte* const data = slot.memory.data;
   cpu_stream(*write_stream_).submit([this, &chunk, data, nbytes] { write(chunk, data, nbytes); });
-  slot.free = chunk.written = write_stream_->record();
+  chunk.written = write_stream_->record();
+  slots_.release(chunk.slot, chunk.written);
 }
 
 void NvmeStateStore::read(Chunk& chunk, std::byte* data) {
@@ -243,22 +232,22 @@ void NvmeStateStore::finish() {
   write_stream_->synchronize();
 }
 
-std::vector<TensorView> NvmeStateStore::rest(int index) {
+std::vector<TensorView> NvmeStateStore::stored(int index) {
   finish();
   Chunk& chunk = chunks_.at(static_cast<size_t>(index));
   if (!chunk.verified) {
-    slots_.front().free.synchronize();  // read by a stream of the caller's
-    read(chunk, slots_.front().memory.data);
+    slots_.synchronize(0);  // a stream of the caller's may still read it
+    read(chunk, data_of(0));
     chunk.verified = true;
   }
-  chunk.lent = true;
+  chunk.exposed = true;
   return views_at(chunk, file_.map() + chunk.offset);
 }
 
 void NvmeStateStore::accept_changes() {
   finish();
   for (Chunk& chunk : chunks_) {
-    if (!std::exchange(chunk.lent, false)) continue;
+    if (!std::exchange(chunk.exposed, false)) continue;
     const std::vector<Block> blocks = blocks_of(chunk, file_.map() + chunk.offset, chunk.nbytes);
     std::transform(blocks.begin(), blocks.end(), chunk.hashes.begin(), hash_of);
     file_.flush_map(chunk.offset, chunk.nbytes);

@@ -29,10 +29,10 @@ uint64_t nvme_file_nbytes(std::span<const StateLayout> chunks);
 using BlockIoFactory = std::function<std::unique_ptr<BlockIo>(
     const OpenFile&, std::span<const std::span<std::byte>> memory)>;
 
-// States rest in a file. Each chunk passes through one of `buffer_count` staging buffers: reads,
+// Stores states in a file. Each chunk passes through one of `buffer_count` staging buffers: reads,
 // the caller's stream and writes go on at the same time. Every block has its hash in memory; a
-// block that comes back different is an IoError with file and offset. `arena` must be page-aligned
-// where it goes on. Throws ConfigError as DirectFile.
+// block that comes back different is an IoError with file and offset. Needs the arena
+// page-aligned. Throws ConfigError as DirectFile.
 std::unique_ptr<StateStore> make_nvme_state_store(Device& device, PinnedArena& arena,
                                                   std::span<const StateLayout> chunks,
                                                   const NvmeOptions& options,

@@ -20,7 +20,7 @@ class PinnedArena {
   size_t nbytes() const { return buffer_.nbytes(); }
   size_t taken() const { return taken_; }
 
-  // What `numel` elements take up.
+  // The bytes that `numel` elements take up.
   static constexpr size_t nbytes_of(int64_t numel, DType dtype) {
     constexpr size_t kAlignment = 64;
     const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);

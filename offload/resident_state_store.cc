@@ -8,7 +8,7 @@ namespace zerorun {
 
 namespace {
 
-// States that rest where they are used.
+// States that are stored where they are used.
 class ResidentStateStore final : public StateStore {
  public:
   ResidentStateStore(std::vector<std::vector<TensorView>> chunks, std::vector<Buffer> buffers)
@@ -17,10 +17,10 @@ class ResidentStateStore final : public StateStore {
   using StateStore::acquire;
   using StateStore::release;
   std::vector<TensorView> acquire(int chunk, Stream& /*stream*/, Content /*content*/) override {
-    return rest(chunk);
+    return stored(chunk);
   }
   void release(int /*chunk*/, Stream& /*stream*/, size_t /*changed*/) override {}
-  std::vector<TensorView> rest(int chunk) override {
+  std::vector<TensorView> stored(int chunk) override {
     return chunks_.at(static_cast<size_t>(chunk));
   }
 

@@ -21,12 +21,13 @@ struct StateLayout {
   std::vector<StateSpec> tensors;
 };
 
-// Whether what a chunk holds is read; if not, all of it is written before its release, or nothing.
+// needed: the chunk's content is read. overwritten: it is undefined, and the caller writes all of
+// it before the release, or nothing.
 enum class Content : uint8_t { needed, overwritten };
 
-// Where optimizer states rest between steps, chunk by chunk. The engine acquires a chunk before it
-// reads or writes it and releases it afterwards; where the bytes are in between (this device,
-// pinned host memory, a file) is the store's affair. A new store is filled with zeros.
+// Stores optimizer states between steps, chunk by chunk. The engine acquires a chunk before it
+// reads or writes it and releases it afterwards; in between the store keeps the bytes in this
+// device's memory, in pinned host memory or in a file. A new store is filled with zeros.
 //
 // Chunks are used in the order in which they are acquired; each is released before it is acquired
 // again.
@@ -39,24 +40,24 @@ class StateStore {
   std::vector<TensorView> acquire(int chunk, Stream& stream) {
     return acquire(chunk, stream, Content::needed);
   }
-  // `changed`: the first so many tensors were written to; the others keep what they held before.
+  // `changed`: the first so many tensors were written to; the others are as before.
   virtual void release(int chunk, Stream& stream, size_t changed) = 0;
   void release(int chunk, Stream& stream) {
     release(chunk, stream, std::numeric_limits<size_t>::max());
   }
-  // These are likely to be acquired next, in this order: what takes time may begin. Costs nothing
-  // but time when it turns out otherwise.
+  // The chunks that are likely to be acquired next, in this order: reading them may begin. A wrong
+  // guess costs time only.
   virtual void expect(std::span<const int> /*chunks*/) {}
-  // Views of a chunk at rest, to read and to write; nothing may be acquired. After writing:
+  // The chunk where it is stored, to read and to write, while nothing is acquired. After writing:
   // accept_changes. From then on the views, which last as long as the store, are for reading.
-  virtual std::vector<TensorView> rest(int chunk) = 0;
+  virtual std::vector<TensorView> stored(int chunk) = 0;
   virtual void accept_changes() {}
 };
 
-// States stay in the device's memory.
+// Stores states in the device's memory.
 std::unique_ptr<StateStore> make_device_state_store(Device& device,
                                                     std::span<const StateLayout> chunks);
-// States rest in host memory.
+// Stores states in host memory.
 std::unique_ptr<StateStore> make_host_state_store(PinnedArena& arena,
                                                   std::span<const StateLayout> chunks);
 // Bytes of `arena` that the states of a chunk take.

@@ -13,7 +13,7 @@ namespace zerorun {
 
 namespace {
 
-// Where the random bits of stochastic rounding start: results must not depend on anything else.
+// The seed of stochastic rounding: results must not depend on anything else.
 constexpr uint64_t kRoundingSeed = 0x7a65726f72756eULL;
 
 struct Type {
@@ -62,7 +62,7 @@ float bias_correction(bool enabled, double beta, int64_t step) {
   return enabled ? static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step))) : 1.0F;
 }
 
-// The learning rate of Muon's rest over that of its matrices.
+// The learning rate of the parameters that AdamW updates beside Muon, over that of Muon's matrices.
 double rest_of_muon(const OptimizerConfig& config) {
   if (config.adam_lr == config.muon_lr) return 1.0;
   if (config.muon_lr == 0.0F) {

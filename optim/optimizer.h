@@ -22,6 +22,8 @@ class Optimizer {
   // Throws ConfigError naming the types that exist, or settings that contradict each other.
   Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision, double lr_ratio = 1.0);
 
+  // Engine::step takes the caller's update (kExternalOptimizer).
+  bool is_external() const { return external_; }
   Passes passes() const;
   std::span<const StateSpec> states() const { return states_; }
   // Parameters must begin at multiples of this within a shard.
@@ -31,20 +33,19 @@ class Optimizer {
 
   // Scalars of the first pass. `step` counts from 1; `grad_scale` multiplies the gradient.
   UpdateScalars scalars(int64_t step, float grad_scale, const ParameterGroup& group) const;
-  // Of Lamb's second pass, for a parameter and a direction of these L2 norms.
+  // Scalars of Lamb's second pass, for a parameter and a direction of these L2 norms.
   UpdateScalars lamb_scalars(int64_t step, const ParameterGroup& group, double parameter_norm,
                              double direction_norm) const;
-  // Of Muon's second pass, which takes the orthogonalized direction for the gradient.
+  // Scalars of Muon's second pass, which takes the orthogonalized direction for the gradient.
   UpdateScalars muon_scalars(int64_t step, const ParameterGroup& group, int64_t rows,
                              int64_t cols) const;
   int newton_schulz_steps() const { return config_.ns_steps; }
 
  private:
   OptimizerConfig config_;
-  bool external_ =
-      false;  // kExternalOptimizer: the caller updates the masters, without states here
+  bool external_ = false;
   UpdateRule rule_ = UpdateRule::adam;
-  // Of a group's lr: what AdamW takes beside Muon, for which the group's lr is meant.
+  // Multiplies a group's lr, which is meant for Muon, where AdamW updates the parameters beside it.
   double lr_ratio_ = 1.0;
   bool decoupled_ = false;
   bool stochastic_ = false;
@@ -52,8 +53,8 @@ class Optimizer {
   std::vector<StateSpec> states_;
 };
 
-// Of the formula that a type and its settings ask for: states of one are of no use to another. Adam
-// and AdamW are the same but for adam_w_mode false.
+// The name of the formula that a type and its settings ask for: states of one are of no use to
+// another. Adam and AdamW are the same but for adam_w_mode false.
 std::string rule_name(const OptimizerConfig& config);
 
 // By ParameterSpec::use_muon: what updates parameters without it and, when the type is Muon, with

@@ -6,7 +6,6 @@
 
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
-#include "offload/disk_speed.h"
 #include "zerorun/device.h"
 
 namespace zerorun {

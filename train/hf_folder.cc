@@ -58,7 +58,8 @@ void write_hf_weights(const std::string& folder, Engine& engine, Communicator& c
     tensors.push_back({spec.name, spec.name, spec.shape});
   }
   // transformers refuses files that do not say which framework's layout they have.
-  export_safetensors(engine, comm, folder + "/model.safetensors", tensors, R"({"format": "pt"})");
+  export_safetensors(engine.states(), comm, folder + "/model.safetensors", tensors,
+                     R"({"format": "pt"})");
 }
 
 HfWeights::HfWeights(const std::string& folder, const GptConfig& config) : reader_(folder) {

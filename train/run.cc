@@ -145,7 +145,7 @@ void Run::save_model() {
 }
 
 void Run::finish() {
-  const uint64_t hash = trainer_.engine().parameter_hash();
+  const uint64_t hash = trainer_.engine().states().parameter_hash();
   write_metrics([&] { metrics_->finish(hash); });
   if (!options_.save.empty()) {
     save_model();

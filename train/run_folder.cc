@@ -102,7 +102,7 @@ void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer
   state[kOptimizer] = rule_name(setup.config.optimizer);
   state[kStep] = trainer.position().step;
   state[kSamples] = trainer.position().samples;
-  save_checkpoint(trainer.engine(), comm,
+  save_checkpoint(trainer.engine().states(), comm,
                   {folder, fmt::format("step{}", trainer.position().step), state.dump()});
 }
 
@@ -110,7 +110,7 @@ std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer
                        Communicator& comm) {
   Agreement(comm, trainer.engine().device().inline_stream())
       .run("optimizer of the checkpoint", [&] { check_optimizer(folder, setup); });
-  const LoadedCheckpoint loaded = load_checkpoint(trainer.engine(), comm, folder);
+  const LoadedCheckpoint loaded = load_checkpoint(trainer.engine().states(), comm, folder);
   const Json state = Json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
   trainer.set_position({read_count(state, kStep, folder), read_count(state, kSamples, folder)});
   std::string differences;

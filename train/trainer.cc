@@ -79,7 +79,7 @@ void Trainer::initialize() {
 }
 
 void Trainer::follow_schedule() {
-  const int64_t applied = engine_->progress().step_count;
+  const int64_t applied = engine_->states().progress().step_count;
   const std::span<ParameterGroup> groups = engine_->groups();
   for (size_t i = 0; i < groups.size(); ++i) {
     const ScheduledValues values = schedule_->values(applied, static_cast<int>(i));

@@ -23,12 +23,26 @@ BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buck
 
 BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
                            std::span<const TensorView> host_gradients)
-    : context_(context), parameters_(buckets.size()), gradients_(buckets.size()) {
+    : context_(context),
+      places_(context.specs.size()),
+      parameters_(buckets.size()),
+      gradients_(buckets.size()) {
+  for (const Bucket& bucket : buckets) {
+    for (const auto& [id, offset, numel] : bucket.layout.placements) {
+      places_[static_cast<size_t>(id)] = {bucket.index, offset, numel};
+    }
+  }
   const BucketNumels numels = count_numels(context, buckets);
   place_replicated(buckets, numels.replicated);
   place_sharded(buckets, numels.sharded);
   place_gradients(buckets, numels);
   for (size_t i = 0; i < host_gradients.size(); ++i) gradients_[i].host_reduced = host_gradients[i];
+}
+
+TensorView BucketMemory::parameters(const Bucket& bucket, const Chunk& chunk) const {
+  const BucketParameters& memory = parameters(bucket);
+  const TensorView stored = context_.policy.shard_state ? memory.shard : memory.full;
+  return stored.slice(chunk.begin, chunk.numel());
 }
 
 std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,

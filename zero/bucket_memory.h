@@ -50,8 +50,17 @@ class BucketMemory {
   BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
                std::span<const TensorView> host_gradients);
 
+  // The place of a parameter, not a tied one, in the full memory of its bucket.
+  struct Place {
+    int bucket = 0;
+    int64_t offset = 0;
+    int64_t numel = 0;
+  };
+  const Place& place_of(ParameterId id) const { return places_.at(static_cast<size_t>(id)); }
   BucketParameters& parameters(const Bucket& bucket) { return parameters_[at(bucket)]; }
   const BucketParameters& parameters(const Bucket& bucket) const { return parameters_[at(bucket)]; }
+  // The parameters of a chunk; not for buckets whose shard moves.
+  TensorView parameters(const Bucket& bucket, const Chunk& chunk) const;
   BucketGradients& gradients(const Bucket& bucket) { return gradients_[at(bucket)]; }
   const BucketGradients& gradients(const Bucket& bucket) const { return gradients_[at(bucket)]; }
 
@@ -65,6 +74,7 @@ class BucketMemory {
   TensorView share_per_rank(int64_t numel, MemoryCategory category);
 
   const EngineContext& context_;
+  std::vector<Place> places_;                 // by parameter
   std::vector<BucketParameters> parameters_;  // by bucket
   std::vector<BucketGradients> gradients_;    // by bucket
   std::vector<Buffer> buffers_;

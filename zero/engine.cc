@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "optim/optimizer.h"
@@ -13,9 +14,10 @@
 #include "zero/gradient_reducer.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
+#include "zero/optimizer_states.h"
 #include "zero/parameter_gatherer.h"
 #include "zero/parameter_hash.h"
-#include "zero/sharded_optimizer.h"
+#include "zero/sharded_step.h"
 #include "zero/step_control.h"
 
 namespace zerorun {
@@ -37,7 +39,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-class EngineImpl final : public Engine {
+class EngineImpl final : public Engine, private EngineStates, private EngineHooks {
  public:
   EngineImpl(const Config& config, Device& device, Communicator& comm,
              std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups,
@@ -53,24 +55,16 @@ class EngineImpl final : public Engine {
         memory_(context_, buckets_,
                 offload_ && offload_->gradients ? offload_->gradients->memory()
                                                 : std::span<const TensorView>()),
-        optimizer_(
-            context_, buckets_, memory_, rules,
-            {make_device_state_store(device, state_layouts(context_, rules, buckets_, false)),
-             offload_ ? std::move(offload_->states) : nullptr},
-            offload_ ? offload_->pipeline.get() : nullptr, moved_parameters()),
+        storage_(context_, memory_, rules,
+                 {make_device_state_store(device, state_layouts(context_, rules, buckets_, false)),
+                  offload_ ? std::move(offload_->states) : nullptr},
+                 offload_ ? offload_->pipeline.get() : nullptr, moved_parameters()),
+        step_(context_, buckets_, memory_, storage_, rules),
         control_(context_, config),
         reducer_(context_, buckets_, memory_, control_.inspector(), control_.norm(), comm_stream(),
                  offload_.get()),
         gatherer_(context_, buckets_, memory_, model_.module_count(), gather_stream(),
-                  moved_parameters()) {
-    for (const Bucket& bucket : buckets_) {
-      for (const Placement& placement : bucket.layout.placements) {
-        const auto id = static_cast<size_t>(placement.parameter);
-        homes_.resize(std::max(homes_.size(), id + 1));
-        homes_[id] = {bucket.index, placement};
-      }
-    }
-  }
+                  moved_parameters()) {}
 
   EngineImpl(const EngineImpl&) = delete;
   EngineImpl& operator=(const EngineImpl&) = delete;
@@ -91,10 +85,7 @@ class EngineImpl final : public Engine {
   int64_t numel(ParameterId id) const override {
     return model_.numels()[static_cast<size_t>(model_.owner(id))];
   }
-  bool is_sharded(ParameterId id) const override {
-    const int bucket = homes_.at(static_cast<size_t>(model_.owner(id))).bucket;
-    return buckets_[static_cast<size_t>(bucket)].plan.shard_params;
-  }
+  bool is_sharded(ParameterId id) const override { return bucket_of(id).plan.shard_params; }
   DType param_dtype() const override { return context_.param_dtype; }
   Device& device() override { return context_.device; }
 
@@ -110,10 +101,10 @@ class EngineImpl final : public Engine {
   TensorView parameter(ParameterId id) const override;
   void use_full_memory(FullMemory memory) override { gatherer_.use_memory(std::move(memory)); }
   std::optional<FullPlace> full_place(ParameterId id) const override {
-    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
-    const Bucket& bucket = buckets_[static_cast<size_t>(home.bucket)];
+    const Bucket& bucket = bucket_of(id);
     if (!bucket.plan.shard_params || memory_.parameters(bucket).resident) return std::nullopt;
-    return FullPlace{home.bucket, home.placement.offset, bucket.layout.padded_numel()};
+    return FullPlace{bucket.index, memory_.place_of(model_.owner(id)).offset,
+                     bucket.layout.padded_numel()};
   }
 
   GradientView gradient(ParameterId id) override {
@@ -140,13 +131,15 @@ class EngineImpl final : public Engine {
   void set_accumulation_boundary(std::optional<bool> boundary) override {
     reducer_.set_boundary(boundary);
   }
-  double loss_scale() const override { return control_.loss_scale(); }
+  double loss_scale() const override { return control_.decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
-  double gradient_average() const override { return control_.average(); }
+  double gradient_average() const override { return control_.decider().average(); }
+  EngineStates& states() override { return *this; }
+  EngineHooks& hooks() override { return *this; }
 
   EngineProgress progress() const override {
-    return {counts_.step_count, counts_.skipped_steps, control_.scaler_state()};
+    return {counts_.step_count, counts_.skipped_steps, control_.decider().scaler_state()};
   }
   void set_progress(const EngineProgress& progress) override {
     counts_ = progress;
@@ -155,10 +148,10 @@ class EngineImpl final : public Engine {
   std::span<ParameterGroup> groups() override { return groups_; }
   DType master_dtype() const override { return context_.master_dtype(); }
   std::span<const StateSpec> state_specs(ParameterId id) const override {
-    const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
-    return optimizer_.state_specs(buckets_[static_cast<size_t>(home.bucket)]);
+    const Bucket& bucket = bucket_of(id);
+    if (!bucket.plan.trainable) return {};
+    return storage_.rule(bucket).states();
   }
-  using Engine::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
   void visit_states(StateAccess access, const StateVisit& visit) override;
   void refresh_from_masters() override;
@@ -178,11 +171,6 @@ class EngineImpl final : public Engine {
   EngineTimings take_timings() override { return std::exchange(timings_, {}); }
 
  private:
-  struct Home {
-    int bucket = 0;
-    Placement placement;
-  };
-
   void end_work() noexcept;
   Stream& comm_stream() { return comm_stream_ ? *comm_stream_ : context_.device.inline_stream(); }
   // One-sided gathers need no order among the collectives, and those of resident buckets move
@@ -193,15 +181,20 @@ class EngineImpl final : public Engine {
     });
     return resident ? context_.device.inline_stream() : comm_stream();
   }
-  // Null when shards are gathered from where they rest.
+  const Bucket& bucket_of(ParameterId id) const {
+    return buckets_[static_cast<size_t>(memory_.place_of(model_.owner(id)).bucket)];
+  }
+  OptimizerStates stored_states() { return {context_, buckets_, memory_, storage_}; }
+  // Null when shards are gathered from where they are stored.
   OffloadedParameters* moved_parameters() const {
     return offload_ ? offload_->parameters.get() : nullptr;
   }
+  void run_on_all(const std::function<void()>& work);
   // Waits for the gradient and decides about it.
-  StepControl::Decision decide();
+  StepDecision decide();
   // Makes what this rank wrote to its shards visible to all.
-  void publish(const Bucket& bucket);
-  void finish_publishing();
+  void gather_updated(const Bucket& bucket);
+  void finish_gathering();
 
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
@@ -210,27 +203,26 @@ class EngineImpl final : public Engine {
   const std::vector<Bucket> buckets_;
   const std::unique_ptr<Offload> offload_;  // null when nothing is offloaded
   BucketMemory memory_;
-  ShardedOptimizer optimizer_;
+  ChunkStorage storage_;
+  ShardedStep step_;
   StepControl control_;
   GradientReducer reducer_;
   ParameterGatherer gatherer_;
-  std::vector<Home> homes_;  // by owning parameter
   EngineTimings timings_;
   EngineProgress counts_;  // of steps
   bool step_due_ = false;
 };
 
 TensorView EngineImpl::parameter(ParameterId id) const {
-  const Home& home = homes_.at(static_cast<size_t>(model_.owner(id)));
-  const Bucket& bucket = buckets_[static_cast<size_t>(home.bucket)];
-  const TensorView full = memory_.parameters(bucket).full;
+  const TensorView full = memory_.parameters(bucket_of(id)).full;
   ZR_CHECK(full.data != nullptr, "{} is read outside gather and release of module {}",
            model_.specs()[static_cast<size_t>(id)].name,
            model_.specs()[static_cast<size_t>(model_.owner(id))].module);
-  return full.slice(home.placement.offset, home.placement.numel);
+  const BucketMemory::Place& place = memory_.place_of(model_.owner(id));
+  return full.slice(place.offset, place.numel);
 }
 
-void EngineImpl::publish(const Bucket& bucket) {
+void EngineImpl::gather_updated(const Bucket& bucket) {
   if (bucket.plan.shard_params) return;  // peers read shards where they lie
   Stream& stream = comm_stream();
   stream.wait(context_.device.inline_stream().record());
@@ -239,26 +231,26 @@ void EngineImpl::publish(const Bucket& bucket) {
                            bucket.label);
 }
 
-void EngineImpl::finish_publishing() {
+void EngineImpl::finish_gathering() {
   const bool any_sharded = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
     return bucket.plan.shard_params;
   });
   if (any_sharded) {
     comm_stream().wait(context_.device.inline_stream().record());
-    context_.comm.barrier(comm_stream(), "parameters published");
+    context_.comm.barrier(comm_stream(), "updated parameters");
   }
   comm_stream().synchronize();
 }
 
 void EngineImpl::initialize_parameters(const FillFunction& fill) {
   gatherer_.invalidate();
-  optimizer_.initialize(fill, [&](const Bucket& bucket) {
-    if (context_.policy.shard_state) publish(bucket);
+  stored_states().initialize(fill, [&](const Bucket& bucket) {
+    if (context_.policy.shard_state) gather_updated(bucket);
   });
-  finish_publishing();
+  finish_gathering();
 }
 
-StepControl::Decision EngineImpl::decide() {
+StepDecision EngineImpl::decide() {
   ZR_CHECK(step_due_, "step() before end_micro_step() returned true");
   step_due_ = false;
   {
@@ -268,30 +260,30 @@ StepControl::Decision EngineImpl::decide() {
   // Gathers that still run read what the step will write; the collective below waits for all ranks.
   gatherer_.invalidate();
   const Stopwatch watch(timings_.optimizer_s);
-  const StepControl::Decision decision = control_.decide(comm_stream());
+  const StepDecision decision = control_.decide(comm_stream());
   ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);
   context_.device.trim_unused();  // the host has just waited for all of the step's work
   return decision;
 }
 
 StepResult EngineImpl::step() {
-  const StepControl::Decision decision = decide();
+  const StepDecision decision = decide();
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  optimizer_.step(counts_.step_count, decision.grad_scale, groups_, comm_stream(),
-                  [&](const Bucket& bucket) {
-                    if (context_.policy.shard_state) publish(bucket);
-                  });
-  finish_publishing();
+  step_.run({counts_.step_count, decision.grad_scale, groups_}, comm_stream(),
+            [&](const Bucket& bucket) {
+              if (context_.policy.shard_state) gather_updated(bucket);
+            });
+  finish_gathering();
   return decision.result;
 }
 
 StepResult EngineImpl::step(const ShardUpdate& update) {
-  const StepControl::Decision decision = decide();
+  const StepDecision decision = decide();
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  // Its parameters are made of masters, and may rest in a file.
-  std::vector<StateInterval> intervals = optimizer_.intervals(ShardedOptimizer::Parts::states);
+  // Parameters are cast from masters afterwards; they may be in a file.
+  std::vector<StateInterval> intervals = stored_states().intervals(OptimizerStates::Parts::states);
   std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
   Stream& stream = context_.device.inline_stream();
   for (const StateInterval& part : intervals) {
@@ -299,9 +291,33 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
     home.scale(part.on_host ? home.inline_stream() : stream, part.grad, decision.grad_scale);
   }
   stream.synchronize();
-  update(intervals);
+  try {
+    run_on_all([&] { update(intervals); });
+  } catch (...) {
+    --counts_.step_count;
+    throw;
+  }
   refresh_from_masters();
   return decision.result;
+}
+
+// An error of the caller's on one rank is an error on all, and on that rank the caller's own.
+void EngineImpl::run_on_all(const std::function<void()>& work) {
+  std::exception_ptr own;
+  const auto note_error = [&] {
+    try {
+      work();
+    } catch (...) {
+      own = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    Agreement(context_.comm, comm_stream()).run("the caller's optimizer", note_error);
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
 }
 
 // The host does not wait for a GPU, so the last error may still be under way, and what was read
@@ -319,25 +335,26 @@ void EngineImpl::end_work() noexcept {
 std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId> parameter) {
   reducer_.wait();
   if (parameter) parameter = model_.owner(*parameter);
-  return optimizer_.intervals(ShardedOptimizer::Parts::all, parameter);
+  return stored_states().intervals(OptimizerStates::Parts::all, parameter);
 }
 
 void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {
   reducer_.wait();
   if (access == StateAccess::write) gatherer_.invalidate();  // gathers ahead read what is written
-  optimizer_.visit(access, visit);
+  stored_states().visit(access, visit);
 }
 
 void EngineImpl::accept_changes() {
   gatherer_.invalidate();
-  optimizer_.accept_changes();
-  finish_publishing();
+  storage_.accept_changes();
+  finish_gathering();
 }
 
 void EngineImpl::refresh_from_masters() {
   gatherer_.invalidate();
-  optimizer_.recast(comm_stream(), [&](const Bucket& bucket) { publish(bucket); });
-  finish_publishing();
+  stored_states().refresh_from_masters(comm_stream(),
+                                       [&](const Bucket& bucket) { gather_updated(bucket); });
+  finish_gathering();
 }
 
 }  // namespace

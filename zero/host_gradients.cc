@@ -6,7 +6,7 @@ namespace zerorun {
 
 namespace {
 
-// One bucket is reduced while another is on its way down.
+// One bucket is reduced while another is copied to the host.
 constexpr size_t kReducedSlots = 2;
 
 // A sum that is added to another must not be rounded before.
@@ -47,34 +47,31 @@ HostGradients::HostGradients(const EngineContext& context, std::span<const Bucke
   }
   if (reduces_in_place(context)) return;
   for (size_t i = 0; i < kReducedSlots; ++i) {
-    slots_.push_back(
-        {context.device.allocate(staging_slot_nbytes(context, buckets), MemoryCategory::buckets),
-         {}});
+    slots_.add(
+        context.device.allocate(staging_slot_nbytes(context, buckets), MemoryCategory::buckets));
   }
 }
 
 TensorView HostGradients::output(const Bucket& bucket, const BucketGradients& gradients,
                                  Output output, Stream& stream) {
-  if (slots_.empty()) return gradients.reduced;  // reduced in place
-  // CPU ranks reduce to where it rests, unless there is something to add to or a part stays.
+  if (slots_.size() == 0) return gradients.reduced;  // reduced in place
+  // CPU ranks reduce to its storage, unless they add to what is there or a part is not offloaded.
   const bool whole = output == Output::overwrite && bucket.stored.host_from == 0;
   if (whole && context_.device.is_host()) return gradients.host_reduced;
-  current_ = (current_ + 1) % slots_.size();
-  Slot& slot = slots_[current_];
-  TensorView view{nullptr, bucket.stored.numel, dtype_of(context_, output)};
-  if (slot.memory.nbytes() < view.nbytes()) {  // a batch that goes on (extend_batch)
-    slot.free.synchronize();
-    slot.memory = context_.device.allocate(view.nbytes(), MemoryCategory::buckets);
+  const size_t slot = slots_.take(stream);
+  const DType dtype = dtype_of(context_, output);
+  const size_t nbytes = static_cast<size_t>(bucket.stored.numel) * size_of(dtype);
+  if (slots_.nbytes(slot) < nbytes) {  // a batch that goes on (extend_batch)
+    slots_.synchronize(slot);
+    slots_.replace(slot, context_.device.allocate(nbytes, MemoryCategory::buckets));
   }
-  stream.wait(slot.free);
-  view.data = slot.memory.data();
-  return view;
+  return slots_.view(slot, bucket.stored.numel, dtype);
 }
 
 Event HostGradients::take(const Bucket& bucket, BucketGradients& gradients, TensorView reduced,
                           Output output, Stream& stream) {
   Device& device = context_.device;
-  if (!slots_.empty() && bucket.stored.host_from > 0) {
+  if (slots_.size() > 0 && bucket.stored.host_from > 0) {
     const TensorView kept = reduced.slice(0, bucket.stored.host_from);
     if (output == Output::accumulate) {
       device.add(stream, kept, gradients.reduced);
@@ -99,7 +96,7 @@ Event HostGradients::take(const Bucket& bucket, BucketGradients& gradients, Tens
     }
     gradients.host_ready = copied = pipeline_.stream().record();
   }
-  if (!slots_.empty()) slots_[current_].free = copied;
+  if (slots_.size() > 0) slots_.release(slots_.last(), copied);
   return copied;
 }
 

@@ -4,13 +4,14 @@
 #include <vector>
 
 #include "offload/host_pipeline.h"
+#include "offload/slot_ring.h"
 #include "zero/bucket_memory.h"
 
 namespace zerorun {
 
-// Takes reduced gradients to where they rest when states are offloaded: the offloaded part of a
-// bucket to the host while backward goes on, so that the device holds no more than the buckets in
-// flight. Micro-steps are added up where they rest, as the reduction itself would.
+// Stores reduced gradients when states are offloaded: the offloaded part of a bucket is copied to
+// the host while backward goes on, so that the device keeps no more than the buckets in flight.
+// Micro-steps are added up where the gradients are stored, as the reduction itself would.
 class HostGradients {
  public:
   HostGradients(const EngineContext& context, std::span<const Bucket> buckets, PinnedArena& arena,
@@ -19,7 +20,7 @@ class HostGradients {
   // By bucket: memory for the offloaded part of its reduced gradient.
   std::span<const TensorView> memory() const { return memory_; }
 
-  // Where to reduce the bucket to; `stream` waits until that is free.
+  // The memory to reduce the bucket to; `stream` waits until it is free.
   TensorView output(const Bucket& bucket, const BucketGradients& gradients, Output output,
                     Stream& stream);
   // Brings what was reduced there on `stream` to `gradients`, or adds it to what they hold. The
@@ -33,16 +34,10 @@ class HostGradients {
   static size_t device_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
 
  private:
-  struct Slot {
-    Buffer memory;
-    Event free;
-  };
-
   const EngineContext& context_;
   HostPipeline& pipeline_;
   std::vector<TensorView> memory_;
-  std::vector<Slot> slots_;
-  size_t current_ = 0;
+  SlotRing slots_;  // empty where reduction is in place
 };
 
 }  // namespace zerorun

@@ -19,16 +19,15 @@ LambNorms::LambNorms(const EngineContext& context, HostPipeline* pipeline)
   context.device.fill(context.device.inline_stream(), sums_, 0.0F);
 }
 
-void LambNorms::add(const Bucket& bucket, const Chunk& chunk, TensorView parameters,
-                    TensorView directions, Device& device, Stream& stream) {
+void LambNorms::add(const ActiveChunk& active, TensorView directions) {
+  const auto& [bucket, chunk, device, stream, states] = active;
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
     segments.push_back(
         {part.offset - bucket.stored.begin - chunk.begin, part.numel, part.parameter});
   }
-  const bool on_host = pipeline_ != nullptr && &stream == &pipeline_->stream();
-  const TensorView sums = on_host ? view_of(std::span(host_)) : sums_;
-  device.sum_of_squares(stream, parameters, segments, sums.slice(0, words_ / 2));
+  const TensorView sums = chunk.on_host ? view_of(std::span(host_)) : sums_;
+  device.sum_of_squares(stream, states[0], segments, sums.slice(0, words_ / 2));
   device.sum_of_squares(stream, directions, segments, sums.slice(words_ / 2, words_ / 2));
 }
 

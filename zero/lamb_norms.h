@@ -3,8 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/host_pipeline.h"
-#include "zero/bucket.h"
+#include "zero/chunk_storage.h"
 
 namespace zerorun {
 
@@ -20,10 +19,8 @@ class LambNorms {
     if (pipeline_ != nullptr) pipeline_->drain();
   }
 
-  // Adds this rank's share of a chunk's parameters and of their directions, which lie where
-  // `device` computes.
-  void add(const Bucket& bucket, const Chunk& chunk, TensorView parameters, TensorView directions,
-           Device& device, Stream& stream);
+  // Adds what this rank owns of a chunk's parameters and of their directions.
+  void add(const ActiveChunk& active, TensorView directions);
   // Collective, after everything was added.
   void finish(Stream& comm_stream);
 

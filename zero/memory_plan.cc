@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "zero/bucket_memory.h"
+#include "zero/direction.h"
 #include "zero/gradient_reducer.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
-#include "zero/sharded_optimizer.h"
 
 namespace zerorun {
 
@@ -25,8 +25,9 @@ void plan_states(std::span<const StateLayout> chunks, MemoryPlan& plan) {
   }
 }
 
-// What ParameterGatherer keeps full at one time: what comes next, and what is used again soon.
-// Backward visits modules in reverse, so half of the reuse distance lies on each side of the turn.
+// Elements that ParameterGatherer keeps full at one time: prefetched ones, and those used again
+// soon. Backward visits modules in reverse, so half of the reuse distance lies on each side of the
+// turn.
 int64_t gathered_numel(const Sharding& sharding, const ModelSpec& model,
                        std::span<const Bucket> buckets) {
   std::vector<int64_t> modules(static_cast<size_t>(model.module_count()), 0);
@@ -43,7 +44,7 @@ int64_t gathered_numel(const Sharding& sharding, const ModelSpec& model,
   return std::min(total, std::max(ahead, std::min(total, kept) + ahead));
 }
 
-// What NCCL sums the largest bucket in, where that is not what its gradient becomes
+// The temporary in which NCCL sums the largest bucket, where the sum is then cast or accumulated
 // (NcclCall::scratch_nbytes).
 int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   if (sharding.computes_on_host || reduces_in_place(sharding)) return 0;
@@ -51,7 +52,7 @@ int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> bucke
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
-    // What is offloaded is added to on the host, in fp32.
+    // Offloaded gradients are accumulated on the host, in fp32.
     const bool apart = sharding.comm_dtype != sharding.accum_dtype ||
                        (adds && (!bucket.stored.offloaded || sharding.comm_dtype != DType::fp32));
     if (apart) numel = std::max(numel, bucket.stored.numel);
@@ -65,7 +66,7 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
   plan.buckets += nbytes_of(pools.slot_numel * pools.slots, sharding.param_dtype);
   plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
   plan.buckets += reduction_nbytes(sharding, buckets);
-  const DirectionSize direction = direction_numel(sharding, rules, buckets);
+  const DirectionSize direction = direction_size(sharding, rules, buckets);
   plan.buckets += nbytes_of(direction.numel + direction.work, DType::fp32);
 }
 

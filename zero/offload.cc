@@ -2,19 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <map>
 #include <string>
 
 #include "comm/agreement.h"
-#include "config/env.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "offload/direct_file.h"
-#include "offload/disk_speed.h"
 #include "offload/nvme_state_store.h"
 #include "os/host_limits.h"
-#include "zero/sharded_optimizer.h"
+#include "zero/chunk_storage.h"
+#include "zero/direction.h"
 
 namespace zerorun {
 
@@ -22,10 +19,6 @@ namespace {
 // One is copied while the other is computed on.
 constexpr int kStagingSlots = 2;
 
-int ranks_of_this_host(int world_size) {
-  return static_cast<int>(
-      read_environment_int("LOCAL_WORLD_SIZE", 1, world_size).value_or(world_size));
-}
 std::unique_ptr<StateStore> make_store(const EngineContext& context, PinnedArena& arena,
                                        std::span<const StateLayout> chunks) {
   const OffloadOptimizerConfig& config = context.offload.optimizer;
@@ -48,22 +41,7 @@ std::array<FileRequest, 2> files_of(const EngineContext& context, const OffloadS
             OffloadedParameters::kFilePurpose}}};
 }
 
-// Tells the user of disks that make each step wait. Takes no more memory than offloading will.
-void look_at_speed(const EngineContext& context, std::span<const FileRequest> files, int ranks,
-                   size_t memory) {
-  constexpr uint64_t kWorthMeasuring = uint64_t{256} << 20;  // less is read in a second anywhere
-  std::map<std::filesystem::path, uint64_t> folders;
-  for (const FileRequest& file : files) folders[file.folder] += file.nbytes;
-  for (const auto& [folder, nbytes] : folders) {
-    if (nbytes < kWorthMeasuring) continue;
-    const DiskSpeed speed = measure_disk(folder, context.offload.aio, memory);
-    if (!is_slow(speed, ranks)) continue;
-    const DiskSpeed by_default = measure_disk(folder, {}, memory);
-    warn(context, slow_disk_advice({folder, nbytes, ranks}, speed, by_default));
-  }
-}
-
-// What to tell the user when offload_param asks for a file that would hold nothing; else empty.
+// Tells the user that offload_param asks for a file that would hold nothing; empty otherwise.
 std::string unused_file_advice(const Sharding& sharding, const OffloadedParameters::Sizes& sizes) {
   const OffloadParamConfig& config = sharding.offload.param;
   if (config.device != OffloadDevice::nvme || sizes.file > 0) return {};
@@ -97,7 +75,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
     sizes.states_file = nvme_file_nbytes(host_chunks);
   }
   // Gradients that are added, and directions, go in fp32.
-  const bool has_direction = direction_numel(sharding, rules, buckets).numel > 0;
+  const bool has_direction = direction_size(sharding, rules, buckets).numel > 0;
   const DType up = has_direction ? DType::fp32 : sharding.param_dtype;
   sizes.down = {kStagingSlots, PinnedArena::nbytes_of(largest, DType::fp32)};
   // CPU ranks write parameters where they belong.
@@ -128,17 +106,15 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<co
   const OffloadSizes sizes = offload_sizes(context, rules, buckets, chunks);
   const std::array<FileRequest, 2> files = files_of(context, sizes);
   const HostLimits limits = host_limits();
-  const int local_ranks = ranks_of_this_host(context.world_size);
+  const int local_ranks = context.comm.local_world_size();
   Agreement agreement(context.comm, context.device.inline_stream());
-  // What one rank takes is missing when another one looks: all look first.
+  // A rank that looked later would miss the memory that another one has taken: all look first.
   agreement.run("room for what is offloaded", [&] {
     check_host_memory(limits, sizes.pinned(), local_ranks, "offloading");
     check_room(files, local_ranks);
   });
   warn(context, locking_advice(limits, sizes.registered(), local_ranks));
   warn(context, unused_file_advice(context, sizes.parameters));
-  agreement.run("speed of the disks",
-                [&] { look_at_speed(context, files, local_ranks, sizes.pinned()); });
   try {
     return std::make_unique<Offload>(context, buckets, sizes, chunks);
   } catch (const ConfigError& error) {

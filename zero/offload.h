@@ -22,18 +22,19 @@ struct OffloadSizes {
   size_t states = 0;         // in memory, or what of them is staged
   uint64_t states_file = 0;  // on NVMe
   OffloadedParameters::Sizes parameters;
-  // Of the host's memory that is locked.
+  // Host memory that is locked.
   size_t pinned() const {
     return down.nbytes() + up.nbytes() + gradients + states + parameters.pinned();
   }
-  // Of that, what io_uring keeps mapped: once to read, once to write.
+  // The part of it that io_uring keeps mapped: once to read, once to write.
   size_t registered() const { return 2 * ((states_file > 0 ? states : 0) + parameters.staging); }
 };
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
                            std::span<const Bucket> buckets,
                            std::span<const StateLayout> host_chunks);
 
-// What an engine has on the host when states or parameters are offloaded; null what is not.
+// An engine's memory and services on the host. Members are null when they are not needed: nothing
+// of their kind is offloaded.
 struct Offload {
   Offload(const EngineContext& context, std::span<const Bucket> buckets, const OffloadSizes& sizes,
           std::span<const StateLayout> host_chunks);

@@ -10,6 +10,9 @@ namespace zerorun {
 
 namespace {
 
+// One chunk is updated while another is copied to the host.
+constexpr size_t kUpdateSlots = 2;
+
 std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucket> buckets,
                                  bool in_memory) {
   std::vector<StateLayout> layouts;
@@ -23,7 +26,7 @@ std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucke
   return layouts;
 }
 
-// Of the largest chunk that the device updates, unless it writes host memory itself.
+// The size of the largest chunk that the device updates; 0 when it writes host memory itself.
 size_t update_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
@@ -52,7 +55,7 @@ OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
   const std::vector<StateLayout> in_file = layouts(sharding, buckets, false);
   sizes.staging = nvme_staging_nbytes(in_file, buffer_count(sharding));
   sizes.file = nvme_file_nbytes(in_file);
-  sizes.device = std::tuple_size_v<decltype(slots_)> * update_slot_nbytes(sharding, buckets);
+  sizes.device = kUpdateSlots * update_slot_nbytes(sharding, buckets);
   return sizes;
 }
 
@@ -76,8 +79,8 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
   arena.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
   for (const Bucket& bucket : buckets) written_.emplace_back(bucket.chunks.size());
   if (const size_t nbytes = update_slot_nbytes(context, buckets); nbytes > 0) {
-    for (Slot& slot : slots_) {
-      slot.memory = context.device.allocate(nbytes, MemoryCategory::buckets);
+    for (size_t i = 0; i < kUpdateSlots; ++i) {
+      slots_.add(context.device.allocate(nbytes, MemoryCategory::buckets));
     }
   }
 }
@@ -97,8 +100,8 @@ void OffloadedParameters::release(const Bucket& bucket, const Chunk& chunk, Stre
 Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
   up_->wait(context_.device.inline_stream().record());
   for (const Chunk& chunk : bucket.chunks) {
-    const TensorView stored = acquire(bucket, chunk, *up_, Content::needed);
-    context_.device.upload(*up_, stored.data, shard.slice(chunk.begin, chunk.numel()));
+    const TensorView home = acquire(bucket, chunk, *up_, Content::needed);
+    context_.device.upload(*up_, home.data, shard.slice(chunk.begin, chunk.numel()));
     release(bucket, chunk, *up_, false);
   }
   return up_->record();
@@ -107,26 +110,23 @@ Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
 TensorView OffloadedParameters::outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer,
                                          Stream& stream) {
   if (writer.is_host()) return acquire(bucket, chunk, stream, Content::overwritten);
-  const Slot& slot = slots_[current_];
-  stream.wait(slot.free);
-  return view_of(slot.memory, context_.param_dtype, chunk.numel());
+  return slots_.view(slots_.take(stream), chunk.numel(), context_.param_dtype);
 }
 
 void OffloadedParameters::store(const Bucket& bucket, const Chunk& chunk, Device& writer,
                                 Stream& stream) {
   if (writer.is_host()) return release(bucket, chunk, stream, true);
-  Slot& slot = slots_[current_];
+  const size_t slot = slots_.last();
   down_->wait(stream.record());
-  const TensorView stored = acquire(bucket, chunk, *down_, Content::overwritten);
-  writer.download(*down_, view_of(slot.memory, context_.param_dtype, chunk.numel()), stored.data);
+  const TensorView home = acquire(bucket, chunk, *down_, Content::overwritten);
+  writer.download(*down_, slots_.view(slot, chunk.numel(), context_.param_dtype), home.data);
   release(bucket, chunk, *down_, true);
-  slot.free = down_->record();
-  current_ = (current_ + 1) % slots_.size();
+  slots_.release(slot, down_->record());
 }
 
-TensorView OffloadedParameters::rest(const Bucket& bucket, const Chunk& chunk) {
+TensorView OffloadedParameters::stored(const Bucket& bucket, const Chunk& chunk) {
   written(bucket, chunk).synchronize();
-  return store_of(chunk).rest(chunk.param_index)[0];
+  return store_of(chunk).stored(chunk.param_index)[0];
 }
 
 void OffloadedParameters::accept_changes() {

@@ -33,7 +33,7 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<con
   }
 }
 
-void ParameterGatherer::use_memory(Engine::FullMemory memory) {
+void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
   invalidate();
   memory_ = std::move(memory);
 }

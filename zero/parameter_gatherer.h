@@ -25,8 +25,8 @@ class ParameterGatherer {
                     BucketMemory& memory, int module_count, Stream& stream,
                     OffloadedParameters* parameters);
 
-  // For full copies from now on; as Engine::use_full_memory.
-  void use_memory(Engine::FullMemory memory);
+  // For full copies from now on; as EngineHooks::use_full_memory.
+  void use_memory(EngineHooks::FullMemory memory);
 
   void gather(ModuleId module);
   void release(ModuleId module);
@@ -66,7 +66,7 @@ class ParameterGatherer {
   BucketMemory& bucket_memory_;
   Stream& stream_;
   OffloadedParameters* const parameters_;
-  Engine::FullMemory memory_;
+  EngineHooks::FullMemory memory_;
   GatherOrder order_;
   std::vector<Module> modules_;
   std::vector<int64_t> module_numels_;

@@ -12,7 +12,7 @@
 
 namespace zerorun {
 
-// What follows from configuration, model, world size and rank: everything that says how large the
+// The facts that follow from configuration, model, world size and rank and say how large the
 // engine's memory is, before there is any.
 struct Sharding {
   std::span<const ParameterSpec> specs;
@@ -33,12 +33,12 @@ struct Sharding {
 
   // fp32 masters beside parameters of 16 bits.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
-  // A part of the states and of the reduced gradients rests on the host.
+  // A part of the states and of the reduced gradients is stored on the host.
   bool offloads_states() const {
     return offload.optimizer.device != OffloadDevice::none && offload.optimizer.ratio > 0;
   }
-  // Shards of parameters come from where they rest to the device when they are gathered. CPU ranks
-  // gather from their host's memory in place.
+  // Shards of parameters are stored off the device and copied to it when they are gathered. CPU
+  // ranks gather from their host's memory in place.
   bool moves_parameters() const {
     return policy.shard_params &&
            (offload.param.device == OffloadDevice::nvme ||
@@ -47,11 +47,11 @@ struct Sharding {
   DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
 };
 
-// Whether the reduced gradient replaces the gradient that it was made from: below stage 2, with one
-// micro-step and one dtype.
+// True when the reduced gradient replaces the gradient that it was made from: below stage 2, with
+// one micro-step and one dtype.
 bool reduces_in_place(const Sharding& sharding);
 
-// What every part of the engine needs to know; constant after construction.
+// The facts and services that every part of the engine needs; constant after construction.
 struct EngineContext : Sharding {
   Device& device;
   Communicator& comm;

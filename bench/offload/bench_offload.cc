@@ -18,7 +18,6 @@
 #include "bench/optimizer/copy_kernels.h"
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
-#include "offload/disk_speed.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
 

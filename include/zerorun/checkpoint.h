@@ -30,7 +30,7 @@ struct LoadedCheckpoint {
 // crash at any instant leaves the previous checkpoint loadable, also when the tag exists and is
 // replaced. Throws IoError (full disk) on every rank, naming the one that failed. All ranks must
 // see the same file system, and only one job at a time may save to a directory.
-ZR_API void save_checkpoint(Engine& engine, Communicator& comm, const SaveOptions& options);
+ZR_API void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options);
 
 // Collective. `tag` empty: what `latest` names, or `directory` itself when it is one tag's folder.
 // Any world size and stage may load what any other saved. Brings back parameters, optimizer states,
@@ -38,7 +38,7 @@ ZR_API void save_checkpoint(Engine& engine, Communicator& comm, const SaveOption
 // missing, or of another model (first difference named) without having changed the engine.
 // `strict` false: parameters that only the model has stay as they are, those that only the
 // checkpoint has are left out; what both have must be alike.
-ZR_API LoadedCheckpoint load_checkpoint(Engine& engine, Communicator& comm,
+ZR_API LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
                                         const std::string& directory, const std::string& tag = "",
                                         bool strict = true);
 
@@ -81,7 +81,7 @@ struct ExportTensor {
 
 // Collective. Writes the full model as one safetensors file; each rank writes the intervals it
 // holds, so none needs the whole model. `metadata_json`: object of strings for the file's header.
-ZR_API void export_safetensors(Engine& engine, Communicator& comm, const std::string& path,
+ZR_API void export_safetensors(EngineStates& engine, Communicator& comm, const std::string& path,
                                const std::vector<ExportTensor>& tensors,
                                const std::string& metadata_json = "{}");
 

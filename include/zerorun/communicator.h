@@ -65,6 +65,8 @@ class ZR_API Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // How many of the ranks run on this host: all, as no transport reaches another one.
+  virtual int local_world_size() const { return world_size(); }
   virtual std::string transport() const = 0;
 
   // Collective. Zero-filled, 64-byte aligned. per_host returns an empty optional when the ranks do

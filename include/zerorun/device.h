@@ -14,7 +14,7 @@
 
 namespace zerorun {
 
-// What a block of memory is for. The ledger counts live and peak bytes per category.
+// The purpose of a block of memory. The ledger counts live and peak bytes per category.
 enum class MemoryCategory : uint8_t {
   parameters,
   gradients,
@@ -23,7 +23,7 @@ enum class MemoryCategory : uint8_t {
   activations,
   other,
   kept,    // device memory that was freed and waits for the next allocation of its size
-  pinned,  // host memory where offloaded states and gradients rest, and their staging
+  pinned,  // host memory for offloaded states and gradients, and their staging
   nvme,    // bytes of files
 };
 inline constexpr int kMemoryCategories = 9;
@@ -78,7 +78,7 @@ class ZR_API Stream {
   virtual void synchronize() = 0;
 };
 
-// What one pass over the elements does. Formulas and sources: device/update_rules.h.
+// The formula of one pass over the elements, with its source in device/update_rules.h.
 enum class UpdateRule : uint8_t {
   adam,     // Adam and AdamW; states: exp_avg, exp_avg_sq
   sgd,      // states: momentum_buffer, or none without momentum
@@ -156,7 +156,7 @@ class ZR_API Device {
   virtual Buffer allocate_pinned(size_t nbytes) = 0;
   // The device that computes on host memory; a CPU device itself.
   virtual Device& host() = 0;
-  // Whether host code may read and write this device's memory.
+  // True when host code may read and write this device's memory.
   bool is_host() { return &host() == this; }
   // Counts memory that somebody else allocated (shared memory, a framework); the ledger entry ends
   // with the returned handle.
@@ -238,7 +238,7 @@ struct CudaDeviceOptions {
 // Throws DeviceError that says what is missing: the backend in this build, the driver, a visible
 // GPU, or the one asked for.
 ZR_API std::shared_ptr<Device> make_cuda_device(const CudaDeviceOptions& options = {});
-// Whether make_cuda_device would find a GPU.
+// True when make_cuda_device would find a GPU.
 ZR_API bool cuda_is_available();
 
 enum class Accelerator : uint8_t { automatic, cpu, cuda };

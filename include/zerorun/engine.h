@@ -30,6 +30,12 @@ struct ParameterSpec {
   bool trainable = true;       // frozen parameters have no gradient and no optimizer bytes
   std::string alias_of{};      // tied: another name for that parameter; shares everything with it
   bool use_muon = false;       // a matrix that optimizer Muon orthogonalizes; the rest gets AdamW
+
+  int64_t numel() const {
+    int64_t product = 1;
+    for (const int64_t size : shape) product *= size;
+    return product;
+  }
 };
 
 // Hyperparameters that may differ between parameters and change between steps.
@@ -50,11 +56,11 @@ struct StateSpec {
   int64_t block = 1;  // elements of the parameter for each one of the state
   bool operator==(const StateSpec&) const = default;
 
-  // Of a state for `elements` elements that begin at a multiple of `block`.
+  // Elements of the state for `elements` of the parameter that begin at a multiple of `block`.
   int64_t numel(int64_t elements) const { return (elements + block - 1) / block; }
 };
 
-// Where to write a parameter's gradient in this micro-step.
+// The memory for a parameter's gradient in this micro-step.
 struct GradientView {
   TensorView view;
   bool accumulate = false;  // false: overwrite (first contribution of this micro-step); true: add
@@ -74,15 +80,15 @@ struct StepResult {
   double loss_scale = 1.0;   // what the gradients of this step were made with
 };
 
-// What a checkpoint keeps of an engine besides its tensors.
+// How far training has come: what a checkpoint keeps of an engine besides its tensors.
 struct EngineProgress {
   int64_t step_count = 0;                      // applied steps
   int64_t skipped_steps = 0;                   // not applied: the gradient was not finite
   std::optional<LossScalerState> loss_scaler;  // fp16 only
 };
 
-// A part of one parameter that this rank holds; the views are in the device's memory, but for what
-// is offloaded.
+// A part of one parameter that this rank owns. The views are in the device's memory unless they are
+// offloaded.
 struct StateInterval {
   ParameterId parameter = 0;
   int64_t begin = 0;  // first element within the flattened parameter
@@ -95,13 +101,12 @@ struct StateInterval {
   // Complete from the last end_micro_step to the next gradient(); without data when frozen.
   TensorView grad;
   std::vector<TensorView> states;  // in the order of Engine::state_specs; empty when frozen
-  // `master`, `grad` and `states` are offloaded, to host memory. Where they, or the parameter, are,
-  // `master` never is `param`.
+  // `master`, `grad` and `states` are offloaded to host memory. An offloaded parameter or master
+  // never shares memory with the other.
   bool on_host = false;
 };
 
-// What a visitor of states does: ask for parameters, elements and dtypes; read; or change any of
-// it.
+// A visitor of states asks for parameters, elements and dtypes; or reads; or changes any of it.
 enum class StateAccess : uint8_t { shape, read, write };
 
 // Seconds spent since the last call of Engine::take_timings.
@@ -113,6 +118,62 @@ struct EngineTimings {
 
 // OptimizerConfig::type of an engine whose optimizer is the caller's (see Engine::step).
 inline constexpr std::string_view kExternalOptimizer = "external";
+
+// The states of an engine, for checkpoints and tools: this rank's part of parameters, masters and
+// optimizer states, and how far training has come. Between steps; methods are for the engine's
+// thread.
+class ZR_API EngineStates {
+ public:
+  virtual ~EngineStates() = default;
+
+  virtual std::span<const ParameterSpec> parameters() const = 0;
+  virtual DType param_dtype() const = 0;
+  // dtype of the masters: fp32, or the parameters' when those are their own masters.
+  virtual DType master_dtype() const = 0;
+  // The tensors that the optimizer keeps for this parameter besides its master; none when frozen.
+  virtual std::span<const StateSpec> state_specs(ParameterId id) const = 0;
+  virtual Device& device() = 0;
+
+  virtual EngineProgress progress() const = 0;
+  virtual void set_progress(const EngineProgress& progress) = 0;
+  virtual std::span<ParameterGroup> groups() = 0;
+
+  // The intervals that this rank owns, in parameter order, of one parameter or of all: every
+  // element is on one rank only. Frozen parameters are among them. States in files are read and
+  // checked.
+  virtual std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) = 0;
+  std::vector<StateInterval> state_intervals() { return state_intervals(std::nullopt); }
+  // Visits the same intervals one by one, always in one order, in no more memory than offloading
+  // stages anyway: the views are valid during the call. After `write`: refresh_from_masters.
+  using StateVisit = std::function<void(const StateInterval&)>;
+  virtual void visit_states(StateAccess access, const StateVisit& visit) = 0;
+  // Call after writing masters or states (a resumed checkpoint): casts the masters into the
+  // parameters and brings those to all ranks. Collective.
+  virtual void refresh_from_masters() = 0;
+  // Call before and after writing parameters together with their masters through state_intervals,
+  // without refresh_from_masters: drops gathers that were started ahead, and accepts what files
+  // hold. Intervals obtained before are for reading only from then on. Collective.
+  virtual void accept_changes() = 0;
+
+  // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;
+  // throws CommError when replicas differ.
+  virtual uint64_t parameter_hash() = 0;
+};
+
+// Services for the bindings of a framework, beyond those for a training loop.
+class ZR_API EngineHooks {
+ public:
+  virtual ~EngineHooks() = default;
+
+  // Memory for the full parameters of a bucket, from a gather until nobody needs them any more: the
+  // framework's, so that it can wait for its own readers. Default: the device's.
+  using FullMemory = std::function<Buffer(int bucket, size_t nbytes)>;
+  virtual void use_full_memory(FullMemory memory) = 0;
+  // The place of a parameter in that memory; not set when it is full all the time.
+  virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
+  // The factor that turns StateInterval::grad into the average of unscaled gradients.
+  virtual double gradient_average() const = 0;
+};
 
 // Shards one model's states over the ranks of a communicator (ZeRO stage 0 to 3) and steps it.
 //
@@ -133,12 +194,12 @@ class ZR_API Engine {
   virtual ModuleId module_id(std::string_view name) const = 0;        // throws ConfigError
   virtual int64_t numel(ParameterId id) const = 0;
   virtual DType param_dtype() const = 0;
-  // Whether the parameter is full between gather and release only (stage 3; not small ones).
+  // True when the parameter is full between gather and release only (stage 3; not small ones).
   virtual bool is_sharded(ParameterId id) const = 0;
   virtual Device& device() = 0;
 
   // Fills parameters: `fill(id, begin, out)` writes elements [begin, begin + out.size()) in fp32.
-  // Each rank is asked for the elements whose master copy it holds, and no others. Collective.
+  // Each rank is asked for the elements whose master it stores, and no others. Collective.
   using FillFunction = std::function<void(ParameterId id, int64_t begin, std::span<float> out)>;
   virtual void initialize_parameters(const FillFunction& fill) = 0;
 
@@ -149,13 +210,6 @@ class ZR_API Engine {
   // The full parameter, flat; valid between gather and release of its module (always below stage
   // 3).
   virtual TensorView parameter(ParameterId id) const = 0;
-
-  // Memory for the full parameters of a bucket, from a gather to when nobody needs them any more:
-  // the framework's, so that it can wait for its own readers. Default: the device's.
-  using FullMemory = std::function<Buffer(int bucket, size_t nbytes)>;
-  virtual void use_full_memory(FullMemory memory) = 0;
-  // Where a parameter lies in that memory; not set when it is full all the time.
-  virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
 
   // Where backward writes this parameter's gradient, on the device's inline stream. Throws
   // InternalError for frozen parameters.
@@ -175,47 +229,21 @@ class ZR_API Engine {
   // Whether the coming micro-steps each end a batch; nullopt: every accumulation_steps-th does.
   // Call it between micro-steps. The average stays over accumulation_steps.
   virtual void set_accumulation_boundary(std::optional<bool> boundary) = 0;
-  // What to multiply the loss with before backward; 1 unless parameters are fp16.
+  // Multiply the loss with it before backward; 1 unless parameters are fp16.
   virtual double loss_scale() const = 0;
   // Updates the parameters. A gradient that is not finite skips the step on every rank; at the
   // minimum loss scale it is an error (NumericError) that names the parameter.
   virtual StepResult step() = 0;
   // The same with an optimizer of the caller's (kExternalOptimizer): `update` receives this rank's
   // trainable intervals, whose `grad` is now averaged, unscaled and clipped, and changes `master`.
+  // When it throws on any rank, every rank gets an error: the step does not count, masters keep
+  // what `update` wrote to them, and the batch is spent.
   using ShardUpdate = std::function<void(std::span<const StateInterval>)>;
   virtual StepResult step(const ShardUpdate& update) = 0;
-  // What StateInterval::grad is multiplied with to be the average of unscaled gradients.
-  virtual double gradient_average() const = 0;
 
-  virtual EngineProgress progress() const = 0;
-  virtual void set_progress(const EngineProgress& progress) = 0;
   virtual std::span<ParameterGroup> groups() = 0;
-
-  // dtype of the masters: fp32, or the parameters' when those are their own masters.
-  virtual DType master_dtype() const = 0;
-  // What the optimizer keeps for this parameter besides its master; nothing when frozen.
-  virtual std::span<const StateSpec> state_specs(ParameterId id) const = 0;
-  // What this rank holds, in parameter order: with the other ranks', every element once. Frozen
-  // parameters too. Parameters replicated on every rank appear on one only. Of one parameter, or of
-  // all; what rests in a file is checked first, the part of it that is asked for.
-  virtual std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) = 0;
-  std::vector<StateInterval> state_intervals() { return state_intervals(std::nullopt); }
-  // The same one by one, always in one order, in no more memory than offloading stages anyway: the
-  // views are valid during the call. After `write`: refresh_from_masters.
-  using StateVisit = std::function<void(const StateInterval&)>;
-  virtual void visit_states(StateAccess access, const StateVisit& visit) = 0;
-  // After masters or states were written (a resumed checkpoint): recasts the parameters from the
-  // masters and publishes them. Collective.
-  virtual void refresh_from_masters() = 0;
-
-  // Before and after parameters with their masters are written through state_intervals without
-  // refresh_from_masters: drops gathers ahead, and takes what rests in files as it is then; more is
-  // written through intervals that are asked for anew. Collective.
-  virtual void accept_changes() = 0;
-
-  // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;
-  // throws CommError when replicas differ.
-  virtual uint64_t parameter_hash() = 0;
+  virtual EngineStates& states() = 0;
+  virtual EngineHooks& hooks() = 0;
 
   // Bytes of parameters, gradients and optimizer state that this rank holds right now.
   virtual int64_t model_state_bytes() const = 0;

@@ -17,7 +17,7 @@ struct LossScalerOptions {
   double min_scale = 1.0;               // fp16.min_loss_scale
 };
 
-// What a checkpoint keeps of a LossScaler; names as in DeepSpeed's scaler.
+// The state of a LossScaler that a checkpoint keeps; names as in DeepSpeed's scaler.
 struct LossScalerState {
   double cur_scale = 1.0;
   int64_t cur_iter = 0;

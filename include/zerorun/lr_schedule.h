@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-// What a schedule sets for one parameter group.
+// The values that a schedule sets for one parameter group.
 struct ScheduledValues {
   struct Betas {
     double beta1 = 0.0;

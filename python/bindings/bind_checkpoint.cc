@@ -56,7 +56,7 @@ void register_checkpoint(py::module_& m) {
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
          const std::string& client_state, bool exclude_frozen) {
         unlocked(engine, [&](Engine& core) {
-          save_checkpoint(core, *engine.owner()->comm,
+          save_checkpoint(core.states(), *engine.owner()->comm,
                           {directory, tag, client_state, exclude_frozen});
         });
       },
@@ -67,7 +67,7 @@ void register_checkpoint(py::module_& m) {
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
          bool strict) {
         return unlocked(engine, [&](Engine& core) {
-          return load_checkpoint(core, *engine.owner()->comm, directory, tag, strict);
+          return load_checkpoint(core.states(), *engine.owner()->comm, directory, tag, strict);
         });
       },
       "engine"_a, "directory"_a, "tag"_a = "", "strict"_a = true,
@@ -83,7 +83,7 @@ void register_checkpoint(py::module_& m) {
           list.push_back({name, parameter, shape});
         }
         unlocked(engine, [&](Engine& core) {
-          export_safetensors(core, *engine.owner()->comm, path, list, metadata);
+          export_safetensors(core.states(), *engine.owner()->comm, path, list, metadata);
         });
       },
       "engine"_a, "path"_a, "tensors"_a, "metadata"_a = "{}",

@@ -152,14 +152,14 @@ Config adapt(const Config& config, const std::string& param_dtype, int64_t accum
 
 // Optimizer states and step count as before the first step.
 void reset_optimizer(Engine& engine) {
-  engine.visit_states(StateAccess::write, [&](const StateInterval& interval) {
+  engine.states().visit_states(StateAccess::write, [&](const StateInterval& interval) {
     Device& device = interval.on_host ? engine.device().host() : engine.device();
     for (const TensorView& state : interval.states) {
       device.fill(device.inline_stream(), state, 0.0F);
     }
     device.inline_stream().synchronize();
   });
-  engine.set_progress({});
+  engine.states().set_progress({});
 }
 
 // Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, and
@@ -168,7 +168,7 @@ void use_full_memory(const EngineHandle& self, py::object acquire, py::object re
   const auto take = keep(std::move(acquire));
   const auto give = keep(std::move(release));
   Device* const device = &self.engine().device();
-  self.engine().use_full_memory([take, give, device](int bucket, size_t nbytes) {
+  self.engine().hooks().use_full_memory([take, give, device](int bucket, size_t nbytes) {
     std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
     const py::gil_scoped_acquire locked;
     void* const data = PyLong_AsVoidPtr((*take)(bucket).ptr());
@@ -198,7 +198,7 @@ void define_training(Engines& engine) {
                              [](const EngineHandle& self) { return self.engine().loss_scale(); })
       .def_property_readonly(
           "gradient_average",
-          [](const EngineHandle& self) { return self.engine().gradient_average(); })
+          [](const EngineHandle& self) { return self.engine().hooks().gradient_average(); })
       .def(
           "step",
           [](const EngineHandle& self) {
@@ -223,8 +223,8 @@ void define_state(Engines& engine) {
       .def(
           "state_intervals",
           [](const EngineHandle& self, std::optional<ParameterId> parameter) {
-            const auto held =
-                unlocked(self, [&](Engine& core) { return core.state_intervals(parameter); });
+            const auto held = unlocked(
+                self, [&](Engine& core) { return core.states().state_intervals(parameter); });
             return own(held, self.owner());
           },
           "parameter"_a = py::none(),
@@ -233,7 +233,7 @@ void define_state(Engines& engine) {
           "state_names",
           [](const EngineHandle& self, ParameterId parameter) {
             std::vector<std::string> names;
-            for (const StateSpec& spec : self.engine().state_specs(parameter)) {
+            for (const StateSpec& spec : self.engine().states().state_specs(parameter)) {
               names.push_back(spec.name);
             }
             return names;
@@ -246,13 +246,13 @@ void define_steps(Engines& engine) {
       .def(
           "refresh_from_masters",
           [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.refresh_from_masters(); });
+            unlocked(self, [](Engine& core) { core.states().refresh_from_masters(); });
           },
           "Recasts the parameters from the masters and shares them. Collective.")
       .def(
           "accept_changes",
           [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.accept_changes(); });
+            unlocked(self, [](Engine& core) { core.states().accept_changes(); });
           },
           "Before and after parameters with their masters are written without "
           "refresh_from_masters. "
@@ -260,7 +260,7 @@ void define_steps(Engines& engine) {
       .def(
           "parameter_hash",
           [](const EngineHandle& self) {
-            return unlocked(self, [](Engine& core) { return core.parameter_hash(); });
+            return unlocked(self, [](Engine& core) { return core.states().parameter_hash(); });
           },
           "The same for every world size, stage and bucket size. Collective.")
       .def(
@@ -268,15 +268,15 @@ void define_steps(Engines& engine) {
           "Optimizer states and step count as before the first step.")
       .def_property(
           "step_count",
-          [](const EngineHandle& self) { return self.engine().progress().step_count; },
+          [](const EngineHandle& self) { return self.engine().states().progress().step_count; },
           [](const EngineHandle& self, int64_t steps) {
-            EngineProgress progress = self.engine().progress();
+            EngineProgress progress = self.engine().states().progress();
             progress.step_count = steps;
-            self.engine().set_progress(progress);
+            self.engine().states().set_progress(progress);
           })
       .def_property_readonly(
           "skipped_steps",
-          [](const EngineHandle& self) { return self.engine().progress().skipped_steps; })
+          [](const EngineHandle& self) { return self.engine().states().progress().skipped_steps; })
       .def_property_readonly(
           "model_state_bytes",
           [](const EngineHandle& self) { return self.engine().model_state_bytes(); })
@@ -327,7 +327,7 @@ void register_engine(py::module_& m) {
           "full_place",
           [](const EngineHandle& self,
              ParameterId id) -> std::optional<std::tuple<int, int64_t, int64_t>> {
-            const std::optional<FullPlace> place = self.engine().full_place(id);
+            const std::optional<FullPlace> place = self.engine().hooks().full_place(id);
             if (!place) return std::nullopt;
             return std::tuple(place->bucket, place->offset, place->bucket_numel);
           },

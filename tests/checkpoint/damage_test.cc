@@ -65,7 +65,7 @@ class Damage : public ::testing::Test {
       load_checkpoint(engine, *comm_, directory_.string());
     } catch (const CheckpointError& error) {
       EXPECT_EQ(engine.bytes(), before) << error.what();
-      EXPECT_EQ(engine.published(), 0);
+      EXPECT_EQ(engine.refreshed(), 0);
       return error.what();
     }
     EXPECT_EQ(engine.bytes(), make_engine(1).bytes());

@@ -46,7 +46,7 @@ std::unique_ptr<Engine> make_engine(const Job& job, Device& device, Communicator
 
 void train(Engine& engine, Communicator& comm, int steps) {
   for (int i = 0; i < steps; ++i) {
-    ToyModel::micro_step(engine, comm.rank(), 0, engine.progress().step_count);
+    ToyModel::micro_step(engine, comm.rank(), 0, engine.states().progress().step_count);
     engine.step();
   }
 }
@@ -58,10 +58,10 @@ std::pair<uint64_t, uint64_t> train_and_save(const Job& job, const std::string& 
     const auto device = make_cpu_device();
     const auto engine = make_engine(job, *device, comm);
     train(*engine, comm, kStepsBefore);
-    save_checkpoint(*engine, comm, {.directory = directory});
-    const uint64_t saved = engine->parameter_hash();
+    save_checkpoint(engine->states(), comm, {.directory = directory});
+    const uint64_t saved = engine->states().parameter_hash();
     train(*engine, comm, kStepsAfter);
-    const uint64_t later = engine->parameter_hash();
+    const uint64_t later = engine->states().parameter_hash();
     if (comm.rank() == 0) hashes = {saved, later};
   });
   return hashes;
@@ -76,11 +76,11 @@ TEST_P(EngineResume, AnyStageContinuesWithTheSameBits) {
   run_ranks(2, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = make_engine({2, loading_stage, dtype}, *device, comm);
-    EXPECT_NE(engine->parameter_hash(), expected.first);
-    EXPECT_EQ(load_checkpoint(*engine, comm, directory.string()).step, kStepsBefore);
-    EXPECT_EQ(engine->parameter_hash(), expected.first);
+    EXPECT_NE(engine->states().parameter_hash(), expected.first);
+    EXPECT_EQ(load_checkpoint(engine->states(), comm, directory.string()).step, kStepsBefore);
+    EXPECT_EQ(engine->states().parameter_hash(), expected.first);
     train(*engine, comm, kStepsAfter);
-    EXPECT_EQ(engine->parameter_hash(), expected.second);
+    EXPECT_EQ(engine->states().parameter_hash(), expected.second);
   });
 }
 
@@ -97,20 +97,20 @@ TEST(EngineReshard, AnyWorldSizeLoadsWhatAnyOtherSaved) {
       run_ranks(loading, [&](Communicator& comm) {
         const auto device = make_cpu_device();
         const auto engine = make_engine({loading, (loading + 1) % 4}, *device, comm);
-        load_checkpoint(*engine, comm, directory.string());
-        EXPECT_EQ(engine->parameter_hash(), saved) << saving << " to " << loading;
-        save_checkpoint(*engine, comm, {.directory = again.string()});
+        load_checkpoint(engine->states(), comm, directory.string());
+        EXPECT_EQ(engine->states().parameter_hash(), saved) << saving << " to " << loading;
+        save_checkpoint(engine->states(), comm, {.directory = again.string()});
       });
       // Back at the first world size, the run continues as if it had never been away.
       run_ranks(saving, [&](Communicator& comm) {
         const auto device = make_cpu_device();
         const auto moved = make_engine({saving, 2}, *device, comm);
         const auto stayed = make_engine({saving, 1}, *device, comm);
-        load_checkpoint(*moved, comm, again.string());
-        load_checkpoint(*stayed, comm, directory.string());
+        load_checkpoint(moved->states(), comm, again.string());
+        load_checkpoint(stayed->states(), comm, directory.string());
         train(*moved, comm, kStepsAfter);
         train(*stayed, comm, kStepsAfter);
-        EXPECT_EQ(moved->parameter_hash(), stayed->parameter_hash());
+        EXPECT_EQ(moved->states().parameter_hash(), stayed->states().parameter_hash());
       });
     }
   }

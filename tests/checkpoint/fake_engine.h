@@ -26,11 +26,7 @@ struct FakeModel {
   std::vector<StateSpec> states = {{"exp_avg"}, {"exp_avg_sq"}};
   std::vector<ParameterGroup> groups = {{"decay", 1e-3F, 0.1F}, {"no_decay", 2e-3F, 0.0F}};
 
-  int64_t numel(size_t parameter) const {
-    int64_t product = 1;
-    for (const int64_t size : specs[parameter].shape) product *= size;
-    return product;
-  }
+  int64_t numel(size_t parameter) const { return specs[parameter].numel(); }
 };
 
 struct Cut {
@@ -79,7 +75,7 @@ inline Cuts random_cuts(const FakeModel& model, int world_size, uint32_t seed) {
 
 // Holds the given parts of a model, filled with bits that depend on nothing but parameter, kind,
 // element and seed.
-class FakeEngine : public Engine {
+class FakeEngine : public EngineStates {
  public:
   FakeEngine(FakeModel model, const std::vector<Cut>& cuts, uint64_t seed)
       : model_(std::move(model)), device_(make_cpu_device()) {
@@ -109,16 +105,9 @@ class FakeEngine : public Engine {
     }
     return all;
   }
-  int published() const { return published_; }
+  int refreshed() const { return refreshed_; }
 
   std::span<const ParameterSpec> parameters() const override { return model_.specs; }
-  ParameterId parameter_id(std::string_view name) const override {
-    for (size_t i = 0; i < model_.specs.size(); ++i) {
-      if (model_.specs[i].name == name) return static_cast<ParameterId>(i);
-    }
-    fail<ConfigError>("no parameter '{}'", name);
-  }
-  int64_t numel(ParameterId id) const override { return model_.numel(static_cast<size_t>(id)); }
   DType param_dtype() const override { return model_.dtype; }
   Device& device() override { return *device_; }
   EngineProgress progress() const override { return progress_; }
@@ -129,7 +118,7 @@ class FakeEngine : public Engine {
     if (!model_.specs[static_cast<size_t>(id)].trainable) return {};
     return model_.states;
   }
-  using Engine::state_intervals;
+  using EngineStates::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override {
     std::vector<StateInterval> intervals;
     for (const Held& held : held_) {
@@ -142,32 +131,11 @@ class FakeEngine : public Engine {
   }
   void accept_changes() override {}
   void refresh_from_masters() override {
-    ++published_;
+    ++refreshed_;
     for (const Held& held : held_) cast_master(held.interval);
   }
 
-  // What checkpoints do not use.
-  ModuleId module_id(std::string_view) const override { return 0; }
-  void initialize_parameters(const FillFunction&) override {}
-  void gather(ModuleId) override {}
-  void release(ModuleId) override {}
-  TensorView parameter(ParameterId) const override { return {}; }
-  void use_full_memory(FullMemory) override {}
-  std::optional<FullPlace> full_place(ParameterId) const override { return std::nullopt; }
-  GradientView gradient(ParameterId) override { return {}; }
-  void grad_ready(ParameterId) override {}
-  bool end_micro_step() override { return false; }
-  void extend_batch() override {}
-  void drop_batch() override {}
-  double gradient_average() const override { return 1; }
-  bool is_sharded(ParameterId) const override { return false; }
-  void set_accumulation_boundary(std::optional<bool>) override {}
-  double loss_scale() const override { return 1; }
-  StepResult step() override { return {}; }
-  StepResult step(const ShardUpdate&) override { return {}; }
   uint64_t parameter_hash() override { return 0; }
-  int64_t model_state_bytes() const override { return 0; }
-  EngineTimings take_timings() override { return {}; }
 
  private:
   struct Held {
@@ -220,7 +188,7 @@ class FakeEngine : public Engine {
   std::shared_ptr<Device> device_;
   std::deque<Held> held_;
   EngineProgress progress_;
-  int published_ = 0;
+  int refreshed_ = 0;
 };
 
 }  // namespace zerorun::testing

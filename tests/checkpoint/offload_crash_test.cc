@@ -68,12 +68,12 @@ TEST(OffloadCrashChild, DISABLED_Trains) {
     const Config config = nvme_config();
     const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
     toy_initialize(*engine);
-    if (fs::exists("checkpoints/latest")) load_checkpoint(*engine, comm, "checkpoints");
-    for (int64_t step = engine->progress().step_count; step < kSteps; ++step) {
+    if (fs::exists("checkpoints/latest")) load_checkpoint(engine->states(), comm, "checkpoints");
+    for (int64_t step = engine->states().progress().step_count; step < kSteps; ++step) {
       toy_step(*engine, comm, config, step);
-      save_checkpoint(*engine, comm, {.directory = "checkpoints"});
+      save_checkpoint(engine->states(), comm, {.directory = "checkpoints"});
     }
-    const uint64_t hash = engine->parameter_hash();
+    const uint64_t hash = engine->states().parameter_hash();
     if (comm.rank() == 0) std::ofstream("hash") << hash;
   });
 }

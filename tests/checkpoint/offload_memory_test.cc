@@ -72,20 +72,20 @@ TEST(OffloadMemory, SavingAndLoadingStaysWithinTheStagingBuffers) {
   const auto device = make_cpu_device();
   const auto comm = make_communicator({});
   const auto saving = make_engine(*device, *comm, 1.0F);
-  const uint64_t hash = saving->parameter_hash();
+  const uint64_t hash = saving->states().parameter_hash();
   const auto loading = make_engine(*device, *comm, 2.0F);
-  EXPECT_NE(loading->parameter_hash(), hash);
+  EXPECT_NE(loading->states().parameter_hash(), hash);
   const int64_t before = peak_rss();
   const int64_t pinned = device->memory_use(MemoryCategory::pinned).peak_bytes;
-  save_checkpoint(*saving, *comm, {.directory = folder.string()});
-  load_checkpoint(*loading, *comm, folder.string());
-  EXPECT_EQ(loading->parameter_hash(), hash);
+  save_checkpoint(saving->states(), *comm, {.directory = folder.string()});
+  load_checkpoint(loading->states(), *comm, folder.string());
+  EXPECT_EQ(loading->states().parameter_hash(), hash);
   EXPECT_EQ(device->memory_use(MemoryCategory::pinned).peak_bytes, pinned);
   if (!kSanitized) {
     EXPECT_LT(peak_rss() - before, kParameterNbytes / 2);
   }
   EXPECT_FALSE(maps_states());
-  saving->state_intervals();
+  saving->states().state_intervals();
   EXPECT_TRUE(maps_states());
   fs::remove_all(folder);
 }

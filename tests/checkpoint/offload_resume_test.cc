@@ -61,11 +61,11 @@ uint64_t train(const Config& config, int world_size, const std::string& save,
     if (resume.empty()) {
       for (int64_t step = 0; step < 2; ++step) toy_step(*engine, comm, config, step);
     } else {
-      EXPECT_EQ(load_checkpoint(*engine, comm, resume).step, 2);
+      EXPECT_EQ(load_checkpoint(engine->states(), comm, resume).step, 2);
     }
-    if (!save.empty()) save_checkpoint(*engine, comm, {.directory = save});
+    if (!save.empty()) save_checkpoint(engine->states(), comm, {.directory = save});
     for (int64_t step = 2; step < 4; ++step) toy_step(*engine, comm, config, step);
-    const uint64_t result = engine->parameter_hash();
+    const uint64_t result = engine->states().parameter_hash();
     if (comm.rank() == 0) hash = result;
   });
   return hash;

@@ -52,7 +52,7 @@ std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device,
 // The same gradients on every rank, so that ranks may become more or fewer.
 void train(Engine& engine, int steps) {
   for (int i = 0; i < steps; ++i) {
-    ToyModel::micro_step(engine, 0, 0, engine.progress().step_count);
+    ToyModel::micro_step(engine, 0, 0, engine.states().progress().step_count);
     engine.step();
   }
 }
@@ -70,10 +70,10 @@ TEST_P(OptimizerResume, ContinuesWithTheSameBits) {
       const auto engine = make_engine(GetParam(), stage, *device, comm);
       train(*engine, 3);
       engine->groups()[1].beta1 = 0.25;
-      save_checkpoint(*engine, comm, {.directory = directory.string()});
-      const uint64_t hash = engine->parameter_hash();
+      save_checkpoint(engine->states(), comm, {.directory = directory.string()});
+      const uint64_t hash = engine->states().parameter_hash();
       train(*engine, 2);
-      const uint64_t last = engine->parameter_hash();
+      const uint64_t last = engine->states().parameter_hash();
       if (comm.rank() != 0) return;
       saved = hash;
       later = last;
@@ -82,12 +82,12 @@ TEST_P(OptimizerResume, ContinuesWithTheSameBits) {
       run_ranks(world_size, [&](Communicator& comm) {
         const auto device = make_cpu_device();
         const auto engine = make_engine(GetParam(), (stage + world_size) % 4, *device, comm);
-        EXPECT_EQ(load_checkpoint(*engine, comm, directory.string()).step, 3);
+        EXPECT_EQ(load_checkpoint(engine->states(), comm, directory.string()).step, 3);
         EXPECT_EQ(engine->groups()[1].beta1, 0.25);
         EXPECT_EQ(engine->groups()[0].beta1, std::nullopt);
-        EXPECT_EQ(engine->parameter_hash(), saved) << world_size;
+        EXPECT_EQ(engine->states().parameter_hash(), saved) << world_size;
         train(*engine, 2);
-        EXPECT_EQ(engine->parameter_hash(), later) << world_size;
+        EXPECT_EQ(engine->states().parameter_hash(), later) << world_size;
       });
     }
   }
@@ -105,9 +105,9 @@ TEST(OptimizerMismatch, IsAnErrorThatNamesBoth) {
   run_ranks(2, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto saving = make_engine({"Muon"}, 2, *device, comm);
-    save_checkpoint(*saving, comm, {.directory = directory.string()});
+    save_checkpoint(saving->states(), comm, {.directory = directory.string()});
     const auto loading = make_engine({"AdamW", true}, 2, *device, comm);
-    EXPECT_THAT([&] { load_checkpoint(*loading, comm, directory.string()); },
+    EXPECT_THAT([&] { load_checkpoint(loading->states(), comm, directory.string()); },
                 ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr(
                     "has optimizer states [master fp32, momentum_buffer fp32] of embed.weight, "
                     "this optimizer [master bf16, exp_avg bf16, exp_avg_sq bf16]")));

@@ -39,7 +39,7 @@ void expect_loads(const FakeModel& model, const Cuts& cuts, const std::string& d
     ASSERT_NE(engine.bytes(), expected.bytes());
     load_checkpoint(engine, comm, directory);
     EXPECT_EQ(engine.bytes(), expected.bytes());
-    EXPECT_EQ(engine.published(), 1);
+    EXPECT_EQ(engine.refreshed(), 1);
   });
 }
 

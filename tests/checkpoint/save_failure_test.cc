@@ -158,7 +158,7 @@ class OversizedEngine : public FakeEngine {
  public:
   OversizedEngine(const FakeModel& model, int64_t numel)
       : FakeEngine(model, std::vector<testing::Cut>{}, 1), numel_(numel) {}
-  using Engine::state_intervals;
+  using EngineStates::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> /*parameter*/) override {
     return {{.numel = numel_, .master = {nullptr, numel_, DType::fp32}}};
   }

@@ -17,9 +17,9 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-uint64_t available(const char* folder) {
+uint64_t available(const std::string& folder) {
   struct statvfs space {};
-  EXPECT_EQ(::statvfs(folder, &space), 0);
+  EXPECT_EQ(::statvfs(folder.c_str(), &space), 0);
   return uint64_t{space.f_bavail} * space.f_frsize;
 }
 
@@ -32,7 +32,7 @@ std::string config_error(const std::function<void()>& call) {
   return "no error";
 }
 
-std::string error_of(const char* folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
+std::string error_of(const std::string& folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
   return config_error([&] { const DirectFile file(folder, "test", nbytes, purpose); });
 }
 

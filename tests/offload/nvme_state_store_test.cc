@@ -156,21 +156,21 @@ TEST_P(NvmeStateStoreTest, WhatWasNeverWrittenIsZero) {
   }
   views[0].as<float>()[5] = 7;
   store->release(3, *stream_, 1);
-  EXPECT_EQ(store->rest(3)[0].as<float>()[5], 7.0F);
-  EXPECT_EQ(store->rest(3)[2].as<float>()[5], 0.0F);
-  EXPECT_EQ(store->rest(6)[2].as<float>()[5], 0.0F);
+  EXPECT_EQ(store->stored(3)[0].as<float>()[5], 7.0F);
+  EXPECT_EQ(store->stored(3)[2].as<float>()[5], 0.0F);
+  EXPECT_EQ(store->stored(6)[2].as<float>()[5], 0.0F);
 }
 
 TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
   const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
-  const TensorView view = store->rest(2)[0];
+  const TensorView view = store->stored(2)[0];
   EXPECT_EQ(view.as<float>()[1], 6.0F);
   std::iota(view.span<float>().begin(), view.span<float>().end(), 50.0F);
   store->accept_changes();
   expect_content(*store, 2, 50.0F);
   write(*store, 2, 70.0F);
-  EXPECT_EQ(store->rest(2)[0].as<float>()[1], 71.0F);
+  EXPECT_EQ(store->stored(2)[0].as<float>()[1], 71.0F);
   EXPECT_EQ(view.as<float>()[1], 71.0F);
   expect_content(*store, 2, 70.0F);
 }
@@ -178,7 +178,7 @@ TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
 TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
   const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
-  store->rest(2)[0].as<float>()[0] = -1.0F;
+  store->stored(2)[0].as<float>()[0] = -1.0F;
   store->acquire(2, *stream_);
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
@@ -215,7 +215,7 @@ TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
         store->acquire(chunk, *stream_);
         store->release(chunk, *stream_, 0);
       }
-      store->rest(0);
+      store->stored(0);
     } catch (const IoError& error) {
       message = error.what();
     }
@@ -243,7 +243,7 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
         }
       }
       stream->synchronize();
-      store->rest(0);
+      store->stored(0);
     };
     try {
       pass();
@@ -303,8 +303,8 @@ TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverSta
   expect_content(*store, 0, 0.0F);
   expect_content(*store, 1, 500.0F);
   store->expect(order);
-  EXPECT_EQ(store->rest(3)[0].as<float>()[1], 301.0F);
-  store->rest(0)[0].as<float>()[0] = 7.0F;
+  EXPECT_EQ(store->stored(3)[0].as<float>()[1], 301.0F);
+  store->stored(0)[0].as<float>()[0] = 7.0F;
   store->accept_changes();
   const TensorView changed = store->acquire(0, *stream_)[0];
   stream_->synchronize();
@@ -320,9 +320,9 @@ TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
   });
   for (int chunk = 0; chunk < 4; ++chunk) write(*store, chunk, 100.0F * static_cast<float>(chunk));
   reads = 0;
-  EXPECT_EQ(store->rest(2)[0].as<float>()[1], 201.0F);
+  EXPECT_EQ(store->stored(2)[0].as<float>()[1], 201.0F);
   store->accept_changes();
-  EXPECT_EQ(store->rest(2)[0].as<float>()[2], 202.0F);
+  EXPECT_EQ(store->stored(2)[0].as<float>()[2], 202.0F);
   EXPECT_EQ(reads, 1);
 }
 
@@ -339,7 +339,7 @@ TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   int fd = -1;
   const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
-  store->rest(0)[0].as<float>()[0] = 8.0F;
+  store->stored(0)[0].as<float>()[0] = 8.0F;
   store->accept_changes();
   damage(fd);
   store->acquire(0, *stream_);
@@ -350,10 +350,10 @@ TEST_P(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
   int fd = -1;
   const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
-  store->rest(0);
+  store->stored(0);
   write(*store, 0, 6.0F);
   stream_->synchronize();
-  store->rest(1);  // waits for what is being written
+  store->stored(1);  // waits for what is being written
   damage(fd);
   store->accept_changes();
   store->acquire(0, *stream_);

@@ -51,7 +51,7 @@ TEST_P(ResidentStateStoreTest, KeepsWhatWasWrittenAndShowsItAtRest) {
   store->acquire(1, stream_)[0].as<float>()[0] = 7.0F;
   store->release(1, stream_);
   EXPECT_EQ(store->acquire(0, stream_)[0].as<float>()[2], 5.0F);
-  EXPECT_EQ(store->rest(1)[0].as<float>()[0], 7.0F);
+  EXPECT_EQ(store->stored(1)[0].as<float>()[0], 7.0F);
 }
 
 TEST_P(ResidentStateStoreTest, StatesHaveTheDtypeAndLengthTheyAskFor) {

@@ -105,7 +105,7 @@ TEST_F(PrecisionTest, EveryStageGivesTheSameParametersInFp16) {
     run(config(stage, blocks), [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
       trainer.initialize();
       for (int i = 0; i < 6; ++i) trainer.step(0);
-      const uint64_t hash = trainer.engine().parameter_hash();
+      const uint64_t hash = trainer.engine().states().parameter_hash();
       if (comm.rank() != 0) return;
       if (stage == 0) expected = hash;
       EXPECT_EQ(hash, expected) << "stage " << stage;
@@ -118,20 +118,20 @@ TEST_F(PrecisionTest, AnOverflowSkipsTheStepAndTheSchedule) {
       fp16(R"(, "initial_scale_power": 32, "hysteresis": 1)") + ", " + kSchedule;
   run(config(2, blocks), [&](Trainer& trainer, const RunSetup&, Communicator&) {
     trainer.initialize();
-    const uint64_t before = trainer.engine().parameter_hash();
+    const uint64_t before = trainer.engine().states().parameter_hash();
     double scale = std::ldexp(1.0, 32);
     StepReport report = trainer.step(0).report;
     ASSERT_TRUE(report.skipped);
     for (; report.skipped; report = trainer.step(0).report) {
       EXPECT_EQ(report.loss_scale, scale);
       EXPECT_EQ(report.lr, 0.0F);
-      EXPECT_EQ(trainer.engine().parameter_hash(), before);
-      EXPECT_EQ(trainer.engine().progress().step_count, 0);
+      EXPECT_EQ(trainer.engine().states().parameter_hash(), before);
+      EXPECT_EQ(trainer.engine().states().progress().step_count, 0);
       scale /= 2;
     }
     EXPECT_EQ(report.loss_scale, scale);
     EXPECT_EQ(report.lr, 0.0F);  // the first of the schedule
-    EXPECT_EQ(trainer.engine().progress().step_count, 1);
+    EXPECT_EQ(trainer.engine().states().progress().step_count, 1);
     EXPECT_EQ(trainer.position().step, report.step);
     EXPECT_EQ(trainer.step(0).report.lr, 0.0F);
     EXPECT_EQ(trainer.step(0).report.lr, 0.002F);
@@ -167,7 +167,7 @@ TEST_F(PrecisionTest, AResumedRunHasTheScaleAndTheRateItWouldHaveHad) {
       const StepReport report = trainer.step(0).report;
       if (comm.rank() == 0) expected.push_back(report);
     }
-    const uint64_t own = trainer.engine().parameter_hash();
+    const uint64_t own = trainer.engine().states().parameter_hash();
     if (comm.rank() == 0) hash = own;
   });
   ASSERT_NE(expected.front().loss_scale, expected.back().loss_scale);
@@ -182,7 +182,7 @@ TEST_F(PrecisionTest, AResumedRunHasTheScaleAndTheRateItWouldHaveHad) {
       EXPECT_EQ(after.loss_scale, before.loss_scale);
       EXPECT_EQ(after.grad_norm, before.grad_norm);
     }
-    EXPECT_EQ(trainer.engine().parameter_hash(), hash);
+    EXPECT_EQ(trainer.engine().states().parameter_hash(), hash);
   });
 }
 

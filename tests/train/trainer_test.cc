@@ -58,7 +58,7 @@ class TrainerTest : public ::testing::Test {
     run(world_size, options, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
       trainer.initialize();
       for (int i = 0; i < steps; ++i) trainer.step(0);
-      const uint64_t own = trainer.engine().parameter_hash();
+      const uint64_t own = trainer.engine().states().parameter_hash();
       if (comm.rank() == 0) hash = own;
     });
     return hash;
@@ -153,7 +153,7 @@ TEST_F(TrainerTest, AResumedRunContinuesBitForBit) {
     EXPECT_EQ(trainer.position().samples, 12);
     trainer.step(0);
     trainer.step(0);
-    EXPECT_EQ(trainer.engine().parameter_hash(), expected);
+    EXPECT_EQ(trainer.engine().states().parameter_hash(), expected);
   });
   run(2, {"--config", config(3), "--dtype", "bf16", "--seed", "9"},
       [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
@@ -230,7 +230,7 @@ TEST_F(TrainerTest, ASavedModelIsAStartingPoint) {
     const auto device = make_cpu_device();
     claim_run_folder(folder, "", setup, comm, *device);
     write_hf_weights(folder, trainer.engine(), comm);
-    const uint64_t hash = trainer.engine().parameter_hash();
+    const uint64_t hash = trainer.engine().states().parameter_hash();
     if (comm.rank() == 0) expected = hash;
   });
   EXPECT_EQ(hash_after(0, 1, {"--config", config(0), "--init", folder}), expected);

@@ -129,9 +129,9 @@ FullStates read_states(Engine& engine, Communicator& comm) {
   FullStates full(engine.parameters().size());
   for (size_t id = 0; id < full.size(); ++id) {
     const auto numel = static_cast<size_t>(engine.numel(static_cast<ParameterId>(id)));
-    full[id].assign(2 + engine.state_specs(0).size(), std::vector<float>(numel));
+    full[id].assign(2 + engine.states().state_specs(0).size(), std::vector<float>(numel));
   }
-  for (const StateInterval& part : engine.state_intervals()) {
+  for (const StateInterval& part : engine.states().state_intervals()) {
     auto& tensors = full[static_cast<size_t>(part.parameter)];
     for (int64_t i = 0; i < part.numel; ++i) {
       const auto at = static_cast<size_t>(part.begin + i);
@@ -153,7 +153,7 @@ FullStates read_states(Engine& engine, Communicator& comm) {
 }
 
 void write_states(Engine& engine, const FullStates& full) {
-  for (const StateInterval& part : engine.state_intervals()) {
+  for (const StateInterval& part : engine.states().state_intervals()) {
     const auto& tensors = full[static_cast<size_t>(part.parameter)];
     for (int64_t i = 0; i < part.numel; ++i) {
       const auto at = static_cast<size_t>(part.begin + i);
@@ -164,7 +164,7 @@ void write_states(Engine& engine, const FullStates& full) {
       }
     }
   }
-  engine.refresh_from_masters();
+  engine.states().refresh_from_masters();
 }
 
 std::unique_ptr<Engine> make_engine(int stage, Device& device, Communicator& comm) {
@@ -191,13 +191,13 @@ TEST(Engine, StateIntervalsCarryEverythingAStepNeeds) {
         ToyModel::micro_step(*original, comm.rank(), 0, 0);
         original->step();
         write_states(*copy, read_states(*original, comm));
-        copy->set_progress(original->progress());
-        EXPECT_EQ(original->parameter_hash(), copy->parameter_hash());
+        copy->states().set_progress(original->states().progress());
+        EXPECT_EQ(original->states().parameter_hash(), copy->states().parameter_hash());
         for (Engine* engine : {original.get(), copy.get()}) {
           ToyModel::micro_step(*engine, comm.rank(), 0, 1);
           engine->step();
         }
-        EXPECT_EQ(original->parameter_hash(), copy->parameter_hash())
+        EXPECT_EQ(original->states().parameter_hash(), copy->states().parameter_hash())
             << "from stage " << from_stage << " to " << to_stage;
       });
     }

@@ -19,7 +19,7 @@ using testing::ToyModel;
 // By bucket: what an engine has at the moment.
 class Lender {
  public:
-  Engine::FullMemory lend() {
+  EngineHooks::FullMemory lend() {
     return [this](int bucket, size_t nbytes) {
       auto& block = lent_[bucket];
       EXPECT_TRUE(block.empty()) << "bucket " << bucket << " is asked for twice";
@@ -55,10 +55,10 @@ TEST(FullMemory, IsTheFrameworksFromAGatherToTheDrop) {
         out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
       }
     });
-    engine->use_full_memory(lender.lend());
+    engine->hooks().use_full_memory(lender.lend());
     const ModuleId module = engine->module_id("h.0");
     const ParameterId weight = engine->parameter_id("h.0.weight");
-    const FullPlace place = engine->full_place(weight).value();
+    const FullPlace place = engine->hooks().full_place(weight).value();
     for (int again = 0; again < 2; ++again) {
       engine->gather(module);
       const auto* full = reinterpret_cast<const float*>(lender.data(place.bucket)) + place.offset;
@@ -81,7 +81,8 @@ TEST(FullMemory, HasNoPlaceForParametersThatStayWhereTheyAre) {
       config.zero.stage = stage;
       const auto engine =
           Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
-      EXPECT_EQ(engine->full_place(engine->parameter_id("h.0.weight")), std::nullopt) << stage;
+      EXPECT_EQ(engine->hooks().full_place(engine->parameter_id("h.0.weight")), std::nullopt)
+          << stage;
     }
   });
 }

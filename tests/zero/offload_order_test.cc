@@ -39,7 +39,7 @@ TEST(OffloadOrder, DirectionsStayUntilTheHostHasReadThem) {
         engine->end_micro_step();
         engine->step();
       }
-      hash = engine->parameter_hash();
+      hash = engine->states().parameter_hash();
     });
     return hash;
   };
@@ -87,7 +87,7 @@ TEST(OffloadOrder, ADroppedBatchLeavesNoTrace) {
       if (dropped > 0) engine->drop_batch();
       for (int64_t i = 0; i < steps; ++i) ToyModel::micro_step(*engine, comm.rank(), i, 0);
       engine->step();
-      const uint64_t found = engine->parameter_hash();
+      const uint64_t found = engine->states().parameter_hash();
       if (comm.rank() == 0) hash = found;
     });
     return hash;

@@ -137,17 +137,17 @@ uint64_t train_with_access(Config config, bool external) {
       } else {
         engine->step();
       }
-      for (const StateInterval& part : engine->state_intervals()) {
+      for (const StateInterval& part : engine->states().state_intervals()) {
         const bool frozen = part.master.data == nullptr;
         const TensorView view = frozen ? part.param : part.master;
         for (int64_t i = 0; i < part.numel; ++i) {
           ToyModel::store(view, i, ToyModel::load(view, i) * (frozen ? 2.0F : 0.5F));
         }
       }
-      engine->refresh_from_masters();
+      engine->states().refresh_from_masters();
     }
     EXPECT_TRUE(std::isfinite(seen));
-    const uint64_t result = engine->parameter_hash();
+    const uint64_t result = engine->states().parameter_hash();
     if (comm.rank() == 0) hash = result;
   });
   return hash;
@@ -182,8 +182,8 @@ TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
     }
     EXPECT_LT(use(MemoryCategory::parameters).peak_bytes, sharded / 8);
     int64_t held = 0;
-    engine->visit_states(StateAccess::shape,
-                         [&](const StateInterval& part) { held += part.numel; });
+    engine->states().visit_states(StateAccess::shape,
+                                  [&](const StateInterval& part) { held += part.numel; });
     EXPECT_GE(use(MemoryCategory::nvme).live_bytes, held * 2 - 1024);
     // Five buffers of one page: a chunk has at most 300 elements.
     EXPECT_EQ(use(MemoryCategory::pinned).peak_bytes, 5 * 4096);
@@ -267,7 +267,7 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
     const auto engine = Engine::create(param_on_nvme(base_config(3)), *device, comm, toy_specs(),
                                        ToyModel::groups());
     toy_initialize(*engine);
-    engine->parameter_hash();
+    engine->states().parameter_hash();
     EXPECT_GT(damage_files(), 0);
     try {
       engine->gather(engine->module_id("h.1"));

@@ -158,7 +158,7 @@ TEST(Offload, ASkippedStepWritesNothing) {
         const auto add = [&](TensorView view) {
           values.insert(values.end(), view.as<float>(), view.as<float>() + view.numel);
         };
-        for (const StateInterval& part : engine->state_intervals()) {
+        for (const StateInterval& part : engine->states().state_intervals()) {
           if (part.grad.data == nullptr) continue;
           EXPECT_TRUE(part.on_host);
           add(part.master);
@@ -196,10 +196,11 @@ TEST(Offload, StatesOfOneParameterAreItsPartOfAll) {
       std::vector<Part> one_by_one;
       for (ParameterId id = 0; id < static_cast<ParameterId>(toy_specs().size()); ++id) {
         if (!toy_specs()[static_cast<size_t>(id)].alias_of.empty()) continue;
-        const std::vector<Part> parts = parts_of(engine->state_intervals(id));
+        const std::vector<Part> parts = parts_of(engine->states().state_intervals(id));
         one_by_one.insert(one_by_one.end(), parts.begin(), parts.end());
       }
-      EXPECT_EQ(one_by_one, parts_of(engine->state_intervals())) << "stage " << config.zero.stage;
+      EXPECT_EQ(one_by_one, parts_of(engine->states().state_intervals()))
+          << "stage " << config.zero.stage;
     });
   }
 }
@@ -217,7 +218,7 @@ TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
         EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 1, step));
         engine->step();
       }
-      hash = engine->parameter_hash();
+      hash = engine->states().parameter_hash();
     });
     return hash;
   };
@@ -243,7 +244,7 @@ TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
           }
         });
       }
-      const uint64_t result = engine->parameter_hash();
+      const uint64_t result = engine->states().parameter_hash();
       if (comm.rank() == 0) hash = result;
     });
     return hash;
@@ -266,7 +267,7 @@ TEST(Offload, TheLedgerShowsWhereStatesRestAndNothingIsAllocatedBySteps) {
     EXPECT_EQ(live(MemoryCategory::optimizer), 0);
     EXPECT_EQ(live(MemoryCategory::gradients), 0);
     int64_t held = 0;
-    for (const StateInterval& part : engine->state_intervals()) {
+    for (const StateInterval& part : engine->states().state_intervals()) {
       if (part.grad.data != nullptr) held += part.numel;
     }
     const int64_t pinned = live(MemoryCategory::pinned);
@@ -295,7 +296,7 @@ TEST(Offload, RatioIsThePartOfTheElements) {
       const std::vector<ParameterSpec> specs = {{"w", {1000, 1000}, "w", 0, true, ""}};
       const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
       int64_t on_host = 0;
-      for (const StateInterval& part : engine->state_intervals()) {
+      for (const StateInterval& part : engine->states().state_intervals()) {
         if (part.on_host) on_host += part.numel;
       }
       EXPECT_NEAR(static_cast<double>(on_host) / 1e6, ratio, 0.001);

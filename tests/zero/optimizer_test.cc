@@ -93,7 +93,7 @@ uint64_t train(const Setting& setting) {
         out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
       }
     });
-    const uint64_t before = engine->parameter_hash();
+    const uint64_t before = engine->states().parameter_hash();
     // A skipped step, whose gradients stay in the buckets' memory and padding.
     ToyModel::micro_step(*engine, 0, 0, 0, everything, std::numeric_limits<float>::infinity());
     EXPECT_FALSE(engine->step().applied);
@@ -101,7 +101,7 @@ uint64_t train(const Setting& setting) {
       ToyModel::micro_step(*engine, setting.same_gradients ? 0 : comm.rank(), 0, step);
       EXPECT_TRUE(engine->step().applied);
     }
-    const uint64_t after = engine->parameter_hash();
+    const uint64_t after = engine->states().parameter_hash();
     EXPECT_NE(after, before);
     if (comm.rank() == 0) hash = after;
   });
@@ -207,7 +207,7 @@ TEST_P(EveryOptimizer, PaddingLeavesNoTrace) {
         engine->end_micro_step();
         EXPECT_EQ(engine->step().applied, step > 0);
       }
-      hash = engine->parameter_hash();
+      hash = engine->states().parameter_hash();
     });
     return hash;
   };

@@ -74,8 +74,8 @@ Outcome train(const Config& config, const Micro& micro, int64_t steps = 4, int w
       micro(*engine, comm, step);
       own.results.push_back(engine->step());
     }
-    own.hash = engine->parameter_hash();
-    own.progress = engine->progress();
+    own.hash = engine->states().parameter_hash();
+    own.progress = engine->states().progress();
     const std::lock_guard lock(mutex);
     if (comm.rank() == 0) outcome = own;
   });
@@ -364,8 +364,8 @@ TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
             .synchronize();
         EXPECT_NEAR(std::sqrt(total), 0.5, 1e-4);  // clipped
       }
-      EXPECT_TRUE(engine->state_specs(0).empty());
-      const uint64_t hash = engine->parameter_hash();
+      EXPECT_TRUE(engine->states().state_specs(0).empty());
+      const uint64_t hash = engine->states().parameter_hash();
       const std::lock_guard lock(mutex);
       if (comm.rank() == 0) hashes.push_back(hash);
     });
@@ -384,7 +384,7 @@ TEST(PrecisionTest, TheLossScalerResumes) {
       engine->step();
     }
     const auto copy = make_engine(config, *device, comm);
-    copy->set_progress(engine->progress());
+    copy->states().set_progress(engine->states().progress());
     EXPECT_EQ(copy->loss_scale(), engine->loss_scale());
     EXPECT_GT(copy->loss_scale(), 16);
   });

@@ -57,7 +57,7 @@ uint64_t train(const Config& config, const Connect& connect) {
       for (int64_t i = 0; i < config.batch.accumulation_steps; ++i) program.micro_step();
       EXPECT_TRUE(engine->step().applied);
     }
-    const uint64_t found = engine->parameter_hash();
+    const uint64_t found = engine->states().parameter_hash();
     const std::lock_guard lock(mutex);
     if (rank == 0) hash = found;
   });

@@ -63,10 +63,10 @@ inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps 
     for (int64_t step = 0; step < steps; ++step) {
       norms.push_back(toy_step(*engine, comm, config, step, step == overflow_at).grad_norm);
     }
-    const uint64_t hash = engine->parameter_hash();
+    const uint64_t hash = engine->states().parameter_hash();
     if (inspect) inspect(*engine, *device, comm);
     const std::lock_guard lock(mutex);
-    if (comm.rank() == 0) outcome = {hash, norms, engine->progress().skipped_steps};
+    if (comm.rank() == 0) outcome = {hash, norms, engine->states().progress().skipped_steps};
   });
   return outcome;
 }

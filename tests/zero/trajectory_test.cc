@@ -78,7 +78,7 @@ Outcome train(const Setting& setting) {
       result = engine->step();
       EXPECT_TRUE(result.applied);
     }
-    const uint64_t hash = engine->parameter_hash();
+    const uint64_t hash = engine->states().parameter_hash();
     std::vector<std::vector<float>> parameters;
     for (ParameterId id = 0; id < static_cast<ParameterId>(engine->parameters().size()); ++id) {
       const ModuleId module =
@@ -289,7 +289,7 @@ TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
           out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
         }
       });
-      const uint64_t before = engine->parameter_hash();
+      const uint64_t before = engine->states().parameter_hash();
       const ParameterId bad = engine->parameter_id("h.1.bias");
       engine->gather(engine->module_id("h.1"));
       const GradientView view = engine->gradient(bad);
@@ -299,11 +299,11 @@ TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
       engine->release(engine->module_id("h.1"));
       engine->end_micro_step();
       EXPECT_FALSE(engine->step().applied);
-      EXPECT_EQ(engine->progress().step_count, 0);
-      EXPECT_EQ(engine->parameter_hash(), before);
+      EXPECT_EQ(engine->states().progress().step_count, 0);
+      EXPECT_EQ(engine->states().parameter_hash(), before);
       ToyModel::micro_step(*engine, comm.rank(), 0, 0);
       EXPECT_TRUE(engine->step().applied);
-      EXPECT_NE(engine->parameter_hash(), before);
+      EXPECT_NE(engine->states().parameter_hash(), before);
     });
   }
 }

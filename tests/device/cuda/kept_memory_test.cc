@@ -166,10 +166,10 @@ Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, in
     options.device = device;
     const auto comm = make_nccl_communicator(options);
     const auto engine = Engine::create(config, *device, *comm, specs, {ParameterGroup{}});
-    for (const StateInterval& part : engine->state_intervals()) {
+    for (const StateInterval& part : engine->states().state_intervals()) {
       device->fill(device->inline_stream(), part.master, 0.5F);
     }
-    engine->refresh_from_masters();
+    engine->states().refresh_from_masters();
     for (int step = 0; step < 3; ++step) {
       do {
         for (ParameterId id = 0; id < std::ssize(specs); ++id) {

@@ -41,7 +41,7 @@ TEST_F(ReusedMemoryTest, AGatherWaitsForWhoReadsThere) {
       out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
     }
   });
-  engine->use_full_memory([&](int /*bucket*/, size_t nbytes) {
+  engine->hooks().use_full_memory([&](int /*bucket*/, size_t nbytes) {
     EXPECT_LE(nbytes, block.nbytes());
     return Buffer(block.data(), nbytes, [] {});
   });
@@ -108,11 +108,11 @@ TEST_F(ReusedMemoryTest, MastersWrittenOnTheInlineStreamReachEveryRank) {
     });
     // As the bindings do: asynchronous copies on the framework's stream.
     Stream& stream = device->inline_stream();
-    for (const StateInterval& part : engine->state_intervals()) {
+    for (const StateInterval& part : engine->states().state_intervals()) {
       device->fill(stream, part.master, 3.0F);
     }
-    engine->refresh_from_masters();
-    for (const StateInterval& part : engine->state_intervals()) {
+    engine->states().refresh_from_masters();
+    for (const StateInterval& part : engine->states().state_intervals()) {
       std::vector<float> seen(static_cast<size_t>(part.numel));
       device->download(stream, part.master, seen.data());
       stream.synchronize();

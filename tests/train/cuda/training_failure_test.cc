@@ -73,7 +73,7 @@ class TrainingFailureTest : public ::testing::Test {
                                                         /*tf32=*/false, std::move(attention)));
     trainer.initialize();
     trainer.step(0);
-    return trainer.engine().parameter_hash();
+    return trainer.engine().states().parameter_hash();
   }
 
   const TemporaryFolder folder_;

@@ -63,7 +63,7 @@ class TrainingTest : public ::testing::Test {
     trainer.initialize();
     for (int i = 0; i < kSteps; ++i) trajectory.losses.push_back(trainer.step(0).report.loss);
     trajectory.losses.push_back(trainer.evaluate());
-    trajectory.hash = trainer.engine().parameter_hash();
+    trajectory.hash = trainer.engine().states().parameter_hash();
     return trajectory;
   }
 

@@ -131,7 +131,7 @@ uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& s
     for (int micro = 0; micro < 2; ++micro) program.micro_step();
     engine->step();
   }
-  return engine->parameter_hash();
+  return engine->states().parameter_hash();
 }
 
 class BrokenDeviceTest : public testing::FakeCudaTest {};

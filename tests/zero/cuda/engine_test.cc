@@ -110,7 +110,7 @@ void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t
 // plan, which is rank 0's, says. (Collectives through the host pin memory of their own.)
 void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPlan& plan) {
   int64_t sharded = 0;
-  engine.visit_states(StateAccess::shape, [&](const StateInterval& part) {
+  engine.states().visit_states(StateAccess::shape, [&](const StateInterval& part) {
     if (engine.is_sharded(part.parameter)) sharded += static_cast<int64_t>(part.param.nbytes());
   });
   EXPECT_GT(sharded, 0);
@@ -145,7 +145,7 @@ uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
         *engine, device,
         plan_memory(config_of(setting), testing::toy_specs(), comm.world_size(), false));
   }
-  return engine->parameter_hash();
+  return engine->states().parameter_hash();
 }
 
 uint64_t train(const Setting& setting, Where where) {

@@ -56,7 +56,7 @@ class FailedGatherMemoryTest : public testing::FakeCudaTest {
     comm_ = make_nccl_communicator({.device = device_});
     engine_ = Engine::create(config_of(prefetch), *device_, *comm_, specs(), ToyModel::groups());
     fill_with_ids(*engine_);
-    engine_->use_full_memory([this](int /*bucket*/, size_t nbytes) {
+    engine_->hooks().use_full_memory([this](int /*bucket*/, size_t nbytes) {
       if (++requests_ == refused_) throw DeviceError("out of memory");
       return device_->allocate(nbytes, MemoryCategory::buckets);
     });

@@ -75,7 +75,7 @@ Outcome train(const Setting& setting, Where where) {
       if (step >= kFirst) all.arrive_and_wait();
       EXPECT_TRUE(engine->step().applied);
     }
-    const uint64_t hash = engine->parameter_hash();
+    const uint64_t hash = engine->states().parameter_hash();
     const std::lock_guard lock(mutex);
     outcome.hash = hash;
   });

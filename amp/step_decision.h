@@ -1,0 +1,49 @@
+#pragma once
+
+#include <optional>
+
+#include "zerorun/config.h"
+#include "zerorun/engine.h"
+#include "zerorun/loss_scaler.h"
+
+namespace zerorun {
+
+// The factor that brings a gradient of global L2 norm `norm` to at most `max_norm`; 1 when
+// `max_norm` is 0 (clipping off). As torch.nn.utils.clip_grad_norm_, whose 1e-6 keeps it finite; a
+// norm that is not a number stays visible as such.
+double clip_factor(double norm, double max_norm);
+
+struct StepDecision {
+  StepResult result;
+  float grad_scale = 1.0F;  // multiplies the reduced gradient: average, loss scale and clipping
+  bool exhausted = false;   // the gradient overflowed, and the loss scale cannot become smaller
+};
+
+// Decides once per step whether the reduced gradient is applied, what it is multiplied with, and
+// which loss scale comes next. Without device or collective: ranks that agree on the gradient's
+// norm decide alike.
+class StepDecider {
+ public:
+  // `average` turns a sum over ranks and micro-steps into their average.
+  StepDecider(const Config& config, double average);
+
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
+  // The factor that turns a reduced gradient into the average of unscaled gradients.
+  double average() const { return average_ / loss_scale(); }
+  // `norm` and `finite`: of the sum over ranks and micro-steps, which is still scaled.
+  StepDecision decide(double norm, bool finite);
+  // The next overflow exhausts the loss scale.
+  bool next_overflow_is_fatal() const { return scaler_ && scaler_->at_minimum(); }
+
+  // `state` as EngineProgress::loss_scaler; nullopt leaves the scaler as it is.
+  std::optional<LossScalerState> scaler_state() const;
+  void load_scaler_state(const std::optional<LossScalerState>& state);
+
+ private:
+  const double max_norm_;
+  const double average_;
+  const bool check_overflow_;
+  std::optional<LossScaler> scaler_;  // fp16 only
+};
+
+}  // namespace zerorun

@@ -1,0 +1,103 @@
+#include "amp/step_decision.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/paths.h"
+
+namespace zerorun {
+namespace {
+
+TEST(ClipFactor, MatchesTorch) {
+  std::ifstream file(test_paths::tests() + "/optim/data/adam_golden.json");
+  const nlohmann::json golden = nlohmann::json::parse(file);
+  ASSERT_FALSE(golden["clip"].empty());
+  for (const auto& run : golden["clip"]) {
+    const double factor = run["factor"];
+    EXPECT_NEAR(clip_factor(run["norm"], run["max_norm"]), factor, 1e-14 * factor);
+  }
+}
+
+TEST(ClipFactor, IsOneWhenOffOrSmallEnough) {
+  EXPECT_EQ(clip_factor(1e30, 0.0), 1.0);
+  EXPECT_EQ(clip_factor(0.0, 1.0), 1.0);
+  EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
+}
+
+TEST(ClipFactor, NeverExceedsOneAndNeverRaisesTheNorm) {
+  for (double norm = 1e-9; norm < 1e9; norm *= 3) {
+    const double factor = clip_factor(norm, 2.0);
+    EXPECT_GT(factor, 0.0);
+    EXPECT_LE(factor, 1.0);
+    EXPECT_LE(norm * factor, 2.0);
+  }
+}
+
+TEST(ClipFactor, KeepsInfinityAndNanVisible) {
+  EXPECT_EQ(clip_factor(std::numeric_limits<double>::infinity(), 1.0), 0.0);
+  EXPECT_TRUE(std::isnan(clip_factor(std::numeric_limits<double>::quiet_NaN(), 1.0)));
+}
+
+Config config_of(DType dtype) {
+  Config config;
+  config.precision.param_dtype = dtype;
+  config.precision.loss_scaler = {
+      .initial_scale_power = 3, .window = 1, .hysteresis = 1, .min_scale = 4};
+  config.gradient_clipping = 2.0;
+  return config;
+}
+
+TEST(StepDecision, ScalesByAverageLossScaleAndClippingInOneFactor) {
+  StepDecider decider(config_of(DType::fp16), 0.25);
+  EXPECT_EQ(decider.loss_scale(), 8.0);
+  EXPECT_EQ(decider.average(), 0.25 / 8);
+  const StepDecision decision = decider.decide(320.0, true);  // 10 on average and unscaled
+  EXPECT_TRUE(decision.result.applied);
+  EXPECT_EQ(decision.result.grad_norm, 10.0);
+  EXPECT_EQ(decision.result.loss_scale, 8.0);
+  EXPECT_EQ(decision.result.clip_factor, clip_factor(10.0, 2.0));
+  EXPECT_EQ(decision.grad_scale, static_cast<float>(0.25 / 8 * clip_factor(10.0, 2.0)));
+}
+
+TEST(StepDecision, AnOverflowSkipsTheStepAndHalvesTheScaleDownToTheMinimum) {
+  StepDecider decider(config_of(DType::fp16), 1.0);
+  const StepDecision decision = decider.decide(std::numeric_limits<double>::infinity(), false);
+  EXPECT_FALSE(decision.result.applied);
+  EXPECT_EQ(decision.result.loss_scale, 8.0);  // what the gradients were made with
+  EXPECT_EQ(decision.result.clip_factor, 1.0);
+  EXPECT_FALSE(decision.exhausted);
+  EXPECT_EQ(decider.loss_scale(), 4.0);
+  EXPECT_TRUE(decider.next_overflow_is_fatal());
+  EXPECT_TRUE(decider.decide(1.0, false).exhausted);
+}
+
+TEST(StepDecision, WithoutTheCheckBf16AppliesWhatIsNotFinite) {
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    for (const bool check : {false, true}) {
+      Config config = config_of(dtype);
+      config.precision.check_grad_overflow = check;
+      StepDecider decider(config, 1.0);
+      EXPECT_EQ(decider.loss_scale(), 1.0);
+      EXPECT_FALSE(decider.scaler_state());
+      EXPECT_EQ(decider.decide(1.0, false).result.applied, dtype == DType::bf16 && !check);
+      EXPECT_FALSE(decider.next_overflow_is_fatal());
+    }
+  }
+}
+
+TEST(StepDecision, ContinuesFromASavedScale) {
+  StepDecider first(config_of(DType::fp16), 1.0);
+  first.decide(1.0, false);
+  StepDecider second(config_of(DType::fp16), 1.0);
+  second.load_scaler_state(first.scaler_state());
+  EXPECT_EQ(second.loss_scale(), 4.0);
+  second.load_scaler_state(std::nullopt);
+  EXPECT_EQ(second.loss_scale(), 4.0);
+}
+
+}  // namespace
+}  // namespace zerorun

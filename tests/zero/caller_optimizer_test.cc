@@ -1,0 +1,94 @@
+// Steps whose optimizer is the caller's, and masters that are written between steps.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/harness.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/engine.h"
+#include "zerorun/error.h"
+
+namespace zerorun::caller_optimizer {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using testing::ToyModel;
+
+Config config_of(int stage, const std::string& optimizer) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = stage;
+  config.optimizer.type = optimizer;
+  return config;
+}
+
+void descend(std::span<const StateInterval> parts) {
+  for (const StateInterval& part : parts) {
+    for (int64_t i = 0; i < part.numel; ++i) {
+      part.master.as<float>()[i] -= 0.01F * part.grad.as<float>()[i];
+    }
+  }
+}
+
+TEST(CallerOptimizer, AnErrorOnOneRankIsAnErrorOnAllAndTheStepDoesNotCount) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_ranks(
+        2,
+        [&](Communicator& comm) {
+          const auto device = make_cpu_device();
+          const auto engine =
+              Engine::create(config_of(stage, std::string(kExternalOptimizer)), *device, comm,
+                             testing::toy_specs(), ToyModel::groups());
+          testing::toy_initialize(*engine);
+          const auto step = [&](const Engine::ShardUpdate& update) {
+            ToyModel::micro_step(*engine, comm.rank(), 0, 0);
+            engine->step(update);
+          };
+          const auto fail_on_rank_1 = [&](std::span<const StateInterval> /*parts*/) {
+            if (comm.rank() == 1) throw std::out_of_range("no state for this shard");
+          };
+          if (comm.rank() == 1) {
+            EXPECT_THROW(step(fail_on_rank_1), std::out_of_range);  // its own error, as it was
+          } else {
+            EXPECT_THAT(
+                [&] { step(fail_on_rank_1); },
+                ::testing::ThrowsMessage<Error>(HasSubstr("rank 1 of 2: no state for this shard")));
+          }
+          EXPECT_EQ(engine->states().progress().step_count, 0);
+          step(descend);
+          EXPECT_EQ(engine->states().progress().step_count, 1);
+          engine->states().parameter_hash();  // throws when replicas differ
+        },
+        std::chrono::seconds(10));
+  }
+}
+
+// Elements that all_gather moves to refresh the parameters, in units of the model's size.
+double gathered_by_refresh(const std::string& optimizer) {
+  double gathered = 0;
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const std::vector<ParameterSpec> specs = {{"w", {1 << 20}, "m"}};
+    const auto engine =
+        Engine::create(config_of(0, optimizer), *device, comm, specs, {ParameterGroup{}});
+    testing::toy_initialize(*engine);
+    const CommStats before = comm.stats();
+    engine->states().refresh_from_masters();
+    const int64_t elements =
+        comm.stats()[Collective::all_gather].elements - before[Collective::all_gather].elements;
+    if (comm.rank() == 0) gathered = static_cast<double>(elements) / (1 << 20);
+  });
+  return gathered;
+}
+
+TEST(CallerOptimizer, ARefreshAtStage0GathersNothingTwice) {
+  EXPECT_EQ(gathered_by_refresh("AdamW"), 3);  // master and states; parameters are cast from it
+  EXPECT_EQ(gathered_by_refresh(std::string(kExternalOptimizer)), 1);  // parameters
+}
+
+}  // namespace
+}  // namespace zerorun::caller_optimizer
