@@ -136,13 +136,14 @@ void Save::commit_on_rank_0() {
     write_text(temporary_ / kManifestName, encode_manifest(manifest_));
     sync_folder(temporary_);
     // Before the checkpoint takes its place: from then on nothing needs space on the disk.
-    write_text(temporary_latest_, tag_ + "\n");
+    if (options_.update_latest) write_text(temporary_latest_, tag_ + "\n");
     if (path_exists(directory_ / tag_)) {
       replace_tag();
     } else {
       rename_path(temporary_, directory_ / tag_);
     }
     sync_folder(directory_);
+    if (!options_.update_latest) return;
     rename_path(temporary_latest_, directory_ / kLatestName);
     sync_folder(directory_);
   } catch (const IoError& error) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the rules that keep the layers apart; see ARCHITECTURE.md, "Layers".
 
-Rules go by folder. There is no list of exceptions: code that needs one is in the wrong folder.
+Rules go by folder, and inside the Python package by module (python_imports.py). There is no list of
+exceptions: code that needs one is in the wrong folder.
 """
 
 import re
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpp_text import cpp_files, without_comments, without_literals
+from python_imports import check_imports
 
 # A directory may include itself and those on lines above its own.
 LAYERS = [
@@ -136,7 +138,8 @@ def check_file(root: Path, path: Path) -> list[str]:
 
 def check(root: Path) -> list[str]:
     directories = [name for names in LAYERS for name in names]
-    return [p for path in cpp_files(root, directories) for p in check_file(root, path)]
+    problems = [p for path in cpp_files(root, directories) for p in check_file(root, path)]
+    return problems + check_imports(root)
 
 
 def main() -> int:

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Checks the size budgets: 400 lines a file, 60 a function, 15 data members a class.
 
+Data members of a Python class are the attributes that its methods assign on `self`, and the
+annotated names of its body.
+
 A comment `size: <reason>` in the first five lines of a file, or on the line that begins a function
 or class or the line above it, lifts that one limit.
 """
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -77,6 +81,34 @@ def member_counts(text: str) -> Iterator[tuple[int, str, int]]:
         yield code.count("\n", 0, match.start()) + 1, match[1], count
 
 
+def python_member_counts(text: str) -> Iterator[tuple[int, str, int]]:
+    """(line, name, data members) of each class."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        members = {
+            item.target.id
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.args.args:
+                members |= assigned_on(method.args.args[0].arg, method)
+        yield node.lineno, node.name, len(members)
+
+
+def assigned_on(name: str, method: ast.AST) -> set[str]:
+    """Attributes of the variable `name` that a method assigns."""
+    return {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    }
+
+
 def check_file(path: Path, name: str) -> list[str]:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -91,8 +123,9 @@ def check_file(path: Path, name: str) -> list[str]:
                     f"{name}:{function.start_line}: {function.name} has {length} lines; "
                     f"a function has at most {MAX_FUNCTION_LINES}"
                 )
-    if path.suffix in CPP_SUFFIXES:
-        for line, class_name, count in member_counts(text):
+    if path.suffix in CPP_SUFFIXES | {".py"}:
+        count_members = python_member_counts if path.suffix == ".py" else member_counts
+        for line, class_name, count in count_members(text):
             if count > MAX_MEMBERS and not excused(lines, line):
                 problems.append(
                     f"{name}:{line}: {class_name} has {count} data members; "

@@ -18,6 +18,7 @@ struct SaveOptions {
   std::string tag;           // default "step<N>"
   std::string client_state;  // JSON text, at most 64 MiB, that load_checkpoint gives back unchanged
   bool exclude_frozen = false;  // frozen parameters are not saved; a load leaves them as they are
+  bool update_latest = true;    // false: `latest` stays, so only a load that names the tag finds it
 };
 
 struct LoadedCheckpoint {

@@ -54,13 +54,18 @@ void register_checkpoint(py::module_& m) {
   m.def(
       "save_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
-         const std::string& client_state, bool exclude_frozen) {
+         const std::string& client_state, bool exclude_frozen, bool update_latest) {
         unlocked(engine, [&](Engine& core) {
           save_checkpoint(core.states(), *engine.owner()->comm,
-                          {directory, tag, client_state, exclude_frozen});
+                          {.directory = directory,
+                           .tag = tag,
+                           .client_state = client_state,
+                           .exclude_frozen = exclude_frozen,
+                           .update_latest = update_latest});
         });
       },
       "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
+      "update_latest"_a = true,
       "Collective. An earlier checkpoint stays loadable until this one is complete.");
   m.def(
       "load_checkpoint",

@@ -17,10 +17,7 @@ void ParameterSwitch::acquire() {
       const py::gil_scoped_release release;
       engine.gather(module_);
     }
-    for (const Entry& entry : entries_) {
-      entry.parameter.attr("data") = entry.full;
-      entry.parameter.attr("ds_status") = available_status_;
-    }
+    for (const Entry& entry : entries_) entry.parameter.attr("data") = entry.full;
   }
   ++holders_;  // after all that can fail
 }
@@ -28,10 +25,7 @@ void ParameterSwitch::acquire() {
 void ParameterSwitch::release() {
   ZR_CHECK(holders_ > 0, "module {} released more often than acquired", module_);
   if (--holders_ > 0) return;
-  for (const Entry& entry : entries_) {
-    entry.parameter.attr("data") = entry.empty;
-    entry.parameter.attr("ds_status") = unavailable_status_;
-  }
+  for (const Entry& entry : entries_) entry.parameter.attr("data") = entry.empty;
   Engine& engine = owner_->enter();
   const py::gil_scoped_release release;
   engine.release(module_);
@@ -41,13 +35,11 @@ void register_parameter_switch(py::module_& m) {
   py::class_<ParameterSwitch>(
       m, "ParameterSwitch",
       "One module's parameters at stage 3: full between acquire and release, else empty.")
-      .def(py::init([](const EngineHandle& engine, const std::string& module, py::object available,
-                       py::object unavailable) {
+      .def(py::init([](const EngineHandle& engine, const std::string& module) {
              return std::make_unique<ParameterSwitch>(engine.owner(),
-                                                      engine.engine().module_id(module),
-                                                      std::move(available), std::move(unavailable));
+                                                      engine.engine().module_id(module));
            }),
-           "engine"_a, "module"_a, "available"_a, "unavailable"_a)
+           "engine"_a, "module"_a)
       .def("add", &ParameterSwitch::add, "parameter"_a, "full"_a, "empty"_a,
            "A parameter with the two values of its `.data`.")
       .def("acquire", &ParameterSwitch::acquire, "Makes the parameters full; nested calls count.")

@@ -15,13 +15,8 @@ namespace zerorun {
 // stay the same; only what their `.data` points to changes.
 class ParameterSwitch {
  public:
-  // `available` and `unavailable` become the parameters' `ds_status`.
-  ParameterSwitch(std::shared_ptr<EngineOwner> owner, ModuleId module, pybind11::object available,
-                  pybind11::object unavailable)
-      : owner_(std::move(owner)),
-        module_(module),
-        available_status_(std::move(available)),
-        unavailable_status_(std::move(unavailable)) {}
+  ParameterSwitch(std::shared_ptr<EngineOwner> owner, ModuleId module)
+      : owner_(std::move(owner)), module_(module) {}
 
   // `full` views the parameter's full memory, `empty` has no elements.
   void add(pybind11::object parameter, pybind11::object full, pybind11::object empty) {
@@ -40,8 +35,6 @@ class ParameterSwitch {
 
   std::shared_ptr<EngineOwner> owner_;
   const ModuleId module_;
-  pybind11::object available_status_;
-  pybind11::object unavailable_status_;
   std::vector<Entry> entries_;
   int holders_ = 0;
 };

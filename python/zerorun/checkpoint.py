@@ -1,38 +1,43 @@
-"""Saving and loading a ZeroEngine; the bytes on disk are docs/checkpoint_format.md's.
-
-Besides model and optimizer a checkpoint keeps the program's client_state, counters, schedulers,
-hyperparameters and buffers. These are pickled, as in DeepSpeed: load only what you trust.
-"""
+"""Saving and loading a model in training; docs/checkpoint_format.md specifies the bytes on disk."""
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import os
-import secrets
-import shutil
 import warnings
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
-from zerorun import _C, shard_files
+from zerorun import _C, program_state, shard_files
 from zerorun.agreement import all_or_none
+from zerorun.optimizer import ShardOptimizer
+from zerorun.shards import Shards
 
-if TYPE_CHECKING:
-    from zerorun.engine import ZeroEngine
-
-__all__ = ["decode_payload", "load", "save"]
+__all__ = ["Training", "load", "save"]
 
 _LATEST = "latest"
 
 
-def save(
-    engine: ZeroEngine,
+@dataclass
+class Training:
+    """The parts of a training that its shards do not hold."""
+
+    module: nn.Module
+    optimizer: ShardOptimizer | None
+    lr_scheduler: Any
+    global_steps: int
+    micro_steps: int
+
+
+def save(  # noqa: PLR0913 - the options of the engine's method
+    shards: Shards,
+    training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
     client_state: dict[str, Any] | None,
+    *,
     save_latest: bool,
     exclude_frozen: bool,
 ) -> str:
@@ -41,93 +46,60 @@ def save(
     Raises CheckpointError, ConfigError or IoError on every rank.
     """
     folder = os.fspath(directory)
-    name = f"global_step{engine.global_steps}" if tag in (None, "") else str(tag)
-    with all_or_none(engine.communicator, "save_checkpoint"):
-        payload = _payload(engine, client_state)
-        text = _encode(payload)
-    if engine.optimizer is not None and engine.optimizer.rule.external:
-        payload["shard_files"] = shard_files.save(engine, folder, name)
-        text = _encode(payload)
-    write = _save_core if save_latest else _save_core_aside
+    name = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
+    with all_or_none(shards.communicator, "save_checkpoint"):
+        data = _data(shards, training)
+        objects = program_state.encode_objects(_objects(training, client_state))
+    record: shard_files.Record | None = None
+    if shards.torch_states is not None:
+        record = data["shard_files"] = shard_files.save(shards, folder, name)
+    text = program_state.encode(data, objects)
     try:
-        write(engine, folder, name, text, exclude_frozen)
+        _C.save_checkpoint(shards.core, folder, name, text, exclude_frozen, save_latest)
     except Exception:
-        if payload["shard_files"] is not None:
-            shard_files.discard(engine, folder, payload["shard_files"])
+        if record is not None:
+            shard_files.discard(shards, folder, record)
         raise
-    with all_or_none(engine.communicator, "save_checkpoint"):
-        if engine.communicator.rank == 0:
-            shard_files.remove_stale(folder, name, payload["shard_files"])
+    with all_or_none(shards.communicator, "save_checkpoint"):
+        if shards.communicator.rank == 0:
+            shard_files.remove_stale(folder, name, record)
     return name
 
 
-def _payload(engine: ZeroEngine, client_state: dict[str, Any] | None) -> dict[str, Any]:
-    optimizer, scheduler = engine.optimizer, engine.lr_scheduler
+def _data(shards: Shards, training: Training) -> dict[str, Any]:
+    """The part of plain values and tensors, which is read without running code."""
     return {
-        "client_state": client_state or {},
-        "counters": {"global_steps": engine.global_steps, "micro_steps": engine.micro_steps},
-        "buffers": _buffers(engine.module),
-        "optimizer": _optimizer_name(engine),
-        "param_groups": None if optimizer is None else optimizer.state_dict()["param_groups"],
-        "lr_scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
+        "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
+        "buffers": _buffers(training.module),
+        "optimizer": _optimizer_name(shards, training.optimizer),
         "shard_files": None,
     }
 
 
-def _optimizer_name(engine: ZeroEngine) -> str | None:
-    """What has to be the same for its states to be understood."""
-    optimizer = engine.optimizer
+def _objects(training: Training, client_state: dict[str, Any] | None) -> dict[str, Any]:
+    """The part that may hold objects of any class."""
+    optimizer, scheduler = training.optimizer, training.lr_scheduler
+    return {
+        "client_state": client_state or {},
+        "param_groups": None if optimizer is None else optimizer.state_dict()["param_groups"],
+        "lr_scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
+    }
+
+
+def _optimizer_name(shards: Shards, optimizer: ShardOptimizer | None) -> str | None:
+    """A name that two optimizers share when each understands the other's states."""
     if optimizer is None:
         return None
-    if optimizer.rule.external:
+    if shards.external:
         return f"{type(optimizer.optimizer).__name__} of PyTorch"
-    rule = optimizer.rule.name or engine.settings.optimizer.type
+    rule = shards.settings.optimizer.type
     # Adam and AdamW keep the same states.
     return f"zerorun's {'Adam' if rule == 'AdamW' else rule}"
 
 
-def _save_core(engine: ZeroEngine, folder: str, tag: str, payload: str, frozen: bool) -> None:
-    _C.save_checkpoint(engine.core, folder, tag, payload, frozen)
-
-
-def _save_core_aside(engine: ZeroEngine, folder: str, tag: str, payload: str, frozen: bool) -> None:
-    """Without a touch to `latest`: in a folder aside, from which the tag moves to its place.
-
-    A tag that exists is there through a link, and replaced as every tag is. The folder's name is
-    that of an unfinished save, which the next save removes should this one die.
-    """
-    number = torch.tensor([secrets.randbits(62)])
-    engine.communicator.broadcast(number, 0, "name of the folder aside")
-    aside = os.path.join(folder, f".{tag}.tmp-{number.item():016x}")
-    final, made = os.path.join(folder, tag), os.path.join(aside, tag)
-    is_rank_0 = engine.communicator.rank == 0
-    try:
-        with all_or_none(engine.communicator, "save_checkpoint"):
-            if is_rank_0:
-                os.makedirs(folder, exist_ok=True)
-                os.mkdir(aside)
-                if os.path.lexists(final):
-                    os.symlink(os.path.join("..", tag), made)
-        _save_core(engine, aside, tag, payload, frozen)
-        with all_or_none(engine.communicator, "save_checkpoint"):
-            if is_rank_0 and not os.path.islink(made):
-                os.rename(made, final)
-                _sync(folder)
-    finally:
-        if is_rank_0:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def load(
-    engine: ZeroEngine,
+def load(  # noqa: PLR0913 - likewise
+    shards: Shards,
+    training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
     *,
@@ -137,56 +109,59 @@ def load(
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Collective; (path, client_state), or (None, None) when there is no checkpoint.
 
-    What is damaged or does not fit is a CheckpointError on every rank, and nothing has changed.
+    Updates the counters of `training`. A checkpoint that is damaged or does not fit is a
+    CheckpointError on every rank, and nothing has changed. Unpickles the client_state and the
+    scheduler's state, which can run code.
     """
     folder = os.fspath(directory)
     if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
         warnings.warn(f"no file '{_LATEST}' in {folder}: no checkpoint was loaded", stacklevel=3)
         return None, None
     name = "" if tag is None else str(tag)
-    optimizer = engine.optimizer
-    wants_states = optimizer is not None and optimizer_states
-    pieces: shard_files.Pieces = {}
-    with all_or_none(engine.communicator, "load_checkpoint"):
-        payload = decode_payload(_C.SavedModel(folder, name).client_state)
-        if wants_states:
-            _check_optimizer(engine, payload, folder)
-            if optimizer.rule.external:
-                shard_files.verify(engine, folder, payload["shard_files"])
-    if wants_states and optimizer.rule.external:
-        with all_or_none(engine.communicator, "load_checkpoint"):
-            pieces = shard_files.read(engine, folder, payload["shard_files"], strict)
-    loaded = _C.load_checkpoint(engine.core, folder, name, strict)
-    _load_buffers(engine.module, payload.get("buffers", {}))
-    if wants_states:
-        if payload.get("param_groups") is not None:
-            optimizer.load_state_dict({"param_groups": payload["param_groups"]})
-        if optimizer.rule.external:
-            shard_files.restore(engine, pieces)
-    elif optimizer is not None:
-        engine.core.reset_optimizer()
-        engine.core.refresh_from_masters()
-    scheduler = engine.lr_scheduler
-    if (
-        lr_scheduler_states
-        and payload.get("lr_scheduler")
-        and hasattr(scheduler, "load_state_dict")
-    ):
-        scheduler.load_state_dict(payload["lr_scheduler"])
-    counters = payload.get("counters", {})
-    engine.global_steps = counters.get("global_steps", loaded.step)
-    engine.micro_steps = counters.get("micro_steps", 0)
-    return os.path.join(folder, loaded.tag), payload.get("client_state", {})
+    optimizer = training.optimizer if optimizer_states else None
+    chunks: shard_files.Chunks | None = None
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        text = _C.SavedModel(folder, name).client_state
+        data, objects = program_state.decode(text), program_state.decode_objects(text)
+        if optimizer is not None:
+            _check_optimizer(shards, optimizer, data, objects, folder)
+            if shards.external:
+                shard_files.verify(shards, folder, data["shard_files"])
+    if optimizer is not None and shards.external:
+        with all_or_none(shards.communicator, "load_checkpoint"):
+            chunks = shard_files.read(shards, folder, data["shard_files"], strict)
+    loaded = _C.load_checkpoint(shards.core, folder, name, strict)
+    _load_buffers(training.module, data.get("buffers", {}))
+    if optimizer is not None:
+        if objects.get("param_groups") is not None:
+            optimizer.load_state_dict({"param_groups": objects["param_groups"]})
+        if chunks is not None:
+            shard_files.restore(shards, chunks)
+    elif training.optimizer is not None:
+        shards.core.reset_optimizer()
+        shards.core.refresh_from_masters()
+    scheduler, schedule = training.lr_scheduler, objects.get("lr_scheduler")
+    if lr_scheduler_states and schedule and hasattr(scheduler, "load_state_dict"):
+        scheduler.load_state_dict(schedule)
+    counters = data.get("counters", {})
+    training.global_steps = counters.get("global_steps", loaded.step)
+    training.micro_steps = counters.get("micro_steps", 0)
+    return os.path.join(folder, loaded.tag), objects.get("client_state", {})
 
 
-def _check_optimizer(engine: ZeroEngine, payload: dict[str, Any], folder: str) -> None:
-    """That the saved states are this optimizer's; the core compares those of its own rules too."""
-    own, saved = _optimizer_name(engine), payload.get("optimizer")
-    external = engine.optimizer.rule.external
-    if (saved is None and not external) or (
-        saved == own and (not external or payload["shard_files"])
+def _check_optimizer(
+    shards: Shards,
+    optimizer: ShardOptimizer,
+    data: dict[str, Any],
+    objects: dict[str, Any],
+    folder: str,
+) -> None:
+    """Compares the saved optimizer with this one; the core compares the states of its own rules."""
+    own, saved = _optimizer_name(shards, optimizer), data.get("optimizer")
+    if (saved is None and not shards.external) or (
+        saved == own and (not shards.external or data["shard_files"])
     ):
-        groups, present = payload.get("param_groups"), engine.optimizer.param_groups
+        groups, present = objects.get("param_groups"), optimizer.param_groups
         if groups is None or len(groups) == len(present):
             return
         raise _C.CheckpointError(
@@ -199,40 +174,16 @@ def _check_optimizer(engine: ZeroEngine, payload: dict[str, Any], folder: str) -
     )
 
 
-def _encode(payload: dict[str, Any]) -> str:
-    stream = io.BytesIO()
-    try:
-        torch.save(payload, stream)
-    except Exception as error:  # of whatever the program has put there
-        raise _C.ConfigError(
-            f"save_checkpoint: client_state or a scheduler's state cannot be pickled: {error}"
-        ) from error
-    return json.dumps({"torch": base64.b64encode(stream.getvalue()).decode()})
-
-
-def decode_payload(text: str) -> dict[str, Any]:
-    """What save() keeps besides the model. Other programs (the bundled train) save a client state
-    of their own."""
-    state = json.loads(text) if text else {}
-    if "torch" not in state:
-        return {"client_state": state}
-    try:
-        stream = io.BytesIO(base64.b64decode(state["torch"]))
-        return torch.load(stream, map_location="cpu", weights_only=False)
-    except Exception as error:  # a class that is not here, for one
-        raise _C.CheckpointError(f"client_state of the checkpoint: {error}") from error
-
-
-def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict(keep_vars=True)
     return {
         name: value.detach().to("cpu", copy=True)
         for name, value in state.items()
-        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
     }
 
 
-def _load_buffers(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+def _load_buffers(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     present = dict(model.named_buffers())
     for name, value in saved.items():
         if name in present and present[name].shape == value.shape:

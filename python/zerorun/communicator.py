@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from typing import Any
 
-from zerorun import _C
+from zerorun import _C, environment
 
 __all__ = ["duplicate", "world"]
 
@@ -33,9 +32,9 @@ def _connect(timeout_s: float) -> _C.Communicator:
     group = _torch_group()
     if group is not None:
         return _connect_through(group.get_rank(), group.get_world_size(), group, timeout_s)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if environment.meets_at_torchrun():
         # torchrun listens on MASTER_PORT itself, so the ranks meet at its store.
-        from torch.distributed import rendezvous
+        from torch.distributed.rendezvous import rendezvous
 
         store, rank, world_size = next(iter(rendezvous("env://")))
         return _connect_through(rank, world_size, _StoreExchange(store, rank), timeout_s)
@@ -51,7 +50,7 @@ def _torch_group() -> Any:
 
 
 class _StoreExchange:
-    """What of torch.distributed is needed below, on a bare store."""
+    """torch.distributed's broadcast_object_list on a bare store."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank

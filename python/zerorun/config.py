@@ -63,7 +63,7 @@ def _to_json(config: Mapping[str, Any], source: str) -> str:
 
 
 def _to_plain(value: object) -> object:
-    """What JSON has for an object that it does not know itself."""
+    """Converts an object that JSON does not know."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, os.PathLike):

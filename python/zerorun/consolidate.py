@@ -2,7 +2,8 @@
 
     python -m zerorun.consolidate CHECKPOINT OUTPUT [--tag TAG] [--safe_serialization]
 
-Floating-point parameters come out in fp32, from the masters where training kept them.
+Floating-point parameters come out in fp32, from the masters where training kept them. Nothing in
+the checkpoint is unpickled as code: the client_state is not read.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from types import ModuleType
 
 import torch
 
-from zerorun import _C
-from zerorun.checkpoint import decode_payload
+from zerorun import _C, program_state
 from zerorun.model_layout import DTYPES
 
 __all__ = ["fp32_state_dict", "main", "save_fp32_model"]
@@ -43,8 +43,7 @@ def fp32_state_dict(
     for parameter in saved.parameters:
         if parameter.alias_of in state:
             state[parameter.name] = state[parameter.alias_of]
-    payload = decode_payload(saved.client_state)
-    return state | payload.get("buffers", {})
+    return state | program_state.decode(saved.client_state).get("buffers", {})
 
 
 def save_fp32_model(
@@ -115,17 +114,20 @@ def _split(
 
 
 def _without_aliases(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    kept: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
-    return {
-        name: value
-        for name, value in state.items()
-        if value.numel() == 0 or not (value.data_ptr() in seen or seen.add(value.data_ptr()))
-    }
+    for name, value in state.items():
+        if value.numel() == 0 or value.data_ptr() not in seen:
+            kept[name] = value
+        seen.add(value.data_ptr())
+    return kept
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; errors are one line on standard error."""
-    parser = argparse.ArgumentParser(prog="zerorun.consolidate", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="zerorun.consolidate", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("checkpoint", help="folder that save_checkpoint wrote, or one tag of it")
     parser.add_argument("output", help="folder for the model")
     parser.add_argument("-t", "--tag", help="default: what was saved last")

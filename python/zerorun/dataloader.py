@@ -18,9 +18,10 @@ def make_dataloader(
     communicator: _C.Communicator,
     collate_fn: Callable[..., Any] | None = None,
     **options: Any,
-) -> DataLoader:
+) -> DataLoader[Any]:
     """Shuffled, a different part on every rank; call ``loader.sampler.set_epoch`` each epoch."""
-    sampler = DistributedSampler(dataset, communicator.world_size, communicator.rank)
+    ranks = communicator.world_size
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, ranks, communicator.rank)
     return DataLoader(
         dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn, **options
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, environment
+from zerorun.partition import partition_of
 
 __all__ = [
     "gpu_of",
@@ -26,7 +26,8 @@ _CPU = torch.device("cpu")
 
 @functools.cache
 def _why_no_gpu() -> str:
-    """Empty where there is one. The launcher hides all GPUs from CPU ranks."""
+    """The reason to train on the CPU; empty where there is a GPU. The launcher hides all GPUs from
+    CPU ranks."""
     if not torch.cuda.is_available():
         return "PyTorch sees no GPU"
     why = _C.why_no_cuda()
@@ -36,17 +37,16 @@ def _why_no_gpu() -> str:
 
 
 def local_device() -> torch.device:
-    """This rank's: the GPU of LOCAL_RANK, without that variable PyTorch's current one.
+    """The device of this rank: the GPU of LOCAL_RANK, without that variable PyTorch's current one.
 
     Raises ConfigError when there are more ranks than GPUs.
     """
     if _why_no_gpu():
         return _CPU
-    local_rank = os.environ.get("LOCAL_RANK")
-    if local_rank is None:
+    index, count = environment.local_rank(), torch.cuda.device_count()
+    if index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    index, count = int(local_rank), torch.cuda.device_count()
-    if index >= count and os.environ.get("ZERORUN_SHARE_GPUS", "") in {"", "0"}:
+    if index >= count and not environment.may_share_gpus():
         raise _C.ConfigError(
             f"LOCAL_RANK={index}, but PyTorch sees {count} GPU(s): start at most one rank per GPU, "
             "or set ZERORUN_SHARE_GPUS=1 to let ranks share them"
@@ -55,7 +55,7 @@ def local_device() -> torch.device:
 
 
 def gpu_of(device: torch.device) -> _C.Gpu | None:
-    """What an engine needs of a GPU, which becomes PyTorch's current one; None for the CPU."""
+    """A GPU as an engine takes it, which becomes PyTorch's current one; None for the CPU."""
     if device == _CPU:
         return None
     make_current(device)
@@ -68,13 +68,13 @@ def gpu_of(device: torch.device) -> _C.Gpu | None:
 
 
 def make_current(device: torch.device) -> None:
-    """PyTorch's own collectives and allocations without a device go there from now on."""
+    """Makes `device` the one that PyTorch's collectives and allocations use by default."""
     if device != _CPU:
         torch.cuda.set_device(device)
 
 
 def shared_device(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.device | None:
-    """Where all parameters are; None without any.
+    """The device that all parameters are on; None without any.
 
     Raises ConfigError naming one that is on another device than the rest, or where this rank
     cannot train. Those of zero.Init are where this rank trains, and those on the meta device
@@ -82,7 +82,7 @@ def shared_device(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.devic
     """
     found: dict[torch.device, str] = {}
     for name, parameter in parameters:
-        if not parameter.is_meta and not hasattr(parameter, "_zerorun_partition"):
+        if not parameter.is_meta and partition_of(parameter) is None:
             found.setdefault(parameter.device, name)
     if not found:
         return None
@@ -104,7 +104,7 @@ def shared_device(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.devic
 
 
 def move_model(model: nn.Module) -> torch.device:
-    """Moves a model from the CPU to where this rank trains, as DeepSpeed does; returns that.
+    """Moves a model from the CPU to this rank's device, as DeepSpeed does; returns the device.
 
     Raises ConfigError as shared_device().
     """
@@ -117,6 +117,6 @@ def move_model(model: nn.Module) -> torch.device:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """What PyTorch keeps of the model as it was goes to where the engine can have it."""
+    """Frees the memory that PyTorch still caches from the model as it was, for the engine."""
     if device != _CPU:
         torch.cuda.empty_cache()

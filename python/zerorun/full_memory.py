@@ -1,4 +1,4 @@
-"""Where the full parameters of a stage-3 engine lie while they are gathered."""
+"""The memory of a stage-3 engine's full parameters while they are gathered."""
 
 from __future__ import annotations
 

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.zero.partition import partition_of
-
-if TYPE_CHECKING:
-    from zerorun.engine import ZeroEngine
+from zerorun.partition import partition_of
 
 __all__ = ["full_state_dict", "save_full_state"]
 
 
 def full_state_dict(
-    engine: ZeroEngine, exclude_frozen: bool = False
+    model: nn.Module, communicator: _C.Communicator, exclude_frozen: bool = False
 ) -> dict[str, torch.Tensor] | None:
     """The model's state dict in its own dtype, copied to rank 0's host memory; None on the others.
 
     Collective. Parameters are gathered one unit at a time. Tied parameters share their copy.
     """
-    keep = engine.communicator.rank == 0
+    keep = communicator.rank == 0
     state: dict[str, torch.Tensor] = {}
     copies: dict[nn.Parameter, torch.Tensor] = {}
-    for name, value in engine.module.state_dict(keep_vars=True).items():
+    for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, nn.Parameter):
             if exclude_frozen and not value.requires_grad:
                 continue
@@ -38,7 +36,7 @@ def full_state_dict(
                 state[name] = copies[value]
         elif keep:
             state[name] = _on_host(value) if isinstance(value, torch.Tensor) else value
-    engine.communicator.barrier("full state dict")
+    communicator.barrier("full state dict")
     return state if keep else None
 
 
@@ -58,7 +56,8 @@ def _copy(parameter: nn.Parameter, keep: bool) -> Any:
 
 
 def save_full_state(
-    engine: ZeroEngine,
+    model: nn.Module,
+    communicator: _C.Communicator,
     directory: str | os.PathLike[str],
     filename: str,
     exclude_frozen: bool = False,
@@ -67,8 +66,8 @@ def save_full_state(
 
     The file is complete or not there. Raises IoError on every rank.
     """
-    state = full_state_dict(engine, exclude_frozen)
-    with all_or_none(engine.communicator, "saving the model"):
+    state = full_state_dict(model, communicator, exclude_frozen)
+    with all_or_none(communicator, "saving the model"):
         if state is not None:
             os.makedirs(directory, exist_ok=True)
             _write(state, os.path.join(directory, filename))

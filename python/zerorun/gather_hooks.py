@@ -3,7 +3,7 @@
 A unit is acquired before its module's forward and released after it. For backward, a hook on the
 module's outputs acquires it again, and a hook on its inputs releases it: autograd runs the newest
 node first, so when the gradient of an input reaches the node that made it, all nodes of the module
-are done. What no input ends (embeddings) is released at the end of backward.
+are done. A unit that no input ends (embeddings) is released at the end of backward.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.external import external_parameters
 from zerorun.full_memory import BucketMemory, full_parameters
 from zerorun.model_layout import ModelLayout
 from zerorun.units import Unit
-from zerorun.zero.external import external_parameters
-from zerorun.zero.partition import ZeroParamStatus
 
 __all__ = ["GatherHooks", "SharedUnit"]
 
@@ -53,17 +52,20 @@ class SharedUnit:
         self.parameters = unit.parameters
         self.full = {parameter: full[parameter] for parameter in unit.parameters}
         self.forwards = 0  # calls of forward that hold it
-        status = ZeroParamStatus
-        self._switch = _C.ParameterSwitch(core, unit.name, status.AVAILABLE, status.NOT_AVAILABLE)
+        self._switch = _C.ParameterSwitch(core, unit.name)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
-        self.sharded = False  # else it stays gathered: all of it is small
+        sharded = {p: core.is_sharded(layout.ids[p]) for p in unit.parameters}
+        self._always_full = [p for p in unit.parameters if not sharded[p]]  # they are small
+        self.sharded = any(sharded.values())
         for parameter, values in self.full.items():
-            if core.is_sharded(layout.ids[parameter]):
+            if sharded[parameter]:
                 self._switch.add(parameter, values, values.new_empty(0))
-                self.sharded = True
-            else:
-                parameter.data = values
+
+    def place(self) -> None:
+        """Points the parameters at the engine's memory; from here on they come and go."""
+        for parameter in self._always_full:
+            parameter.data = self.full[parameter]
         self.acquire()
         self.release()
 
@@ -78,7 +80,7 @@ class _Call:
     __slots__ = ("held", "hooks", "units")
 
     def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
-        self.units = units  # from `begin` on, those that it holds
+        self.units = units  # from `begin` on, the acquired ones
         self.hooks = hooks
         self.held: list[SharedUnit] | None = None  # by backward
 
@@ -116,7 +118,7 @@ class _Call:
 
 
 def _no_hook(*_args: Any) -> None:
-    """What a copied or pickled module has in the place of its hook."""
+    """Replaces the hook in a copied or pickled module."""
 
 
 def _make_no_hook() -> Callable[..., None]:
@@ -136,7 +138,7 @@ class _Hook:
         return _make_no_hook, ()
 
 
-class _WatchedParameters(dict):
+class _WatchedParameters(dict[str, Any]):
     """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
     for that forward, without having been registered as external."""
 
@@ -166,20 +168,22 @@ class GatherHooks:
     def __init__(
         self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
     ) -> None:
+        self.core, self.layout = core, layout
         self.memory = BucketMemory(core, device)
         full = full_parameters(core, layout, self.memory)
         self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
         self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
         self._stack: list[_Call | None] = []
-        self._open: dict[_Call, int] = {}  # held by backward -> graph task
+        self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
         self._model = model
         self._watched: set[nn.Module] = set()
-        self._attach(model, {unit.module: unit for unit in layout.units if unit.name})
 
-    def _attach(self, model: nn.Module, blocks: dict[nn.Module, Unit]) -> None:
-        for module in model.modules():
+    def attach(self) -> None:
+        """Puts the hooks on the modules, whose parameters are placed."""
+        blocks = {unit.module: unit for unit in self.layout.units if unit.name}
+        for module in self._model.modules():
             whole = module in blocks
             units: list[SharedUnit] = []
             for parameter in module.parameters(recurse=whole):
@@ -187,7 +191,7 @@ class GatherHooks:
                 if unit is not None and unit.sharded and unit not in units:
                     units.append(unit)
             if whole:
-                # Of the units further inside (experts), forward may use some only.
+                # Forward may skip the units further inside (experts), which have their own hooks.
                 name = blocks[module].name
                 units = [unit for unit in units if not unit.name.startswith(name + ".")]
             # Modules of PyTorch read no parameters but their own.

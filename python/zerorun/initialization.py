@@ -17,6 +17,7 @@ from zerorun.engine import ZeroEngine
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.shards import Shards
 
 __all__ = ["initialize"]
 
@@ -50,10 +51,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
-    if not isinstance(config, str | os.PathLike | Mapping):
-        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
-    raw = config if isinstance(config, Mapping) else None
-    parsed = configuration.parse(config) if raw is not None else configuration.load(config)
+    parsed, given = _parse(config)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
@@ -66,19 +64,32 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         rule = rule_of(basic)
     groups = basic.param_groups if basic is not None else []
     layout = ModelLayout.of(model, groups)
+    dtype = layout.dtype(settings.precision.param_dtype)
+    adapted = _C.adapt_config(
+        settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
+    )
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
-    engine = engine_class(model, layout, settings, batch, own, device)
-    engine.attach(rule, len(groups), layout.dtype(settings.precision.param_dtype))
-    engine.config = dict(raw) if raw is not None else configuration.read(config)
-    if basic is not None:
-        engine.optimizer = engine.optimizer_class(engine, basic, rule)
-    engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
-    if training_data is not None:
-        engine.training_dataloader = make_dataloader(
-            training_data, batch.micro_batch_size, world, collate_fn
-        )
+    with Shards(layout, adapted, own, device, model) as shards:
+        engine = engine_class(model, shards, batch)
+        engine.config = given
+        if basic is not None:
+            engine.optimizer = engine.optimizer_class(engine, shards, basic)
+        engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
+        if training_data is not None:
+            engine.training_dataloader = make_dataloader(
+                training_data, batch.micro_batch_size, world, collate_fn
+            )
     release_cached_memory(device)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
+    """The configuration, checked, and as it was given."""
+    if isinstance(config, Mapping):
+        return configuration.parse(config), dict(config)
+    if isinstance(config, str | os.PathLike):
+        return configuration.load(config), configuration.read(config)
+    raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
 
 
 def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an engine needs to know of a PyTorch model: its parameters, once each, with their groups."""
+"""A PyTorch model as an engine sees it: its parameters, once each, with their groups."""
 
 from __future__ import annotations
 
@@ -42,12 +42,24 @@ class ModelLayout:
     ids: dict[nn.Parameter, int] = field(default_factory=dict)
     trainable: set[nn.Parameter] = field(default_factory=set)  # when the engine was made
     frozen: set[nn.Parameter] = field(default_factory=set)  # likewise
+    group_count: int = 0
 
     @classmethod
     def of(cls, model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> ModelLayout:
         """Raises ConfigError for parameters without data and groups that are not the model's."""
+        layout = cls.of_parameters(model.named_parameters(remove_duplicate=False), groups)
+        layout.units = find_units(model)
+        return layout
+
+    @classmethod
+    def of_parameters(
+        cls,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        groups: Iterable[Mapping[str, Any]],
+    ) -> ModelLayout:
+        """The layout of parameters that belong to no module in particular."""
         layout = cls()
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+        for name, parameter in parameters:
             if not parameter.is_floating_point():
                 continue  # quantized weights stay as they are
             if parameter in layout.names:
@@ -59,11 +71,11 @@ class ModelLayout:
         layout._assign_groups(groups)
         layout.trainable = {p for p in layout.group_of if p.requires_grad}
         layout.frozen = {p for p in layout.names if not p.requires_grad}
-        layout.units = find_units(model)
         return layout
 
     def _assign_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
         for index, group in enumerate(groups):
+            self.group_count = index + 1
             for position, parameter in enumerate(group["params"]):
                 where = f"parameter {position} of optimizer group {index}"
                 if parameter not in self.names:
@@ -96,14 +108,14 @@ class ModelLayout:
     def specs(self) -> list[_C.ParameterSpec]:
         """The engine's list; sets `ids`."""
         unit_of = {p: unit.name for unit in self.units for p in unit.parameters}
-        specs = []
+        specs: list[_C.ParameterSpec] = []
         for parameter, name in self.names.items():
             self.ids[parameter] = len(specs)
             specs.append(
                 _C.ParameterSpec(
                     name,
                     list(self.shapes[parameter]),
-                    unit_of[parameter],
+                    unit_of.get(parameter, ""),
                     self.group_of.get(parameter, 0),
                     self.is_trainable(parameter),
                 )
@@ -140,7 +152,7 @@ class ModelLayout:
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
-    if getattr(parameter, "_zerorun_engine", None) is not None:
+    if getattr(parameter, "_zerorun_shards", None) is not None:
         raise _C.ConfigError(
             f"parameter {name} belongs to an engine already: call that engine's destroy() before "
             "the model gets another"

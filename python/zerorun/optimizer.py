@@ -1,22 +1,21 @@
-"""The optimizer that initialize() returns: torch's interface over the engine's sharded step."""
+"""Optimizers with torch's interface whose step is the core's, on this rank's shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from zerorun import _C
-from zerorun.parameter_memory import tensor_of
+from zerorun.shards import Shards
+from zerorun.torch_states import TorchStates
 
-if TYPE_CHECKING:
-    from zerorun.engine import ZeroEngine
-
-__all__ = ["UpdateRule", "ZeroOptimizer", "rule_of"]
+__all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "rule_of"]
 
 
-# Optimizers whose step is not one of elements.
+# Optimizers whose step does not treat every element alike.
 _WHOLE = {"Adafactor", "LBFGS", "Muon", "SOAP", "Shampoo", "SparseAdam"}
 
 
@@ -24,12 +23,8 @@ class UpdateRule:
     """How an engine updates its shards: a fused rule of the core, or torch's on the shards."""
 
     def __init__(self, name: str | None, hyperparameters: dict[str, Any] | None = None) -> None:
-        self.name = name  # of OptimizerConfig.type; None: as the configuration says
+        self.name = name  # a value of OptimizerConfig.type; None: the configuration's
         self.hyperparameters = hyperparameters or {}
-
-    @property
-    def external(self) -> bool:
-        return self.name == _C.EXTERNAL_OPTIMIZER
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
@@ -59,91 +54,27 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
 
 
-def _is_number(value: Any) -> bool:
-    """A state that is not one per element: a step count, as a tensor or not."""
-    return not isinstance(value, torch.Tensor) or value.dim() == 0
-
-
-def _shard_of(value: Any, shape: torch.Size, part: slice, what: str, shard: torch.Tensor) -> Any:
-    """This rank's part of a state that the optimizer had before it was sharded."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 != len(shape):
-        return value
-    if value.shape != shape:
-        raise _C.ConfigError(
-            f"{what} has shape {tuple(value.shape)}, the parameter {tuple(shape)}: an optimizer "
-            "whose states are not its parameters' shape, or are made from partitioned parameters, "
-            "cannot run on shards"
-        )
-    return value.detach().flatten()[part].to(shard.device, copy=True)
-
-
-class ZeroOptimizer(torch.optim.Optimizer):
-    """Steps a :class:`ZeroEngine`.
+class ShardOptimizer(torch.optim.Optimizer):
+    """Updates a model's shards with the hyperparameters of a torch optimizer.
 
     ``param_groups`` are the very dictionaries of the optimizer that was given (`optimizer`), so
     schedulers made for either of the two change the learning rate of both. ``lr`` and
     ``weight_decay``, ``betas`` or ``momentum``, and ``eps`` are read from them at every step.
     """
 
-    def __init__(self, engine: ZeroEngine, basic: torch.optim.Optimizer, rule: UpdateRule) -> None:
+    def __init__(self, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(basic.param_groups, basic.defaults)
         self.param_groups = basic.param_groups
         self.state = basic.state
         self.optimizer = basic
-        self.rule = rule
         self.overflow = False
-        self.engine = engine
-        self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
-        self._members: list[list[torch.nn.Parameter]] = []  # by group, for an external rule
-        if rule.external:
-            self._shard_groups(engine)
-
-    def _shard_groups(self, engine: ZeroEngine) -> None:
-        """The basic optimizer will step this rank's flat fp32 shards."""
-        layout = engine.layout
-        parameter_of = {index: parameter for parameter, index in layout.ids.items()}
-        self._members = [[] for _ in self.param_groups]
-        before = dict(self.optimizer.state)
-        self.optimizer.state.clear()
-        for interval in engine.core.state_intervals():
-            if interval.grad is None:
-                continue
-            parameter = parameter_of[interval.parameter]
-            shard = torch.nn.Parameter(tensor_of(interval.master))
-            shard.grad = tensor_of(interval.grad)
-            self._shards[interval.parameter, interval.begin] = shard
-            self._members[layout.group_of[parameter]].append(shard)
-            if parameter in before:
-                shape = layout.shapes[parameter]
-                part = slice(interval.begin, interval.begin + interval.numel)
-                self.optimizer.state[shard] = {
-                    key: value
-                    if key == "step"
-                    else _shard_of(value, shape, part, f"{key} of {layout.names[parameter]}", shard)
-                    for key, value in before[parameter].items()
-                }
-
-    def shard_state(self, parameter: int, begin: int) -> dict[str, Any]:
-        """What torch's optimizer keeps of one of this rank's shards."""
-        return self.optimizer.state.get(self._shards[parameter, begin], {})
-
-    def load_shard_state(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
-        shard = self._shards[parameter, begin]
-        self.optimizer.state[shard] = {
-            key: value if _is_number(value) else value.to(shard.device)
-            for key, value in state.items()
-        }
-
-    def detach(self) -> None:
-        """States are gone with the engine."""
-        if self.rule.external:
-            self.optimizer.state.clear()
-            self._shards.clear()
-            self._members.clear()
+        self.shards = shards
+        if shards.external:
+            shards.torch_states = TorchStates(shards.core, shards.layout, basic)
 
     def update(self) -> _C.StepResult:
-        """One step of the engine; :meth:`ZeroEngine.step` calls it."""
-        core = self.engine.core
+        """Updates the parameters from the reduced gradients. Collective."""
+        core, states = self.shards.core, self.shards.torch_states
         for target, group in zip(core.groups(), self.param_groups, strict=True):
             target.lr = float(group["lr"]) if "lr" in group else 0.0
             target.weight_decay = float(group.get("weight_decay", 0.0))
@@ -153,44 +84,21 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 target.beta1 = float(group["momentum"])
             if "eps" in group and isinstance(group["eps"], float):
                 target.eps = group["eps"]
-        result = core.step_with(self._step_shards) if self.rule.external else core.step()
+        result = core.step() if states is None else core.step_with(lambda _: states.step())
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
-        self.optimizer._opt_called = True
+        vars(self.optimizer)["_opt_called"] = True
         return result
-
-    def _step_shards(self, _intervals: list[_C.StateInterval]) -> None:
-        # The shards' gradients view the engine's memory, which holds their new values. Outside of
-        # this step the groups have the model's parameters, which is what programs expect there.
-        given = [group["params"] for group in self.param_groups]
-        try:
-            for group, shards in zip(self.param_groups, self._members, strict=True):
-                group["params"] = shards
-            with torch.enable_grad():
-                self.optimizer.step()
-        finally:
-            for group, params in zip(self.param_groups, given, strict=True):
-                group["params"] = params
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        """The engine's step, which acts at the end of a batch of micro-steps."""
-        if closure is not None:
-            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
-        self.engine.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As :meth:`ZeroEngine.zero_grad`."""
-        self.engine.zero_grad()
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied with before backward; 1 unless parameters are fp16."""
-        return self.engine.core.loss_scale
+        """The factor of the loss before backward; 1 unless parameters are fp16."""
+        return self.shards.core.loss_scale
 
     cur_scale = loss_scale
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if hasattr(self, "engine"):
+        if hasattr(self, "shards"):
             raise _C.ConfigError(
                 "add_param_group after initialize: the parameters are sharded already; make all "
                 "groups before initialize"
@@ -214,3 +122,30 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
         for group, values in zip(self.param_groups, saved, strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
+
+
+class TrainingLoop(Protocol):
+    """The engine of a ZeroOptimizer."""
+
+    module: nn.Module
+
+    def step(self) -> None: ...
+    def zero_grad(self) -> None: ...
+
+
+class ZeroOptimizer(ShardOptimizer):
+    """The optimizer that :func:`zerorun.initialize` returns; it steps a :class:`ZeroEngine`."""
+
+    def __init__(self, engine: TrainingLoop, shards: Shards, basic: torch.optim.Optimizer) -> None:
+        super().__init__(shards, basic)
+        self.engine = engine
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """The engine's step, which acts at the end of a batch of micro-steps."""
+        if closure is not None:
+            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As :meth:`ZeroEngine.zero_grad`."""
+        self.engine.zero_grad()

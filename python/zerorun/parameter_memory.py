@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
 from zerorun import _C
 from zerorun.model_layout import DTYPES, ModelLayout
+from zerorun.partition import partition_of
 
 __all__ = [
     "by_parameter",
@@ -21,13 +23,13 @@ __all__ = [
 ]
 
 
-# Elements that are changed at most before those that rest in files go there.
-_MOST_CHANGED = 1 << 22
+# After so many changed elements, those that are stored in files are written back.
+_MAX_CHANGED = 1 << 22
 
 
 def tensor_of(capsule: object) -> torch.Tensor:
     """The memory behind a DLPack capsule, without a copy."""
-    return torch.from_dlpack(capsule)
+    return from_dlpack(capsule)
 
 
 def full_view(engine: _C.Engine, layout: ModelLayout, parameter: nn.Parameter) -> torch.Tensor:
@@ -46,7 +48,7 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
 
 def _full_values(parameter: nn.Parameter, name: str, communicator: _C.Communicator) -> torch.Tensor:
     """Rank 0's values on all ranks, flat. Collective."""
-    partition = getattr(parameter, "_zerorun_partition", None)
+    partition = partition_of(parameter)
     if partition is not None:
         return partition.gather_full().flatten()
     values = parameter.detach().contiguous().flatten()
@@ -56,15 +58,16 @@ def _full_values(parameter: nn.Parameter, name: str, communicator: _C.Communicat
 
 
 def _to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
-    """Every parameter, to change what this rank holds of it.
+    """Every parameter, for the caller to change this rank's part of it.
 
-    What rests in files goes there in between, so that little of it is in memory. Collective.
+    Changes to parameters that are stored in files are written back in between, so that few of them
+    are in memory at a time. Collective.
     """
     changed = 0
     for parameter in layout.names:
         yield parameter
         changed += layout.shapes[parameter].numel()
-        if changed >= _MOST_CHANGED:
+        if changed >= _MAX_CHANGED:
             engine.accept_changes()
             changed = 0
 
@@ -83,9 +86,8 @@ def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Com
 
 
 def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
-    """New full values of one parameter, into what this rank holds of it and of its master.
-
-    The same on every rank; all see them afterwards. Collective.
+    """Writes new full values of one parameter, the same on every rank, into this rank's part of it
+    and of its master. Collective.
     """
     engine.accept_changes()
     with torch.no_grad():
@@ -100,7 +102,7 @@ def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
 
 
 def masters_from_parameters(engine: _C.Engine, layout: ModelLayout) -> None:
-    """Masters take the values that the parameters have got. Collective."""
+    """Copies the parameters' values into their masters. Collective."""
     with torch.no_grad():
         for parameter in _to_write(engine, layout):
             for interval in engine.state_intervals(layout.ids[parameter]):
@@ -110,7 +112,7 @@ def masters_from_parameters(engine: _C.Engine, layout: ModelLayout) -> None:
 
 
 def cast_buffers(model: nn.Module, dtype: str, communicator: _C.Communicator) -> None:
-    """As DeepSpeed: floating buffers take the parameters' 16-bit dtype, and rank 0's values.
+    """Gives floating-point buffers the parameters' 16-bit dtype and rank 0's values, as DeepSpeed.
 
     Buffers that no state dict holds (rotary frequencies) are constants and keep their precision.
     """

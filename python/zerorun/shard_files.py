@@ -13,18 +13,17 @@ import os
 import re
 import secrets
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any, cast
 
 import torch
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-
-if TYPE_CHECKING:
-    from zerorun.engine import ZeroEngine
+from zerorun.shards import Shards
+from zerorun.torch_states import TorchStates
 
 __all__ = [
-    "Pieces",
+    "Chunks",
     "Record",
     "assemble",
     "discard",
@@ -37,9 +36,9 @@ __all__ = [
 ]
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
-Piece = tuple[int, int, dict[str, Any]]
-Pieces = dict[str, list[Piece]]
-# What the checkpoint keeps: {"folder": name, "files": [(name, bytes, SHA-256), ...]}.
+Chunk = tuple[int, int, dict[str, Any]]
+Chunks = dict[str, list[Chunk]]
+# An entry in the checkpoint: {"folder": name, "files": [(name, bytes, SHA-256), ...]}.
 Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
@@ -47,12 +46,12 @@ _HASH_NBYTES = 32
 _CHUNK_NBYTES = 1 << 20
 
 
-def save(engine: ZeroEngine, directory: str, tag: str) -> Record:
+def save(shards: Shards, directory: str, tag: str) -> Record:
     """Writes this rank's file. Collective; raises on every rank, with nothing left behind."""
-    ranks = engine.communicator
+    ranks = shards.communicator
     number = torch.tensor([secrets.randbits(62)])
     ranks.broadcast(number, 0, "name of the optimizer's files")
-    record = {"folder": f"{_PREFIX}.{tag}.{number.item():x}", "files": []}
+    record: Record = {"folder": f"{_PREFIX}.{tag}.{number.item():x}", "files": []}
     own = torch.zeros(8 + _HASH_NBYTES, dtype=torch.uint8)
     try:
         with all_or_none(ranks, "saving optimizer states"):
@@ -60,16 +59,16 @@ def save(engine: ZeroEngine, directory: str, tag: str) -> Record:
             os.makedirs(directory, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_pieces(engine))
+            size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_chunks(shards))
             own = torch.tensor([*size.to_bytes(8, "big"), *digest], dtype=torch.uint8)
     except Exception:
-        discard(engine, directory, record)
+        discard(shards, directory, record)
         raise
     table = torch.empty(own.numel() * ranks.world_size, dtype=torch.uint8)
     ranks.all_gather(own, table, "sizes and hashes of optimizer states")
     for rank, row in enumerate(table.view(ranks.world_size, -1).tolist()):
-        size, digest = int.from_bytes(row[:8], "big"), bytes(row[8:]).hex()
-        record["files"].append((_name(rank), size, digest))
+        size, text = int.from_bytes(row[:8], "big"), bytes(row[8:]).hex()
+        record["files"].append((_name(rank), size, text))
     return record
 
 
@@ -77,23 +76,29 @@ def _name(rank: int) -> str:
     return f"rank{rank}.pt"
 
 
-def _own_pieces(engine: ZeroEngine) -> list[tuple[str, int, int, dict[str, Any]]]:
-    names = parameter_names(engine)
+def _own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
+    names = parameter_names(shards)
     return [
         (
             names[interval.parameter],
             interval.begin,
             interval.numel,
-            engine.optimizer.shard_state(interval.parameter, interval.begin),
+            _states(shards).get(interval.parameter, interval.begin),
         )
-        for interval in engine.core.state_intervals()
+        for interval in shards.core.state_intervals()
         if interval.grad is not None
     ]
 
 
-def parameter_names(engine: ZeroEngine) -> dict[int, str]:
+def _states(shards: Shards) -> TorchStates:
+    if shards.torch_states is None:
+        raise _C.InternalError("a torch optimizer's states, but there is no such optimizer")
+    return shards.torch_states
+
+
+def parameter_names(shards: Shards) -> dict[int, str]:
     """The core's numbers of the parameters with the model's names."""
-    return {index: engine.layout.names[parameter] for parameter, index in engine.layout.ids.items()}
+    return {index: shards.layout.names[parameter] for parameter, index in shards.layout.ids.items()}
 
 
 class _HashedFile:
@@ -113,35 +118,35 @@ class _HashedFile:
         self._file.flush()
 
 
-def _write(path: str, pieces: list[Any]) -> tuple[int, bytes]:
+def _write(path: str, chunks: list[Any]) -> tuple[int, bytes]:
     with open(path, "wb") as file:
         hashed = _HashedFile(file)
-        torch.save(pieces, hashed)
+        torch.save(chunks, cast("IO[bytes]", hashed))
         file.flush()
         os.fsync(file.fileno())
     return hashed.size, hashed.hash.digest()
 
 
-def discard(engine: ZeroEngine, directory: str, record: Record) -> None:
-    """Takes back a save whose checkpoint did not come to be."""
-    if engine.communicator.rank == 0:
+def discard(shards: Shards, directory: str, record: Record) -> None:
+    """Removes the files of a save whose checkpoint failed."""
+    if shards.communicator.rank == 0:
         shutil.rmtree(os.path.join(directory, record["folder"]), ignore_errors=True)
 
 
 def remove_stale(directory: str, tag: str, current: Record | None) -> None:
-    """Folders of earlier checkpoints of the same tag."""
+    """Removes the folders of earlier checkpoints of the same tag."""
     of_tag = re.compile(rf"{_PREFIX}\.{re.escape(tag)}\.[0-9a-f]+")
     for name in os.listdir(directory):
         if of_tag.fullmatch(name) and (current is None or name != current["folder"]):
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
 
 
-def verify(engine: ZeroEngine, directory: str, record: Record) -> None:
+def verify(shards: Shards, directory: str, record: Record) -> None:
     """Each file is hashed by one rank: all are intact when this succeeds on all ranks.
 
     Raises CheckpointError.
     """
-    rank, world_size = engine.communicator.rank, engine.communicator.world_size
+    rank, world_size = shards.communicator.rank, shards.communicator.world_size
     for index, (name, size, digest) in enumerate(record["files"]):
         path = os.path.join(directory, record["folder"], name)
         try:
@@ -150,28 +155,28 @@ def verify(engine: ZeroEngine, directory: str, record: Record) -> None:
             raise _C.CheckpointError(f"optimizer states: {error}") from error
 
 
-def read(engine: ZeroEngine, directory: str, record: Record, strict: bool) -> Pieces:
-    """What a checkpoint's files hold, after a check that this rank's elements are there.
+def read(shards: Shards, directory: str, record: Record, strict: bool) -> Chunks:
+    """The content of a checkpoint's files, after a check that this rank's elements are there.
 
     Not `strict`: parameters may be missing. The values stay on disk until they are used. Raises
     CheckpointError.
     """
-    pieces: Pieces = {}
+    chunks: Chunks = {}
     for name, *_ in record["files"]:
         path = os.path.join(directory, record["folder"], name)
         try:
             loaded = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
         except Exception as error:  # a state of a class that is not torch's, for one
             raise _C.CheckpointError(f"optimizer states in {path}: {error}") from error
-        for parameter, *piece in loaded:
-            pieces.setdefault(parameter, []).append(tuple(piece))
-    names = parameter_names(engine)
-    for interval in engine.core.state_intervals():
+        for parameter, *chunk in loaded:
+            chunks.setdefault(parameter, []).append(tuple(chunk))
+    names = parameter_names(shards)
+    for interval in shards.core.state_intervals():
         if interval.grad is not None:
             name = names[interval.parameter]
-            if strict or name in pieces:
-                _overlaps(pieces.get(name, []), interval.begin, interval.numel, name)
-    return pieces
+            if strict or name in chunks:
+                _overlaps(chunks.get(name, []), interval.begin, interval.numel, name)
+    return chunks
 
 
 def _check(path: str, size: int, digest: str | None) -> None:
@@ -190,45 +195,45 @@ def _check(path: str, size: int, digest: str | None) -> None:
         )
 
 
-def restore(engine: ZeroEngine, pieces: Pieces) -> None:
-    """Gives the optimizer what read() found for this rank's elements."""
-    names = parameter_names(engine)
-    for interval in engine.core.state_intervals():
+def restore(shards: Shards, chunks: Chunks) -> None:
+    """Gives the optimizer the states of this rank's elements out of what read() returned."""
+    names = parameter_names(shards)
+    for interval in shards.core.state_intervals():
         name = names[interval.parameter]
-        if interval.grad is not None and name in pieces:
-            state = assemble(pieces[name], interval.begin, interval.numel, name)
-            engine.optimizer.load_shard_state(interval.parameter, interval.begin, state)
+        if interval.grad is not None and name in chunks:
+            state = assemble(chunks[name], interval.begin, interval.numel, name)
+            _states(shards).put(interval.parameter, interval.begin, state)
 
 
-def assemble(pieces: list[Piece], begin: int, numel: int, name: str) -> dict[str, Any]:
+def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str, Any]:
     """The state of elements [begin, begin + numel) of a parameter."""
     state: dict[str, Any] = {}
-    for low, high, piece_begin, piece_numel, values in _overlaps(pieces, begin, numel, name):
+    for low, high, chunk_begin, chunk_numel, values in _overlaps(chunks, begin, numel, name):
         for key, value in values.items():
-            if not _is_per_element(value, piece_numel):
+            if not _is_per_element(value, chunk_numel):
                 state[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 continue
             if key not in state:
                 state[key] = torch.empty(numel, dtype=value.dtype)
-            part = value.flatten()[low - piece_begin : high - piece_begin]
+            part = value.flatten()[low - chunk_begin : high - chunk_begin]
             state[key][low - begin : high - begin] = part
     return state
 
 
 def _is_per_element(value: Any, numel: int) -> bool:
-    """Whether a state has a number for each element; a step count has no dimension."""
+    """True if a state has a number for each element; a step count has no dimension."""
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == numel
 
 
 def _overlaps(
-    pieces: list[Piece], begin: int, numel: int, name: str
+    chunks: list[Chunk], begin: int, numel: int, name: str
 ) -> list[tuple[int, int, int, int, dict[str, Any]]]:
-    """The pieces with elements in [begin, begin + numel), each with these as [low, high)."""
+    """The chunks with elements in [begin, begin + numel), each with these as [low, high)."""
     found, filled = [], 0
-    for piece_begin, piece_numel, values in pieces:
-        low, high = max(begin, piece_begin), min(begin + numel, piece_begin + piece_numel)
+    for chunk_begin, chunk_numel, values in chunks:
+        low, high = max(begin, chunk_begin), min(begin + numel, chunk_begin + chunk_numel)
         if low < high:
-            found.append((low, high, piece_begin, piece_numel, values))
+            found.append((low, high, chunk_begin, chunk_numel, values))
             filled += high - low
     if filled != numel:
         raise _C.CheckpointError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch import nn
 from zerorun import _C, communicator, config
 from zerorun.agreement import all_or_none
 from zerorun.device import gpu_of, local_device, shared_device
-from zerorun.engine import ZeroEngine
 from zerorun.model_layout import ModelLayout
-from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.optimizer import ShardOptimizer, rule_of
 from zerorun.parameter_memory import tensor_of
-from zerorun.shard_files import Pieces, assemble, parameter_names
+from zerorun.shard_files import Chunks, assemble, parameter_names
+from zerorun.shards import Shards
 
 __all__ = ["ShardedOptimizer"]
 
@@ -27,37 +27,31 @@ _SETTINGS = {
 }
 
 
-class _Parameters(nn.Module):
-    """An optimizer's parameters under one roof, named as in its groups and by their place there.
+def _named(groups: list[dict[str, Any]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """The groups' parameters, named as in their groups and by their place there.
 
-    The place makes names unique, also of several models or where they differ in a dot only.
+    The place makes names unique, also of several models.
     """
-
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__()
-        for index, group in enumerate(groups):
-            names = group.get("param_names", ["parameter"] * len(group["params"]))
-            for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
-                unique = f"{name.replace('.', '/')}[{index}][{place}]"
-                self.register_parameter(unique, parameter)
+    for index, group in enumerate(groups):
+        names = group.get("param_names", ["parameter"] * len(group["params"]))
+        for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
+            yield f"{name}[{index}][{place}]", parameter
 
 
-def _engine_of(optimizer: torch.optim.Optimizer, rule: UpdateRule) -> ZeroEngine:
+def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
+    rule = rule_of(optimizer)
     settings = config.parse(_SETTINGS).config
-    holder = _Parameters(optimizer.param_groups)
-    device = shared_device(holder.named_parameters()) or local_device()
-    gpu = gpu_of(device)
+    groups = optimizer.param_groups
+    device = shared_device(_named(groups)) or local_device()
     world = communicator.world(settings.comm_timeout_s)
-    batch = config.resolve_batch(settings.batch, world.world_size)
-    layout = ModelLayout.of(holder, optimizer.param_groups)
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
-    engine = ZeroEngine(holder, layout, settings, batch, own, device)
-    groups = len(optimizer.param_groups)
-    engine.attach(rule, groups, layout.dtype(settings.precision.param_dtype), hooks=False)
-    return engine
+    layout = ModelLayout.of_parameters(_named(groups), groups)
+    dtype = layout.dtype(settings.precision.param_dtype)
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
+    adapted = _C.adapt_config(settings, dtype, 1, rule.name, rule.hyperparameters)
+    return Shards(layout, adapted, own, device)
 
 
-class ShardedOptimizer(ZeroOptimizer):
+class ShardedOptimizer(ShardOptimizer):
     """Shards the states of a torch optimizer over the ranks (ZeRO-1), in a DDP script or without.
 
     ::
@@ -77,18 +71,18 @@ class ShardedOptimizer(ZeroOptimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        rule = rule_of(optimizer)
-        engine = _engine_of(optimizer, rule)
-        super().__init__(engine, optimizer, rule)
-        engine.optimizer = self
+        with _shards_of(optimizer) as shards:
+            super().__init__(shards, optimizer)
         self._collect = [
-            (parameter, engine.collector.hook(index))
-            for parameter, index in engine.layout.ids.items()
-            if engine.layout.is_trainable(parameter)
+            (parameter, shards.collector.hook(index))
+            for parameter, index in shards.layout.ids.items()
+            if shards.layout.is_trainable(parameter)
         ]
-        self._consolidated: dict[str, Any] | None = None
+        self._consolidated: dict[int, Any] | None = None
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Takes the gradients (`.grad` is None afterwards) and updates the parameters."""
         loss = None
         if closure is not None:
@@ -96,7 +90,10 @@ class ShardedOptimizer(ZeroOptimizer):
                 loss = closure()
         for parameter, collect in self._collect:
             collect(parameter)
-        self.engine.step()
+        self.shards.collector.end_micro_step()
+        self.shards.check_places()
+        self.update()
+        self.shards.collector.stepped()
         self._consolidated = None
         return loss
 
@@ -107,16 +104,16 @@ class ShardedOptimizer(ZeroOptimizer):
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings all states to rank `to`, whose :meth:`state_dict` then gives them."""
-        engine = self.engine
-        pieces: Pieces = {}
-        for name, *piece in _all_gather(self._pieces(), engine.communicator):
-            pieces.setdefault(name, []).append(tuple(piece))
-        if engine.communicator.rank != to:
+        shards = self.shards
+        chunks: Chunks = {}
+        for name, *chunk in _all_gather(self._chunks(), shards.communicator):
+            chunks.setdefault(name, []).append(tuple(chunk))
+        if shards.communicator.rank != to:
             return
         states = {}
         for parameter, index in self._indices().items():
-            name, shape = engine.layout.names[parameter], engine.layout.shapes[parameter]
-            state = assemble(pieces.get(name, []), 0, shape.numel(), name)
+            name, shape = shards.layout.names[parameter], shards.layout.shapes[parameter]
+            state = assemble(chunks.get(name, []), 0, shape.numel(), name)
             states[index] = {key: _shaped(value, shape) for key, value in state.items()}
         self._consolidated = {key: value for key, value in states.items() if value}
 
@@ -140,31 +137,31 @@ class ShardedOptimizer(ZeroOptimizer):
 
         Raises CheckpointError on every rank, before anything changes, for those that do not fit.
         """
-        with all_or_none(self.engine.communicator, "load_state_dict"):
+        with all_or_none(self.shards.communicator, "load_state_dict"):
             self._check(state_dict)
         super().load_state_dict(state_dict)
         states = state_dict.get("state", {})
         steps = [float(state["step"]) for state in states.values() if "step" in state]
-        parameter_of = {index: parameter for parameter, index in self.engine.layout.ids.items()}
+        parameter_of = {index: parameter for parameter, index in self.shards.layout.ids.items()}
         indices = self._indices()
-        for interval in self.engine.core.state_intervals():
+        for interval in self.shards.core.state_intervals():
             if interval.grad is None:
                 continue
             state = states.get(indices[parameter_of[interval.parameter]], {})
             part = slice(interval.begin, interval.begin + interval.numel)
             self._load(interval, {key: _part(value, part) for key, value in state.items()})
-        if not self.rule.external:
-            self.engine.core.step_count = int(max(steps, default=0))
+        if not self.shards.external:
+            self.shards.core.step_count = int(max(steps, default=0))
 
     def _check(self, state_dict: dict[str, Any]) -> None:
-        """That the groups and the states are those of such an optimizer."""
+        """Raises CheckpointError unless groups and states fit this optimizer."""
         saved = [len(group["params"]) for group in state_dict["param_groups"]]
         own = [len(group["params"]) for group in self.param_groups]
         if saved != own:
             raise _C.CheckpointError(
                 f"load_state_dict: got groups of {saved} parameters, this optimizer has {own}"
             )
-        layout, states = self.engine.layout, state_dict.get("state", {})
+        layout, states = self.shards.layout, state_dict.get("state", {})
         for parameter, index in self._indices().items():
             name, shape, state = (
                 layout.names[parameter],
@@ -181,9 +178,9 @@ class ShardedOptimizer(ZeroOptimizer):
                         f"load_state_dict: {key} of parameter {index} ({name}): got shape "
                         f"{tuple(value.shape)}, expected {tuple(shape)}"
                     )
-            if not state or self.rule.external or not layout.is_trainable(parameter):
+            if not state or self.shards.external or not layout.is_trainable(parameter):
                 continue
-            expected = set(self.engine.core.state_names(layout.ids[parameter]))
+            expected = set(self.shards.core.state_names(layout.ids[parameter]))
             if found != expected:
                 raise _C.CheckpointError(
                     f"load_state_dict: parameter {index} ({name}): got states {sorted(found)}, "
@@ -191,11 +188,11 @@ class ShardedOptimizer(ZeroOptimizer):
                 )
 
     def _load(self, interval: _C.StateInterval, state: dict[str, Any]) -> None:
-        if self.rule.external:
+        if self.shards.torch_states is not None:
             if state:
-                self.load_shard_state(interval.parameter, interval.begin, state)
+                self.shards.torch_states.put(interval.parameter, interval.begin, state)
             return
-        names = self.engine.core.state_names(interval.parameter)
+        names = self.shards.core.state_names(interval.parameter)
         for name, capsule in zip(names, interval.states, strict=True):
             target = tensor_of(capsule)
             if name in state:
@@ -208,21 +205,21 @@ class ShardedOptimizer(ZeroOptimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         return {parameter: index for index, parameter in enumerate(parameters)}
 
-    def _pieces(self) -> list[tuple[str, int, int, dict[str, Any]]]:
-        core, name_of = self.engine.core, parameter_names(self.engine)
-        pieces = []
+    def _chunks(self) -> list[tuple[str, int, int, dict[str, Any]]]:
+        core, name_of = self.shards.core, parameter_names(self.shards)
+        chunks = []
         for interval in core.state_intervals():
             if interval.grad is None:
                 continue
-            if self.rule.external:
-                state = self.shard_state(interval.parameter, interval.begin)
+            if self.shards.torch_states is not None:
+                state = self.shards.torch_states.get(interval.parameter, interval.begin)
             else:
                 names = core.state_names(interval.parameter)
                 tensors = map(tensor_of, interval.states)
                 state = {"step": torch.tensor(float(core.step_count))}
                 state |= dict(zip(names, tensors, strict=True))
-            pieces.append((name_of[interval.parameter], interval.begin, interval.numel, state))
-        return pieces
+            chunks.append((name_of[interval.parameter], interval.begin, interval.numel, state))
+        return chunks
 
 
 def _shaped(value: Any, shape: torch.Size) -> Any:

@@ -1,9 +1,8 @@
-"""Reading and writing what an engine holds of one parameter, on this rank or on all."""
+"""Reading and writing the states of one parameter, on this rank or on all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,9 +10,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.parameter_memory import tensor_of
-
-if TYPE_CHECKING:
-    from zerorun.engine import ZeroEngine
+from zerorun.shards import Shards
 
 __all__ = ["StateAccess"]
 
@@ -24,30 +21,30 @@ _Parts = list[tuple[_C.StateInterval, torch.Tensor]]
 class StateAccess:
     """States by name: "fp32_param", "grad", and the optimizer's ("exp_avg", ...)."""
 
-    def __init__(self, engine: ZeroEngine) -> None:
-        self._engine = engine
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
 
     def get_full(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
         if not self._prepare(parameter, name):
             return None
-        shape = self._engine.layout.shapes[parameter]
-        full = torch.zeros(shape.numel(), dtype=torch.float32, device=self._engine.device)
+        shape = self._shards.layout.shapes[parameter]
+        full = torch.zeros(shape.numel(), dtype=torch.float32, device=self._shards.device)
         found = 0
         for interval, values in self._parts(parameter, name):
             full[interval.begin : interval.begin + interval.numel] = values
             found += interval.numel
         if self._found(parameter, name, found) != shape.numel():
             return None
-        label = f"{name} of {self._engine.layout.names[parameter]}"
-        self._engine.communicator.all_reduce(full, "sum", label)
+        label = f"{name} of {self._shards.layout.names[parameter]}"
+        self._shards.communicator.all_reduce(full, "sum", label)
         if name == "grad":
             full *= self._average()
         return full.view(shape)
 
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
-        shape = self._engine.layout.shapes[parameter]
+        shape = self._shards.layout.shapes[parameter]
         parts = self._parts_to_set(parameter, name)
-        with all_or_none(self._engine.communicator, f"set {name}"):
+        with all_or_none(self._shards.communicator, f"set {name}"):
             if value.shape != shape:
                 raise self._error(
                     parameter, name, f"got shape {tuple(value.shape)}, expected {tuple(shape)}"
@@ -58,7 +55,7 @@ class StateAccess:
     def get_local(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
         if not self._prepare(parameter, name):
             return None
-        device = self._engine.device
+        device = self._shards.device
         parts = [values.to(device, torch.float32) for _, values in self._parts(parameter, name)]
         local = torch.cat(parts) if parts else torch.empty(0, device=device)
         return local * self._average() if name == "grad" else local
@@ -66,7 +63,7 @@ class StateAccess:
     def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         parts = self._parts_to_set(parameter, name)
         numels = [interval.numel for interval, _ in parts]
-        with all_or_none(self._engine.communicator, f"set {name}"):
+        with all_or_none(self._shards.communicator, f"set {name}"):
             if value.numel() != sum(numels):
                 raise self._error(
                     parameter,
@@ -79,19 +76,19 @@ class StateAccess:
         for (_, target), part in zip(parts, values, strict=True):
             target.copy_(part / self._average() if name == "grad" else part)
         if name != "grad":
-            # Copies of what was set, on other ranks (stage 0) or in a file, follow.
-            self._engine.core.refresh_from_masters()
+            # Updates the copies of the values, on other ranks (stage 0) or in a file.
+            self._shards.core.refresh_from_masters()
 
     def _error(self, parameter: nn.Parameter, name: str, text: str) -> _C.ConfigError:
-        return _C.ConfigError(f"{name} of {self._engine.layout.names[parameter]}: {text}")
+        return _C.ConfigError(f"{name} of {self._shards.layout.names[parameter]}: {text}")
 
     def _parts_to_set(self, parameter: nn.Parameter, name: str) -> _Parts:
         """This rank's part of a state that exists. Collective; ConfigError on every rank if not."""
-        if name == "grad" and self._engine.zero_optimization_stage() == 0:
+        if name == "grad" and self._shards.stage == 0:
             raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
         parts = list(self._parts(parameter, name)) if self._prepare(parameter, name) else []
         found = self._found(parameter, name, sum(interval.numel for interval, _ in parts))
-        if found != self._engine.layout.shapes[parameter].numel():
+        if found != self._shards.layout.shapes[parameter].numel():
             raise self._error(
                 parameter,
                 name,
@@ -103,27 +100,27 @@ class StateAccess:
     def _found(self, parameter: nn.Parameter, name: str, held: int) -> int:
         """Elements that all ranks together hold; every element is on one rank. Collective."""
         count = torch.tensor([held])
-        label = f"{name} of {self._engine.layout.names[parameter]}"
-        self._engine.communicator.all_reduce(count, "sum", label)
+        label = f"{name} of {self._shards.layout.names[parameter]}"
+        self._shards.communicator.all_reduce(count, "sum", label)
         return int(count.item())
 
     def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
-        """Whether the state exists, on all ranks alike. Collective for gradients."""
-        trainable = self._engine.layout.is_trainable(parameter)
+        """True if the state exists, on all ranks alike. Collective for gradients."""
+        trainable = self._shards.layout.is_trainable(parameter)
         if name == "grad":
-            return trainable and self._engine.finish_reduction()
+            return trainable and self._shards.finish_reduction()
         return trainable or name == "fp32_param"
 
     def _average(self) -> float:
-        return self._engine.core.gradient_average
+        return self._shards.core.gradient_average
 
     def _parts(
         self, parameter: nn.Parameter, name: str
     ) -> Iterator[tuple[_C.StateInterval, torch.Tensor]]:
         """This rank's intervals with their values, views of the engine's memory."""
-        core = self._engine.core
-        optimizer = self._engine.optimizer
-        for interval in core.state_intervals(self._engine.layout.ids[parameter]):
+        core = self._shards.core
+        torch_states = self._shards.torch_states
+        for interval in core.state_intervals(self._shards.layout.ids[parameter]):
             if name == "fp32_param":
                 held = interval.param if interval.master is None else interval.master
                 yield interval, tensor_of(held)
@@ -131,8 +128,7 @@ class StateAccess:
                 yield interval, tensor_of(interval.grad)
             elif name in (names := core.state_names(interval.parameter)):
                 yield interval, tensor_of(interval.states[names.index(name)])
-            elif optimizer is not None and optimizer.rule.external:
-                state = optimizer.shard_state(interval.parameter, interval.begin)
-                value = state.get(name)
+            elif torch_states is not None:
+                value = torch_states.get(interval.parameter, interval.begin).get(name)
                 if isinstance(value, torch.Tensor) and value.shape == (interval.numel,):
                     yield interval, value

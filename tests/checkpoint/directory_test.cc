@@ -23,9 +23,13 @@ using testing::names_in;
 
 class Directory : public ::testing::Test {
  protected:
-  void save(const std::string& tag, uint64_t seed = 1) {
+  void save(const std::string& tag, uint64_t seed = 1, bool update_latest = true) {
     FakeEngine engine = make_engine(seed);
-    save_checkpoint(engine, *comm_, {directory_.string(), tag, ""});
+    save_checkpoint(engine, *comm_,
+                    {.directory = directory_.string(),
+                     .tag = tag,
+                     .client_state = "",
+                     .update_latest = update_latest});
   }
   std::string load(const std::string& tag, uint64_t seed = 1) {
     FakeEngine engine = make_engine(99);
@@ -55,6 +59,16 @@ TEST_F(Directory, LatestNamesTheLastSaveAndTagsStay) {
   save("b", 2);
   EXPECT_EQ(load("", 2), "b");
   EXPECT_EQ(load("a", 1), "a");
+}
+
+TEST_F(Directory, ASaveMayLeaveLatestAlone) {
+  save("side", 1, false);
+  EXPECT_THAT(names_in(path_), ElementsAre("side"));
+  save("main", 2);
+  save("side", 3, false);
+  EXPECT_EQ(load("", 2), "main");
+  EXPECT_EQ(load("side", 3), "side");
+  EXPECT_THAT(names_in(path_), ElementsAre("latest", "main", "side"));
 }
 
 TEST_F(Directory, SavingATagAgainReplacesItAndKeepsOtherFiles) {

@@ -1,24 +1,33 @@
-"""One rank of a job that runs cases of a file: rank_main.py NAME FOLDER [CASE...]."""
+"""One rank of a job that runs files of cases as they are asked for: rank_main.py SOCKET.
 
+PyTorch is imported once. Each file runs in a fork of this process, so that it starts from the same
+state as the first, and a crash of one ends nothing but itself.
+"""
+
+import ctypes
 import importlib
 import json
 import os
+import signal
+import socket
 import sys
 import traceback
 import warnings
 from pathlib import Path
 
+import torch  # noqa: F401 - what takes long
 from ranks import cases_in
 
+PR_SET_PDEATHSIG = 1
 
-def main() -> None:
-    name, folder = sys.argv[1], Path(sys.argv[2])
+
+def run(name: str, folder: Path, cases: list[str]) -> None:
     warnings.simplefilter("error")
     if "FAKE_TORCH_CUDA" in os.environ:
         importlib.import_module("fake_torch_cuda").installed()
     module = importlib.import_module(f"cases.{name}")
     results = {}
-    for case in sys.argv[3:] or cases_in(name):
+    for case in cases or cases_in(name):
         try:
             getattr(module, case)(folder / case)
             results[case] = "passed"
@@ -28,6 +37,29 @@ def main() -> None:
             break
         finally:
             (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
+
+
+def run_in_fork(name: str, folder: Path, cases: list[str]) -> int:
+    """The exit status of a child that ends when this process does."""
+    child = os.fork()
+    if child > 0:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    output = os.open(folder / f"rank{os.environ['RANK']}.txt", os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    run(name, folder, cases)
+    sys.exit(0)
+
+
+def main() -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        connection.sendall(f"{os.environ['RANK']}\n".encode())
+        for line in connection.makefile():
+            request = json.loads(line)
+            status = run_in_fork(request["name"], Path(request["folder"]), request["cases"])
+            connection.sendall(f"{status}\n".encode())
 
 
 if __name__ == "__main__":

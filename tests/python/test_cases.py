@@ -1,9 +1,8 @@
 """The files of cases, each on one and on two ranks."""
 
-from pathlib import Path
-
 import pytest
-from ranks import CaseResults, cases_in
+from rank_pool import CaseResults, RankPools
+from ranks import cases_in
 
 FILES = (
     "training",
@@ -12,6 +11,7 @@ FILES = (
     "zero",
     "placement",
     "checkpoints",
+    "untrusted",
     "bad_input",
     "compat",
     "compat_engine",
@@ -19,11 +19,18 @@ FILES = (
 
 
 @pytest.fixture(scope="module")
-def results(build: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
-    return {file: CaseResults(build, file, tmp_path_factory.mktemp(file)) for file in FILES}
+def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
+    return {file: CaseResults(pools, file, tmp_path_factory.mktemp(file)) for file in FILES}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("file", "case"), [(file, c) for file in FILES for c in cases_in(file)])
+CASES = [
+    pytest.param(file, case, ranks, marks=pytest.mark.xdist_group(f"{file} on {ranks}"))
+    for ranks in (2, 1)
+    for file in FILES
+    for case in cases_in(file)
+]
+
+
+@pytest.mark.parametrize(("file", "case", "ranks"), CASES)
 def test_case(results: dict[str, CaseResults], file: str, case: str, ranks: int) -> None:
     results[file].check(case, ranks)

@@ -80,6 +80,8 @@ def test_the_environment_variable_works_in_isolated_mode(
     code = f"import site; site.addsitedir({str(folder)!r}); exec(open({str(ask)!r}).read())"
     assert python(build, "-I", "-c", code, ZERORUN_COMPAT="deepspeed") == f"{OURS} False"
     assert python(build, "-I", "-c", code) == "none"
+    loaded = f"import site, sys; site.addsitedir({str(folder)!r}); print('zerorun' in sys.modules)"
+    assert python(build, "-I", "-c", loaded) == "False"  # it costs programs of others nothing
 
 
 def test_too_late_is_an_error(build: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_boundary_violation_is_reported(tmp_path: Path, path: str, code: str) ->
         ("train/main.cc", '#include "train/model.h"\nvoid f() { std::exit(1); }'),
         ("include/zerorun/a.h", '#include <vector>\n#include "zerorun/dtype.h"'),
         ("device/cuda/a.cc", "#include <cuda_runtime.h>\nvoid f() { cudaFree(p); }"),
-        ("comm/nccl.cc", "#include <nccl.h>\nncclComm_t comm;"),
+        ("comm/nccl/a.cc", "#include <nccl.h>\nncclComm_t comm;"),
         ("device/adam_math.h", "#ifdef __CUDACC__\n#endif"),
         ("python/bindings/a.cc", "#include <pybind11/pybind11.h>\nnamespace py = pybind11;"),
         ("config/env.cc", 'auto x = std::getenv("HOME");'),
@@ -97,6 +97,63 @@ def test_boundary_violation_is_reported(tmp_path: Path, path: str, code: str) ->
 )
 def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
     assert lint("check_boundaries.py", tmp_path, {path: code}) == (0, [])
+
+
+PYTHON = "python/zerorun"
+
+
+def imports(root: Path, modules: dict[str, str]) -> list[str]:
+    files = {f"{PYTHON}/{name}.py": code for name, code in modules.items()}
+    return lint("check_boundaries.py", root, files)[1]
+
+
+@pytest.mark.parametrize(
+    ("modules", "found"),
+    [
+        ({"config": "from zerorun.engine import ZeroEngine"}, "config.py:1: import of engine: "),
+        ({"config": "def f():\n    from zerorun import engine"}, "config.py:2: import of engine: "),
+        (
+            {
+                "optimizer": "from zerorun.state_access import StateAccess",
+                "state_access": "if TYPE_CHECKING:\n    from zerorun.optimizer import rule_of",
+            },
+            "import circle: optimizer -> state_access -> optimizer",
+        ),
+        (
+            {
+                "zero/gathered": "import zerorun.zero.init",
+                "zero/init": "from zerorun.zero import gathered",
+            },
+            "import circle: zero.gathered -> zero.init -> zero.gathered",
+        ),
+        ({"engine": "from zerorun.zero import Init", "zero/init": ""}, "zero is for users"),
+        ({"engine": "import zerorun"}, "__init__ is for users"),
+        ({"engine": "from zerorun import ZeroOptimizer"}, "__init__ is for users"),
+        ({"helpers": "from zerorun import _C"}, "helpers has no layer"),
+        ({"device": "import os\nx = os.environ.get('A')"}, "device.py:2: read the environment"),
+        ({"device": "import os\nx = os.environ['A']"}, "device.py:2: read the environment"),
+        ({"device": "import os\nx = os.getenv('A')"}, "device.py:2: read the environment"),
+    ],
+)
+def test_an_import_that_points_upwards_is_reported(
+    tmp_path: Path, modules: dict[str, str], found: str
+) -> None:
+    files = dict.fromkeys(("engine", "config", "zero/__init__", "optimizer"), "") | modules
+    assert any(found in problem for problem in imports(tmp_path, files))
+
+
+def test_imports_that_point_downwards_pass(tmp_path: Path) -> None:
+    modules = {
+        "__init__": "from zerorun import config, zero",
+        "config": "from zerorun import _C\nfrom zerorun._C import Config",
+        "engine": "import torch\nfrom zerorun.config import BatchConfig",
+        "environment": "import os\nx = os.environ.get('A')",
+        "zero/__init__": "from zerorun.zero.init import Init",
+        "zero/init": "from zerorun import config, engine",
+        "compat/__init__": "import os\nos.environ['A'] = '1'",
+        "compat/site/deepspeed": "import os, zerorun\nx = os.getenv('A')",
+    }
+    assert imports(tmp_path, modules) == []
 
 
 def test_violations_end_with_status_1(tmp_path: Path) -> None:
@@ -136,6 +193,14 @@ def struct_of(members: int) -> str:
 """
 
 
+def python_class_of(members: int, before: str = "") -> str:
+    lines = [f"        self.a{i}, other.x{i} = {i}, 0" for i in range(members - 1)]
+    more = ["        self.a0 += 1", "        b = self.c"]
+    return "\n".join(
+        [f"{before}class A:", "    field: int = 0", "    def f(self, other):", *lines, *more]
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "code", "found"),
     [
@@ -146,6 +211,7 @@ def struct_of(members: int) -> str:
         ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
         ("zero/a.h", class_of(16), "zero/a.h:1: A has 16 data members"),
         ("zero/a.h", struct_of(16), "zero/a.h:1: A has 16 data members"),
+        ("python/a.py", python_class_of(16), "python/a.py:1: A has 16 data members"),
     ],
 )
 def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found: str) -> None:
@@ -163,6 +229,8 @@ def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found:
         ("zero/a.cc", function_of(70, "// size: one switch over every key\n")),
         ("zero/a.h", class_of(15)),
         ("zero/a.h", struct_of(15)),
+        ("python/a.py", python_class_of(15)),
+        ("python/a.py", python_class_of(16, "# size: mirrors a file's header\n")),
         ("zero/a.h", class_of(16, "// size: mirrors the file's header\n")),
         ("build/release/generated.cc", "int x;\n" * 1000),
     ],

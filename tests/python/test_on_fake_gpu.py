@@ -4,7 +4,8 @@ from pathlib import Path
 
 import fake_torch_cuda
 import pytest
-from ranks import HERE, CaseResults, cases_in, launch
+from rank_pool import CaseResults, RankPools
+from ranks import HERE, cases_in, launch
 from zerorun import _C
 
 # What differs most between devices. All other cases of these files pass as well, but for modules
@@ -47,19 +48,24 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def results(
-    build: Path, tmp_path_factory: pytest.TempPathFactory
+    build: Path, pools: RankPools, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], CaseResults]:
     found = {}
     for streams in ("exchange_api", "function"):
         variables = fake_torch_cuda.make_package(build, tmp_path_factory.mktemp("package"), streams)
         for file, cases in CASES.items():
             folder = tmp_path_factory.mktemp(file)
-            found[file, streams] = CaseResults(build, file, folder, cases, variables)
+            found[file, streams] = CaseResults(pools, file, folder, cases, variables)
     return found
 
 
 @pytest.mark.parametrize(
-    ("file", "ranks", "streams", "case"), [(*job, case) for job in JOBS for case in CASES[job[0]]]
+    ("file", "ranks", "streams", "case"),
+    [
+        pytest.param(*job, case, marks=pytest.mark.xdist_group(f"{job} on a GPU"))
+        for job in JOBS
+        for case in CASES[job[0]]
+    ],
 )
 def test_case_on_a_gpu(
     results: dict[tuple[str, str], CaseResults], file: str, ranks: int, streams: str, case: str

@@ -11,9 +11,10 @@ Three ways, all of which also reach the processes that the script starts:
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
+
+from zerorun import environment
 
 __all__ = ["BIN", "SITE", "install"]
 
@@ -29,7 +30,7 @@ def install() -> None:
     Raises RuntimeError when something has been imported that has already decided whether DeepSpeed
     is there.
     """
-    if os.environ.get("ZERORUN_COMPAT") == "0" or str(SITE) in sys.path:
+    if environment.compat() == "0" or str(SITE) in sys.path:
         return
     late = [name for name in _TOO_LATE if name in sys.modules]
     if late:
@@ -38,11 +39,5 @@ def install() -> None:
             "looked for DeepSpeed already: call it first"
         )
     sys.path.insert(0, str(SITE))
-    _prepend("PYTHONPATH", SITE)
-    _prepend("PATH", BIN)
-
-
-def _prepend(variable: str, folder: Path) -> None:
-    entries = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry]
-    if str(folder) not in entries:
-        os.environ[variable] = os.pathsep.join([str(folder), *entries])
+    environment.prepend("PYTHONPATH", str(SITE))
+    environment.prepend("PATH", str(BIN))

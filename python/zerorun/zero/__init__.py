@@ -6,10 +6,9 @@ makes it full. The functions named ``safe_*`` read and write fp32 values, gradie
 states at any stage.
 """
 
-from zerorun.zero.external import register_external_parameter, unregister_external_parameter
+from zerorun.external import register_external_parameter, unregister_external_parameter
 from zerorun.zero.gathered import GatheredParameters
 from zerorun.zero.init import Init
-from zerorun.zero.partition import ZeroParamStatus
 from zerorun.zero.states import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -24,6 +23,7 @@ from zerorun.zero.states import (
     safe_set_local_grad,
     safe_set_local_optimizer_state,
 )
+from zerorun.zero.status import ZeroParamStatus
 
 __all__ = [
     "GatheredParameters",

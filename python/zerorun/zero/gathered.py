@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.zero.external import register_external_parameter
-from zerorun.zero.partition import Partition, partition_of
+from zerorun.external import register_external_parameter
+from zerorun.partition import Partition, partition_of
 
 __all__ = ["GatheredParameters"]
 
@@ -42,7 +42,7 @@ class GatheredParameters:
             if partition is not None and partition not in self._partitions:
                 self._partitions.append(partition)
                 if fwd_module is not None:
-                    register_external_parameter(fwd_module, parameter)
+                    register_external_parameter(fwd_module, partition.parameter)
 
     def __enter__(self) -> None:
         for partition in self._partitions:
@@ -60,13 +60,13 @@ class GatheredParameters:
         try:
             if self._modifier_rank is not None and error is None:
                 for partition in self._partitions:
-                    self._publish(partition, self._modifier_rank)
+                    self._share(partition, self._modifier_rank)
         finally:
             for partition in self._partitions:
                 partition.release()
 
     @staticmethod
-    def _publish(partition: Partition, rank: int) -> None:
+    def _share(partition: Partition, rank: int) -> None:
         values: Any = partition.parameter.detach()
         if values.shape != partition.shape:
             raise _C.ConfigError(

@@ -16,7 +16,7 @@ from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model_layout import DTYPES
-from zerorun.zero.partition import PrivatePartition, partition_of
+from zerorun.partition import PrivatePartition, partition_of
 
 __all__ = ["Init"]
 
@@ -90,16 +90,16 @@ class Init:
             return
         _active.remove(self)
         if not _active:
-            nn.Module.__init_subclass__ = _original_subclass_hook
+            nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
         for cls, original in reversed(self._wrapped):
-            cls.__init__ = original
+            cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
 
     def _wrap(self, cls: type) -> None:
         """Partitions instances of `cls` when the outermost ``__init__`` of theirs is done."""
         if "__init__" not in cls.__dict__:
             return
-        original = cls.__init__
+        original = cls.__init__  # type: ignore[misc]
 
         @functools.wraps(original)
         def initialize(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class Init:
                 del self._depth[key]
                 self._partition(module)
 
-        cls.__init__ = initialize
+        cls.__init__ = initialize  # type: ignore[misc]
         self._wrapped.append((cls, original))
 
     def _partition(self, module: nn.Module) -> None:
@@ -132,8 +132,10 @@ class Init:
 def _dtype_of(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> torch.dtype | None:
     if config is None:
         return None
-    is_mapping = isinstance(config, Mapping)
-    parsed = configuration.parse(config) if is_mapping else configuration.load(config)
+    if isinstance(config, Mapping):
+        parsed = configuration.parse(config)
+    else:
+        parsed = configuration.load(config)
     dtype = parsed.config.precision.param_dtype
     return None if dtype == "fp32" else DTYPES[dtype]
 
@@ -142,6 +144,7 @@ def _all_subclasses(cls: type) -> list[type]:
     found: dict[type, None] = {}
     pending = [cls]
     while pending:
+        subclass: type
         for subclass in pending.pop().__subclasses__():
             if subclass not in found:
                 found[subclass] = None
@@ -160,4 +163,4 @@ def _patch_subclass_hook() -> None:
         if _active:
             _active[0]._wrap(cls)
 
-    nn.Module.__init_subclass__ = classmethod(hook)
+    nn.Module.__init_subclass__ = classmethod(hook)  # type: ignore

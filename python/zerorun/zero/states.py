@@ -1,50 +1,41 @@
 """fp32 values, gradients and optimizer states of single parameters, at any stage.
 
-``full`` functions are collective and deal in whole tensors in the parameter's shape; ``local`` ones
-deal in this rank's elements, flat. Getters give None for what does not exist: a frozen parameter, a
-state before the first step, a gradient between a step and the next backward. Setters raise
-ConfigError for these, for values of another size and for parameters of no engine, on every rank and
-before anything changes.
+``full`` functions are collective and work on whole tensors in the parameter's shape; ``local`` ones
+work on this rank's elements, flat. Getters return None where there is no such state: of a frozen
+parameter, before the first step, and for a gradient between a step and the next backward. Setters
+raise ConfigError for these, for values of another size and for parameters of no engine, on every
+rank and before anything changes.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from zerorun import _C
-
-if TYPE_CHECKING:
-    from zerorun.engine import ZeroEngine
+from zerorun.shards import shards_of
+from zerorun.state_access import StateAccess
 
 _MASTER = "fp32_param"
 _GRAD = "grad"
 
 
-def engine_of(parameter: nn.Parameter) -> ZeroEngine | None:
-    """The engine that a parameter belongs to."""
-    reference = getattr(parameter, "_zerorun_engine", None)
-    return None if reference is None else reference()
-
-
 def _get(parameter: nn.Parameter, name: str, full: bool) -> torch.Tensor | None:
-    engine = engine_of(parameter)
-    if engine is None:
+    shards = shards_of(parameter)
+    if shards is None:
         return None
-    states = engine.states
+    states = StateAccess(shards)
     return states.get_full(parameter, name) if full else states.get_local(parameter, name)
 
 
 def _set(parameter: nn.Parameter, name: str, value: torch.Tensor, full: bool) -> None:
-    engine = engine_of(parameter)
-    if engine is None:
+    shards = shards_of(parameter)
+    if shards is None:
         raise _C.ConfigError(
             f"setting {name}: a parameter of shape {tuple(parameter.shape)} belongs to no engine; "
             "give one of a model that initialize() has taken and that is not destroyed"
         )
-    states = engine.states
+    states = StateAccess(shards)
     if full:
         states.set_full(parameter, name, value)
     else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
 import zerorun
 from torch import nn
+from zerorun.shards import CHECK_PARTS
 
 from cases.models import (
     RANK,
@@ -221,6 +223,27 @@ def case_a_model_that_changes_under_its_engine(_folder: Path) -> None:
     engine.destroy()
 
 
+def case_an_initialize_that_fails_gives_the_model_back(_folder: Path) -> None:
+    for stage in range(4):
+        model = make()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        weight = model.blocks[0].up.weight
+        optimizer.state[weight]["momentum_buffer"] = torch.ones(3)
+        fail = functools.partial(zerorun.initialize, model, optimizer, config=config(stage))
+        raises(zerorun.ConfigError, "blocks.0.up.weight has shape (3,)", fail)
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter, before[name])
+                assert zerorun.zero.safe_get_full_fp32_param(parameter) is None
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+        assert not weight._post_accumulate_grad_hooks
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(before["blocks.0.up.weight"])
+        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        train(engine, 1)
+        engine.destroy()
+
+
 def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
     for stage in range(3):
         model = make()
@@ -230,5 +253,5 @@ def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
         train(engine, 1)
         model.blocks[1].norm.weight.data = torch.ones(32)
         text = "parameter blocks.1.norm.weight: its .data was replaced after initialize"
-        raises(zerorun.ConfigError, text, lambda engine=engine: train(engine, 1))
+        raises(zerorun.ConfigError, text, lambda engine=engine: train(engine, CHECK_PARTS))
         engine.destroy()

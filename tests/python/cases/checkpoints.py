@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
@@ -355,8 +356,9 @@ def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> No
         file.write_text("")
     engine = engine_at(3)
     engine.communicator.barrier()
-    raises(zerorun.IoError, "file", lambda: save_full_state(engine, file, "model.bin"))
-    save_full_state(engine, folder / "out", "model.bin")
+    save = functools.partial(save_full_state, engine.module, engine.communicator)
+    raises(zerorun.IoError, "file", lambda: save(file, "model.bin"))
+    save(folder / "out", "model.bin")
     assert [path.name for path in (folder / "out").iterdir()] == ["model.bin"]
     engine.destroy()
 
@@ -371,9 +373,7 @@ def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
     engine.save_checkpoint(folder, "main")
     train(engine, 1)
     if RANK == 0:  # what a crash in the middle leaves
-        left = folder / ".side.tmp-0123456789abcdef"
-        left.mkdir()
-        (left / "side").symlink_to(Path("..", "side"))
+        (folder / ".side.tmp-0123456789abcdef").mkdir()
     engine.save_checkpoint(folder, "main")
     engine.load_checkpoint(folder, "side")
     engine.load_checkpoint(folder, "main")
@@ -388,7 +388,6 @@ def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
         "side",
         "unnamed",
     }
-    assert not (folder / "side").is_symlink()
     expected = engine.core.parameter_hash()
     train(engine, 1)
     engine.load_checkpoint(folder, "side")

@@ -242,7 +242,11 @@ def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
     engine.load_checkpoint(folder)
     assert model.blocks[0].up.weight is weight
     assert weight._is_hf_initialized
-    assert weight.ds_status != deepspeed.zero.ZeroParamStatus.AVAILABLE
+    status = deepspeed.zero.ZeroParamStatus
+    assert weight.ds_status == status.NOT_AVAILABLE
+    with deepspeed.zero.GatheredParameters(weight):
+        assert weight.ds_status == status.AVAILABLE
+    assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_status")
     engine.destroy()
 
 

@@ -201,7 +201,7 @@ def case_gathers_in_another_order_end_at_the_step(_folder: Path) -> None:
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
     train(engine, 2)
     if WORLD_SIZE > 1 and RANK == 1:
-        engine._gather_hooks.memory.order += 1
+        engine.shards.gather_hooks.memory.order += 1
     if WORLD_SIZE > 1:
         raises(zerorun.CommError, "ranks used different modules", lambda: train(engine, 1))
     engine.destroy()
@@ -213,16 +213,16 @@ def case_a_sharded_optimizer_works_where_the_parameters_are(_folder: Path) -> No
         for place in (DEVICE, torch.device("cpu")):
             model = make().to(place)
             optimizer = zerorun.ShardedOptimizer(make_optimizer(model))
-            assert optimizer.engine.device == place
+            assert optimizer.shards.device == place
             losses = []
             for step in range(3):
                 loss = loss_of(model, part_of(batch_of(step)))
                 loss.backward()
                 optimizer.step()
-                losses.append(mean(loss.detach(), optimizer.engine))
+                losses.append(mean(loss.detach(), optimizer.shards))
             assert_close(losses, expected)
             optimizer.consolidate_state_dict()
-            optimizer.engine.destroy()
+            optimizer.shards.close()
 
 
 def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:

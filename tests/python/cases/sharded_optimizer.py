@@ -52,7 +52,7 @@ class Looped:
             if self.clips:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
-            losses.append(mean(loss, self.optimizer.engine))
+            losses.append(mean(loss, self.optimizer.shards))
         return losses
 
 

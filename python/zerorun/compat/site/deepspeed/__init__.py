@@ -14,7 +14,7 @@ __version__ = "0.19.8+zerorun"
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 version = __version__
 
-# Where names of this package are; None: the submodule of that name.
+# The modules that hold names of this package; None: the submodule of that name.
 _LAZY = {
     "DeepSpeedConfig": "deepspeed.runtime.config",
     "DeepSpeedConfigError": "deepspeed.runtime.config",

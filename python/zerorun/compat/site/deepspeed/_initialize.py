@@ -9,6 +9,7 @@ from typing import Any
 
 import zerorun
 
+import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed.runtime.config import adapt_config, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine

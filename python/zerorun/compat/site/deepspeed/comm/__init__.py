@@ -31,6 +31,7 @@ from torch.distributed import (
     scatter,
     send,
 )
+from zerorun import environment
 
 from deepspeed.accelerator import get_accelerator
 
@@ -71,7 +72,7 @@ __all__ = [
 
 DEFAULT_PORT = 29500
 _TIMEOUT = timedelta(minutes=30)
-# What schedulers and MPI call rank, world size and local rank.
+# Schedulers' and MPI's variables for rank, world size and local rank.
 _SCHEDULERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -134,7 +135,7 @@ def get_world_size(group: Any = None) -> int:
 
 
 def get_local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return environment.local_rank() or 0
 
 
 def get_world_group() -> Any:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from zerorun.external import external_parameters
 from zerorun.optimizer import ZeroOptimizer
-from zerorun.zero.external import external_parameters
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -26,7 +26,7 @@ class _Coordinator:
 
 
 class ParameterOffload:
-    """What TRL takes off the model before it generates within GatheredParameters, and puts back.
+    """The hooks that TRL takes off the model before it generates in a gather, and puts back.
 
     zerorun's hooks stay: within a gather they only count.
     """

@@ -13,7 +13,7 @@ from zerorun.full_state import full_state_dict
 
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 
-# What DeepSpeed's users expect in a checkpoint's folder.
+# A script that DeepSpeed's users expect in a checkpoint's folder.
 _ZERO_TO_FP32 = """#!/usr/bin/env python3
 # Writes the whole model in fp32: zero_to_fp32.py CHECKPOINT OUTPUT [--tag TAG]; see --help.
 import sys
@@ -25,7 +25,7 @@ sys.exit(main())
 
 
 class DeepSpeedEngine(zerorun.ZeroEngine):
-    """What deepspeed.initialize returns; ``config`` is the given dictionary."""
+    """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     optimizer_class = DeepSpeedOptimizer
 
@@ -105,7 +105,7 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         return self.core.loss_scale
 
     def was_step_applied(self) -> bool:
-        """Whether the last step() changed the parameters."""
+        """True if the last step() changed the parameters."""
         return self.micro_step_applied
 
     @property
@@ -159,12 +159,12 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         """The whole model on rank 0, None elsewhere. Collective; ValueError below stage 3."""
         if not self.zero_optimization_partition_weights():
             raise ValueError("this function requires ZeRO-3 mode")
-        return full_state_dict(self, exclude_frozen_parameters)
+        return full_state_dict(self.module, self.communicator, exclude_frozen_parameters)
 
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
-        return full_state_dict(self, exclude_frozen_parameters)
+        return full_state_dict(self.module, self.communicator, exclude_frozen_parameters)
 
     def save_checkpoint(
         self,
@@ -189,7 +189,7 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
     # --- what the host's memory makes needless ---
 
     def offload_states(self, *_args: Any, **_kwargs: Any) -> None:
-        """States of CPU ranks are in host memory already; those of GPUs stay where they are."""
+        """States of CPU ranks are in host memory already; those of GPUs stay on the device."""
         if self.device.type != "cpu":
             raise NotImplementedError(
                 "offload_states is not part of zerorun on GPUs: use offload_optimizer"

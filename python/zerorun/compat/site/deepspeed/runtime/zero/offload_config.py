@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class OffloadDeviceEnum(str, Enum):
-    """Where states rest."""
+    """The devices that can store states."""
 
     none = "none"
     cpu = "cpu"

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 import zerorun
+from zerorun.partition import partition_of
 from zerorun.zero import GatheredParameters, ZeroParamStatus
-from zerorun.zero.partition import partition_of
+from zerorun.zero.status import status_of
 
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
@@ -23,6 +24,17 @@ __all__ = [
 ]
 
 _orig_torch_arange = torch.arange
+
+
+def _ds_status(parameter: torch.nn.Parameter) -> ZeroParamStatus:
+    partition = partition_of(parameter)
+    if partition is None:
+        raise AttributeError("an ordinary parameter has no attribute 'ds_status'")
+    return status_of(partition)
+
+
+# A property of the class, so that a gather writes nothing to each parameter.
+torch.nn.Parameter.ds_status = property(_ds_status)
 
 
 class Init(zerorun.zero.Init):
@@ -57,5 +69,5 @@ def zero_wrapper_for_fp_tensor_constructor(
 
 
 def is_zero_param(parameter: Any) -> bool:
-    """Whether a parameter is partitioned."""
+    """True for a partitioned parameter."""
     return partition_of(parameter) is not None

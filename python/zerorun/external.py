@@ -7,7 +7,7 @@ import weakref
 from torch import nn
 
 from zerorun import _C
-from zerorun.zero.partition import EnginePartition, partition_of
+from zerorun.partition import partition_of
 
 __all__ = ["external_parameters", "register_external_parameter", "unregister_external_parameter"]
 
@@ -15,7 +15,7 @@ _registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """`parameter` is gathered for `module`'s forward and backward.
+    """Gathers `parameter` for `module`'s forward and backward.
 
     Forward notices by itself when it reads another module's empty parameter; registering one
     matters where a parameter is reached without its module's attribute. May be called before and
@@ -30,7 +30,7 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
     if not any(p is parameter for p in known):
         known.append(parameter)
     partition = partition_of(parameter)
-    if isinstance(partition, EnginePartition):
+    if partition is not None:
         partition.watch(module)
 
 
@@ -45,4 +45,5 @@ def external_parameters(module: nn.Module) -> list[nn.Parameter]:
     if not _registered:
         return []
     known = _registered.get(module, ())
-    return [p for p in known if isinstance(partition_of(p), EnginePartition)]
+    found = [(p, partition_of(p)) for p in known]
+    return [p for p, partition in found if partition is not None and partition.in_engine]

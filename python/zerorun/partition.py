@@ -1,0 +1,160 @@
+"""Parameters that are empty on this rank unless somebody holds them: full values on demand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+
+__all__ = ["LeftBehind", "Partition", "PrivatePartition", "partition_of"]
+
+_ids = itertools.count()
+_ATTRIBUTE = "_zerorun_partition"
+
+
+def _nothing() -> None:
+    """Stands in copies and pickles of a parameter where the original has a LeftBehind."""
+
+
+class LeftBehind:
+    """An attribute of a parameter that its copies and pickles do not have: they get None."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+
+class _Method(LeftBehind):
+    """A function as an attribute of a parameter."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        return self._function()
+
+
+def partition_of(parameter: Any) -> Partition | None:
+    """The partition that manages a parameter, if one does."""
+    return getattr(parameter, _ATTRIBUTE, None)
+
+
+class Partition(LeftBehind):
+    """Makes one parameter full and empty again, and gives it the ``ds_*`` attributes."""
+
+    in_engine = False  # whether an engine's hooks gather the parameter
+
+    def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
+        self.parameter: Any = parameter
+        self.shape = shape
+        self.numel = shape.numel()
+        setattr(parameter, _ATTRIBUTE, self)
+        for name, value in self._attributes().items():
+            setattr(parameter, name, value)
+        if "ds_id" not in vars(parameter):  # it stays for life
+            vars(parameter)["ds_id"] = next(_ids)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {
+            "ds_shape": self.shape,
+            "ds_numel": self.numel,
+            "ds_persist": False,
+            "ds_active_sub_modules": set(),
+            "ds_process_group": None,
+            "ds_tensor": None,
+            "partition_numel": _Method(self.local_numel),
+            "all_gather": _Method(self.acquire),
+            "partition": _Method(self.release),
+        }
+
+    def detach(self) -> None:
+        """Makes the parameter an ordinary one."""
+        for name in (_ATTRIBUTE, *self._attributes()):
+            if hasattr(self.parameter, name):
+                delattr(self.parameter, name)
+
+    @property
+    def available(self) -> bool:
+        """True while the parameter is full on this rank."""
+        raise NotImplementedError
+
+    def local_numel(self) -> int:
+        """Elements that this rank keeps."""
+        raise NotImplementedError
+
+    def acquire(self) -> None:
+        """Makes ``parameter.data`` full; nested calls count."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Ends one acquire."""
+        raise NotImplementedError
+
+    def store(self, values: torch.Tensor) -> None:
+        """Takes new full values, the same on every rank."""
+        raise NotImplementedError
+
+    def broadcast(self, values: torch.Tensor, root: int) -> None:
+        """Overwrites `values` with the root's. Collective."""
+        raise NotImplementedError
+
+    def watch(self, module: nn.Module) -> None:
+        """Tells the engine, if there is one, that the module's forward may use the parameter."""
+
+    def gather_full(self) -> torch.Tensor:
+        """A copy of the full values, in shape. Collective."""
+        self.acquire()
+        try:
+            return self.parameter.detach().clone()
+        finally:
+            self.release()
+
+
+class PrivatePartition(Partition):
+    """A parameter before there is an engine: each rank keeps a part of it in its own memory."""
+
+    def __init__(self, parameter: nn.Parameter, communicator: _C.Communicator) -> None:
+        self._communicator = communicator
+        self._holders = 0
+        values = parameter.detach().flatten()
+        world_size = communicator.world_size
+        self._shard_numel = max(1, -(-values.numel() // world_size))
+        begin = min(values.numel(), communicator.rank * self._shard_numel)
+        self._own = slice(begin, min(values.numel(), begin + self._shard_numel))
+        self._shard = values.new_zeros(self._shard_numel)
+        super().__init__(parameter, parameter.shape)
+        self.store(values)
+        self._empty = values.new_empty(0)
+        self.parameter.ds_tensor = self._shard
+        self.parameter.data = self._empty
+
+    @property
+    def available(self) -> bool:
+        return self._holders > 0
+
+    def local_numel(self) -> int:
+        return self._own.stop - self._own.start
+
+    def acquire(self) -> None:
+        self._holders += 1
+        if self._holders > 1:
+            return
+        full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
+        self._communicator.all_gather(self._shard, full, f"parameter {self.parameter.ds_id}")
+        self.parameter.data = full[: self.numel].view(self.shape)
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self.parameter.data = self._empty
+
+    def store(self, values: torch.Tensor) -> None:
+        own = values.detach().flatten()[self._own]
+        self._shard[: own.numel()].copy_(own)
+
+    def broadcast(self, values: torch.Tensor, root: int) -> None:
+        self._communicator.broadcast(values, root, f"parameter {self.parameter.ds_id}")

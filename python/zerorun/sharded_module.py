@@ -1,0 +1,177 @@
+"""A model whose states are sharded: everything of an engine that is not its training loop."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, checkpoint
+from zerorun.full_state import save_full_state
+from zerorun.model_layout import ModelLayout
+from zerorun.optimizer import ZeroOptimizer
+from zerorun.parameter_memory import masters_from_parameters
+from zerorun.shards import Shards
+
+__all__ = ["ShardedModule"]
+
+
+class ShardedModule(nn.Module):
+    """A module that is its `module` in all but the places where the shards show."""
+
+    def __init__(self, model: nn.Module, shards: Shards) -> None:
+        super().__init__()
+        self.module = model
+        self.shards = shards
+        self.config: dict[str, Any] = {}
+        self.optimizer: ZeroOptimizer | None = None
+        self.lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.micro_steps = 0
+        self.global_steps = 0
+
+    @property
+    def core(self) -> _C.Engine:
+        return self.shards.core
+
+    @property
+    def collector(self) -> _C.GradientCollector:
+        return self.shards.collector
+
+    @property
+    def layout(self) -> ModelLayout:
+        return self.shards.layout
+
+    @property
+    def settings(self) -> _C.Config:
+        return self.shards.settings
+
+    @property
+    def communicator(self) -> _C.Communicator:
+        return self.shards.communicator
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model, where its inputs belong."""
+        return self.shards.device
+
+    def zero_optimization_stage(self) -> int:
+        return self.shards.stage
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(super().__getattr__("module"), name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The model's own; at stage 3 parameters are empty outside of a gather."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads into the model and its master copies; below stage 3."""
+        if self.shards.stage == 3:
+            raise _C.ConfigError(
+                "load_state_dict: parameters are sharded at stage 3; use load_checkpoint, or copy "
+                "within zerorun.zero.GatheredParameters(params, modifier_rank=0)"
+            )
+        result = self.module.load_state_dict(*args, **kwargs)
+        masters_from_parameters(self.shards.core, self.shards.layout)
+        return result
+
+    def drop_batch(self) -> None:
+        """Forgets all gradients since the last update. Collective."""
+        raise NotImplementedError
+
+    def _training(self) -> checkpoint.Training:
+        return checkpoint.Training(
+            self.module, self.optimizer, self.lr_scheduler, self.global_steps, self.micro_steps
+        )
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool | None = False,
+    ) -> bool:
+        """Saves everything that training needs under `save_dir`/`tag`. Collective.
+
+        `tag`: default ``global_step<N>``. `client_state`: anything picklable, returned by
+        :meth:`load_checkpoint`. `save_latest`: a load without tag takes this one from now on.
+        `exclude_frozen_parameters`: they are not saved, and a load leaves them as they are. Raises
+        CheckpointError or IoError on every rank.
+        """
+        checkpoint.save(
+            self.shards,
+            self._training(),
+            save_dir,
+            tag,
+            client_state,
+            save_latest=save_latest,
+            exclude_frozen=bool(exclude_frozen_parameters),
+        )
+        return True
+
+    def load_checkpoint(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continues from a checkpoint of any world size and stage. Collective.
+
+        Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. The
+        client_state and the scheduler's state are unpickled, which runs the code that they name:
+        load only what you trust. The model must be the saved one; a difference is a CheckpointError
+        that names it, and changes nothing. `load_module_strict` False: parameters that only one of
+        the two has stay as they are.
+        """
+        if custom_load_fn is not None:
+            raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
+        training = self._training()
+        path, client_state = checkpoint.load(
+            self.shards,
+            training,
+            load_dir,
+            tag,
+            strict=load_module_strict,
+            optimizer_states=load_optimizer_states and not load_module_only,
+            lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
+        )
+        if path is not None:
+            self.global_steps, self.micro_steps = training.global_steps, training.micro_steps
+            self.drop_batch()
+        return path, client_state
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """The whole model's state dict in one file, written by rank 0. Collective."""
+        save_full_state(
+            self.module, self.communicator, save_dir, save_filename, exclude_frozen_parameters
+        )
+        return True
+
+    def destroy(self) -> None:
+        """Gives the memory back and takes all hooks off the model, which stays usable.
+
+        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init.
+        A second call does nothing. Collective at stage 3 where ranks do not share parameters (on
+        GPUs); else it only must not come while another rank is within a step.
+        """
+        shards = self.__dict__.get("shards")
+        if shards is not None:
+            shards.close()

@@ -1,0 +1,205 @@
+"""Shards: a model's states in the core's memory, sharded over the ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, torch_groups
+from zerorun.engine_partition import EnginePartition
+from zerorun.gather_hooks import GatherHooks
+from zerorun.model_layout import ModelLayout
+from zerorun.parameter_memory import by_parameter, cast_buffers, full_view, load_parameters
+from zerorun.partition import LeftBehind, PrivatePartition, partition_of
+from zerorun.torch_states import TorchStates
+
+__all__ = ["CHECK_PARTS", "Shards", "shards_of"]
+
+_ATTRIBUTE = "_zerorun_shards"
+CHECK_PARTS = 16  # calls of check_places() that look at every parameter once
+
+
+class _Reference(LeftBehind):
+    """The shards that a parameter belongs to."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = weakref.ref(shards)
+
+    def __call__(self) -> Shards | None:
+        return self._shards()
+
+
+def shards_of(parameter: nn.Parameter) -> Shards | None:
+    """The shards that a parameter belongs to, if it belongs to any."""
+    reference = getattr(parameter, _ATTRIBUTE, None)
+    return None if reference is None else reference()
+
+
+def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, parameters))
+
+
+class Shards:
+    """A model in a core engine, from the making of the engine until close().
+
+    Checkpoints, single states, optimizers and the training loop work on this. Making it is one
+    step: the engine is made, takes the model's values (rank 0's), and the parameters become views
+    of its memory; at stage 3 hooks gather them. When a part of that fails, close() gives the model
+    back. As a context manager it does so for the block too: an error in the block closes it.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        settings: _C.Config,
+        communicator: _C.Communicator,
+        device: torch.device,
+        model: nn.Module | None = None,
+    ) -> None:
+        """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
+        the parameters are not of one module, and somebody else calls the collector."""
+        torch_groups.end_at_exit()
+        self.layout = layout
+        self.settings = settings
+        self.communicator = communicator
+        self.device = device  # where the parameters are
+        self.gather_hooks: GatherHooks | None = None  # at stage 3
+        self.torch_states: TorchStates | None = None  # of an external optimizer
+        # Ends an open micro-step and tells whether there are reduced gradients; the loop sets it.
+        self.finish_reduction: Callable[[], bool] = bool
+        self._handles: list[Any] = []
+        self._placed: list[nn.Parameter] = []  # those that keep their place
+        self._addresses: list[int] = []
+        self._checks = 0
+        groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
+        self.core = _C.Engine(settings, communicator, layout.specs(), groups)
+        with self:
+            if model is not None:
+                cast_buffers(model, settings.precision.param_dtype, communicator)
+            load_parameters(self.core, layout, communicator)
+            self.collector = _C.GradientCollector(self.core, self._is_eager)
+            if model is not None:
+                self._collect_gradients()
+            self._place(model)
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.close()
+
+    @property
+    def stage(self) -> int:
+        return self.settings.zero.stage
+
+    @property
+    def external(self) -> bool:
+        """True if a torch optimizer updates the shards, instead of a rule of the core's."""
+        return self.settings.optimizer.type == _C.EXTERNAL_OPTIMIZER
+
+    @property
+    def _is_eager(self) -> bool:
+        # Below stage 2 with one micro-step the bucket itself becomes the reduced gradient, so it
+        # must not go out before all contributions are in.
+        return self.stage >= 2 or self.settings.batch.accumulation_steps > 1
+
+    def _collect_gradients(self) -> None:
+        for parameter, index in self.layout.ids.items():
+            if self.layout.is_trainable(parameter):
+                hook = self.collector.hook(index)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _place(self, model: nn.Module | None) -> None:
+        """Makes the parameters views of the engine's memory."""
+        reference = _Reference(self)
+        if self.stage < 3 or model is None:
+            for parameter in self.layout.names:
+                setattr(parameter, _ATTRIBUTE, reference)
+                partition = partition_of(parameter)
+                if partition is not None:
+                    partition.detach()
+                parameter.data = full_view(self.core, self.layout, parameter)
+            self._placed = list(self.layout.names)
+            self._addresses = _addresses_of(self._placed)
+            return
+        hooks = GatherHooks(model, self.core, self.layout, self.device)
+        self.gather_hooks = hooks
+        intervals = by_parameter(self.core)
+        for unit in hooks.units:
+            for parameter in unit.parameters:
+                own = intervals.get(self.layout.ids[parameter], [])
+                setattr(parameter, _ATTRIBUTE, reference)
+                EnginePartition(hooks, self.communicator, unit, parameter, own)
+            unit.place()
+        hooks.attach()
+
+    def check_places(self) -> None:
+        """Raises ConfigError naming a parameter whose memory the program has replaced.
+
+        Each call looks at a part of the parameters, so that a step does not pay for all.
+        """
+        part = slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
+        self._checks += 1
+        parameters, expected = self._placed[part], self._addresses[part]
+        found = _addresses_of(parameters)
+        if found == expected:
+            return
+        pairs = zip(parameters, expected, found, strict=True)
+        name = next(self.layout.names[p] for p, address, now in pairs if address != now)
+        raise _C.ConfigError(
+            f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
+            "reach it: change the values in place (parameter.data.copy_(values)), and move or cast "
+            "the model before initialize"
+        )
+
+    def close(self) -> None:
+        """Gives the memory back and takes all hooks off the model, which stays usable.
+
+        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init.
+        A second call does nothing. Collective at stage 3 where ranks do not share parameters (on
+        GPUs); else it only must not come while another rank is within a step.
+        """
+        if self.core.closed:
+            return
+        try:
+            for handle in self._handles:
+                handle.remove()
+            if self.gather_hooks is not None:
+                self.gather_hooks.remove()
+            with torch.no_grad():
+                for parameter in self.layout.names:
+                    self._return(parameter)
+        finally:
+            self._handles.clear()
+            self.gather_hooks = None
+            self.finish_reduction = bool
+            if self.torch_states is not None:
+                self.torch_states.clear()
+            self.__dict__.pop("collector", None)
+            self.core.close()
+
+    def _return(self, parameter: nn.Parameter) -> None:
+        """Makes a parameter an ordinary one, or at stage 3 one of zero.Init."""
+        if not hasattr(parameter, _ATTRIBUTE):
+            return  # it was not placed yet
+        parameter.grad = None
+        delattr(parameter, _ATTRIBUTE)
+        partition = partition_of(parameter)
+        if partition is None:
+            parameter.data = full_view(self.core, self.layout, parameter).clone()
+        elif partition.in_engine:
+            full = partition.gather_full()
+            partition.detach()
+            parameter.data = full
+            PrivatePartition(parameter, self.communicator)

@@ -1,0 +1,101 @@
+"""The states that a torch optimizer keeps of this rank's shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.model_layout import ModelLayout
+from zerorun.parameter_memory import tensor_of
+
+__all__ = ["TorchStates"]
+
+
+class TorchStates:
+    """A torch optimizer that steps this rank's flat fp32 shards instead of the model's parameters.
+
+    The states that the optimizer has already are cut like the parameters. Raises ConfigError, and
+    changes nothing, for states that cannot be.
+    """
+
+    def __init__(
+        self, core: _C.Engine, layout: ModelLayout, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._optimizer = optimizer
+        self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
+        self._members: list[list[torch.nn.Parameter]] = [[] for _ in optimizer.param_groups]
+        parameter_of = {index: parameter for parameter, index in layout.ids.items()}
+        states: dict[torch.Tensor, dict[str, Any]] = {}
+        for interval in core.state_intervals():
+            if interval.grad is None:
+                continue
+            parameter = parameter_of[interval.parameter]
+            shard = torch.nn.Parameter(tensor_of(interval.master))
+            shard.grad = tensor_of(interval.grad)
+            self._shards[interval.parameter, interval.begin] = shard
+            self._members[layout.group_of[parameter]].append(shard)
+            given = optimizer.state.get(parameter)
+            if given is not None:
+                shape, name = layout.shapes[parameter], layout.names[parameter]
+                part = slice(interval.begin, interval.begin + interval.numel)
+                states[shard] = {
+                    key: value
+                    if key == "step"
+                    else _shard_of(value, shape, part, f"{key} of {name}", shard)
+                    for key, value in given.items()
+                }
+        optimizer.state.clear()
+        optimizer.state.update(states)
+
+    def get(self, parameter: int, begin: int) -> dict[str, Any]:
+        """The states of the shard that begins at an element of a parameter."""
+        return self._optimizer.state.get(self._shards[parameter, begin], {})
+
+    def put(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
+        """Replaces the states of a shard."""
+        shard = self._shards[parameter, begin]
+        self._optimizer.state[shard] = {
+            key: value if _is_number(value) else value.to(shard.device)
+            for key, value in state.items()
+        }
+
+    def clear(self) -> None:
+        """Drops the shards and their states."""
+        self._optimizer.state.clear()
+        self._shards.clear()
+        self._members.clear()
+
+    def step(self) -> None:
+        """Steps the shards, whose gradients the engine has prepared."""
+        # The shards' gradients view the engine's memory, which holds their new values. Outside of
+        # this step the groups have the model's parameters, which is what programs expect there.
+        groups = self._optimizer.param_groups
+        given = [group["params"] for group in groups]
+        try:
+            for group, shards in zip(groups, self._members, strict=True):
+                group["params"] = shards
+            with torch.enable_grad():
+                self._optimizer.step()
+        finally:
+            for group, params in zip(groups, given, strict=True):
+                group["params"] = params
+
+
+def _is_number(value: Any) -> bool:
+    """True for a state that is not one per element: a step count, as a tensor or not."""
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
+
+
+def _shard_of(value: Any, shape: torch.Size, part: slice, what: str, shard: torch.Tensor) -> Any:
+    """This rank's part of a state that the optimizer had before it was sharded."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 != len(shape):
+        return value
+    if value.shape != shape:
+        raise _C.ConfigError(
+            f"{what} has shape {tuple(value.shape)}, the parameter {tuple(shape)}: an optimizer "
+            "whose states are not its parameters' shape, or are made from partitioned parameters, "
+            "cannot run on shards"
+        )
+    return value.detach().flatten()[part].to(shard.device, copy=True)
