@@ -9,6 +9,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/shard_file.h"
 #include "core/check.h"
+#include "os/text_file.h"
 
 namespace zerorun {
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,13 +21,13 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-// open() that a signal does not interrupt; -1 with errno set on failure.
-int open_file(const char* path, int flags) {
+// open() that a signal does not interrupt; empty, with errno set, on failure.
+FileDescriptor open_file(const char* path, int flags) {
   int descriptor = -1;
   do {
     descriptor = ::open(path, flags | O_CLOEXEC, 0666);
   } while (descriptor < 0 && errno == EINTR);
-  return descriptor;
+  return FileDescriptor(descriptor);
 }
 
 int sync_descriptor(int descriptor) {
@@ -41,9 +40,9 @@ int sync_descriptor(int descriptor) {
 
 }  // namespace
 
-File::File(std::filesystem::path path, int flags) : path_(std::move(path)) {
-  descriptor_ = open_file(path_.c_str(), flags);
-  if (descriptor_ >= 0) return;
+File::File(std::filesystem::path path, int flags)
+    : path_(std::move(path)), descriptor_(open_file(path_.c_str(), flags)) {
+  if (descriptor_) return;
   const int code = errno;
   const bool creates = (flags & O_CREAT) != 0;
   fail<IoError>("cannot {} {}: {}", creates ? "create" : "open", path_.string(), reason(code));
@@ -54,23 +53,9 @@ File File::create(const std::filesystem::path& path) { return {path, O_CREAT | O
 File File::open_to_read(const std::filesystem::path& path) { return {path, O_RDONLY | O_NONBLOCK}; }
 File File::open_to_write(const std::filesystem::path& path) { return {path, O_WRONLY}; }
 
-File::File(File&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
-
-File& File::operator=(File&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(descriptor_, other.descriptor_);
-  return *this;
-}
-
-// Errors of delayed writes are reported by sync(), so close() has none left to report.
-File::~File() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
 uint64_t File::size() const {
   struct stat info = {};
-  if (::fstat(descriptor_, &info) != 0) {
+  if (::fstat(descriptor_.get(), &info) != 0) {
     fail<IoError>("cannot read the size of {}: {}", path_.string(), reason(errno));
   }
   if (!S_ISREG(info.st_mode)) fail<IoError>("{} is not a regular file", path_.string());
@@ -78,15 +63,16 @@ uint64_t File::size() const {
 }
 
 void File::resize(uint64_t nbytes) {
-  if (::ftruncate(descriptor_, static_cast<off_t>(nbytes)) != 0) {
+  if (::ftruncate(descriptor_.get(), static_cast<off_t>(nbytes)) != 0) {
     fail<IoError>("cannot make {} {} bytes long: {}", path_.string(), nbytes, reason(errno));
   }
 }
 
 void File::write(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = ::pwrite(descriptor_, bytes.data(), std::min(bytes.size(), kMaxTransfer),
-                                   static_cast<off_t>(offset));
+    const ssize_t count =
+        ::pwrite(descriptor_.get(), bytes.data(), std::min(bytes.size(), kMaxTransfer),
+                 static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       fail<IoError>("cannot write {} bytes at offset {} of {}: {}", bytes.size(), offset,
@@ -101,7 +87,7 @@ size_t File::read(uint64_t offset, std::span<std::byte> out) const {
   size_t done = 0;
   while (done < out.size()) {
     const ssize_t count =
-        ::pread(descriptor_, out.data() + done, std::min(out.size() - done, kMaxTransfer),
+        ::pread(descriptor_.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
                 static_cast<off_t>(offset + done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
@@ -115,26 +101,15 @@ size_t File::read(uint64_t offset, std::span<std::byte> out) const {
 }
 
 void File::sync() {
-  if (sync_descriptor(descriptor_) != 0) {
+  if (sync_descriptor(descriptor_.get()) != 0) {
     fail<IoError>("cannot bring {} to the disk: {}", path_.string(), reason(errno));
   }
 }
 
 void File::start_sync(uint64_t offset, uint64_t nbytes) noexcept {
   // Only a hint: what goes wrong here goes wrong again, and is reported, in sync().
-  ::sync_file_range(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(nbytes),
+  ::sync_file_range(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(nbytes),
                     SYNC_FILE_RANGE_WRITE);
-}
-
-std::string read_text(const std::filesystem::path& path, uint64_t limit) {
-  const File file = File::open_to_read(path);
-  const uint64_t size = file.size();
-  if (size > limit) {
-    fail<IoError>("{} has {} bytes; expected at most {}", path.string(), size, limit);
-  }
-  std::string text(size, '\0');
-  text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
-  return text;
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
@@ -144,10 +119,9 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  const int descriptor = open_file(folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (descriptor < 0) fail<IoError>("cannot open {}: {}", folder.string(), reason(errno));
-  const int code = sync_descriptor(descriptor) == 0 ? 0 : errno;
-  ::close(descriptor);
+  const FileDescriptor descriptor = open_file(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (!descriptor) fail<IoError>("cannot open {}: {}", folder.string(), reason(errno));
+  const int code = sync_descriptor(descriptor.get()) == 0 ? 0 : errno;
   // EINVAL: this file system has nothing to sync for a folder.
   if (code != 0 && code != EINVAL) {
     fail<IoError>("cannot bring {} to the disk: {}", folder.string(), reason(code));
@@ -180,14 +154,6 @@ void create_folders(const std::filesystem::path& folder) {
   }
   if (error) fail<IoError>("cannot create the folder {}: {}", folder.string(), error.message());
   for (const std::filesystem::path& parent : parents_of_new) sync_folder(parent);
-}
-
-uint64_t available_bytes(const std::filesystem::path& path) {
-  struct statvfs info = {};
-  if (::statvfs(path.c_str(), &info) != 0) {
-    fail<IoError>("cannot read the free space of {}: {}", path.string(), reason(errno));
-  }
-  return uint64_t{info.f_bavail} * info.f_frsize;
 }
 
 }  // namespace zerorun

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "os/file_descriptor.h"
+
 namespace zerorun {
 
 // An open file. Every error is an IoError that names the path, what was tried and the system's
@@ -16,14 +18,9 @@ class File {
   static File create(const std::filesystem::path& path);
   static File open_to_read(const std::filesystem::path& path);
   static File open_to_write(const std::filesystem::path& path);
-  File(File&& other) noexcept;
-  File& operator=(File&& other) noexcept;
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File();
 
   const std::filesystem::path& path() const { return path_; }
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
   uint64_t size() const;
   void resize(uint64_t nbytes);
   void write(uint64_t offset, std::span<const std::byte> bytes);
@@ -38,11 +35,10 @@ class File {
   File(std::filesystem::path path, int flags);
 
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  // Closing it has no error to report: those of delayed writes are reported by sync().
+  FileDescriptor descriptor_;
 };
 
-// The whole file as text; throws IoError when it is longer than `limit` bytes.
-std::string read_text(const std::filesystem::path& path, uint64_t limit);
 // Creates the file, writes it and syncs it.
 void write_text(const std::filesystem::path& path, const std::string& text);
 
@@ -53,7 +49,5 @@ bool path_exists(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 // Creates the folder and its missing parents, so that they survive a power failure.
 void create_folders(const std::filesystem::path& folder);
-// Bytes that may still be written on the file system that holds `path`.
-uint64_t available_bytes(const std::filesystem::path& path);
 
 }  // namespace zerorun

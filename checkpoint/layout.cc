@@ -13,6 +13,7 @@
 #include "checkpoint/hash.h"
 #include "core/check.h"
 #include "core/printable.h"
+#include "os/text_file.h"
 
 namespace zerorun {
 

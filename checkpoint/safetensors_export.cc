@@ -12,6 +12,7 @@
 #include "checkpoint/safetensors_format.h"
 #include "comm/agreement.h"
 #include "core/check.h"
+#include "os/free_space.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
@@ -107,7 +108,7 @@ void Export::create_on_rank_0() {
   create_folders(folder_);
   remove_leftovers_of(path_);
   if (fs::is_directory(path_)) fail<IoError>("cannot write {}: it is a folder", path_.string());
-  const uint64_t available = available_bytes(folder_);
+  const uint64_t available = free_space(folder_).value_or(nbytes_);
   if (available < nbytes_) {
     fail<IoError>("cannot write {}: it needs {} bytes, {} has {} free", path_.string(), nbytes_,
                   folder_.string(), available);

@@ -14,6 +14,7 @@
 #include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_format.h"
 #include "core/check.h"
+#include "os/text_file.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {

@@ -13,6 +13,7 @@
 #include "checkpoint/shard_file.h"
 #include "comm/agreement.h"
 #include "core/check.h"
+#include "os/free_space.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
@@ -91,14 +92,14 @@ void Save::agree_on(const ShardPlan& plan) {
 
 std::string Save::disk_use() const {
   return fmt::format("the checkpoint needs {} bytes, {} has {} free", needed_, directory_.string(),
-                     available_bytes(directory_));
+                     free_space(directory_).value_or(0));
 }
 
 void Save::make_folder_on_rank_0() {
   if (agreement_.rank() != 0) return;
   create_folders(directory_);
   remove_leftovers(directory_);
-  if (available_bytes(directory_) < needed_) {
+  if (free_space(directory_).value_or(needed_) < needed_) {
     fail<IoError>("cannot save {}: {}: free some space, or save elsewhere",
                   (directory_ / tag_).string(), disk_use());
   }

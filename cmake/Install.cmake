@@ -18,7 +18,7 @@ if(TARGET train)
   install(TARGETS train DESTINATION ${libexecdir}/zerorun COMPONENT runtime)
 endif()
 
-if(TARGET zerorun_cuda)  # where device/cuda_backend.cc looks for them
+if(TARGET zerorun_cuda)  # where device/plugin.cc looks for them
   install(TARGETS zerorun_cuda DESTINATION ${plugindir} COMPONENT runtime)
 endif()
 if(TARGET zerorun_train_cuda)

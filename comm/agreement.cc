@@ -20,21 +20,21 @@ namespace {
 
 enum class Kind : int64_t { config, communication, device, io, checkpoint, numeric, internal };
 
-// A failure as numbers, for broadcast: its kind, and its text cut to a fixed length.
-struct Failure {
+// The error of a step as numbers, for broadcast: its kind, and its text cut to a fixed length.
+struct FailedStep {
   static constexpr size_t kMaxText = 4088;
   Kind kind = Kind::internal;
   std::array<char, kMaxText> text{};
 };
-static_assert(sizeof(Failure) % sizeof(int64_t) == 0);
+static_assert(sizeof(FailedStep) % sizeof(int64_t) == 0);
 
-Failure describe(Kind kind, std::string_view text) {
-  Failure failure{.kind = kind};
-  std::copy_n(text.begin(), std::min(text.size(), Failure::kMaxText - 1), failure.text.begin());
+FailedStep describe(Kind kind, std::string_view text) {
+  FailedStep failure{.kind = kind};
+  std::copy_n(text.begin(), std::min(text.size(), FailedStep::kMaxText - 1), failure.text.begin());
   return failure;
 }
 
-Failure describe(const std::exception_ptr& error) {
+FailedStep describe(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const ConfigError& e) {
@@ -98,8 +98,8 @@ void Agreement::run(std::string_view label, const std::function<void()>& step) {
   if (first == world_size()) return;
   if (world_size() == 1) std::rethrow_exception(error);
 
-  Failure failure = first == rank() ? describe(error) : Failure{};
-  constexpr size_t kWords = sizeof(Failure) / sizeof(int64_t);
+  FailedStep failure = first == rank() ? describe(error) : FailedStep{};
+  constexpr size_t kWords = sizeof(FailedStep) / sizeof(int64_t);
   std::array<int64_t, kWords> words{};
   std::memcpy(words.data(), &failure, sizeof failure);
   comm_.broadcast(view_of(std::span<int64_t>(words)), first, stream_, label).synchronize();

@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-// What all communicators share: they check and count each call. A transport says how it runs.
+// The base of all communicators: it checks and counts each call, and a transport runs it.
 class CallCommunicator : public Communicator {
  public:
   int rank() const final { return rank_; }
@@ -26,7 +26,7 @@ class CallCommunicator : public Communicator {
   CallCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
 
  private:
-  // Submits to the stream what `call`, which has been checked, asks for.
+  // Submits the collective of `call`, which has been checked, to the stream.
   virtual void submit(CollectiveCall call, Stream& stream) = 0;
 
   Event start(CollectiveCall call, Stream& stream);

@@ -9,8 +9,8 @@
 
 namespace zerorun {
 
-// Runs calls in the order in which they took their turns, on whichever thread each is run. It keeps
-// the collectives of one rank in order when they are spread over several streams.
+// Keeps the collectives of one rank in order when they are spread over several streams: calls run
+// in the order in which they took their turns, each on the thread of its own stream.
 class CallOrder : public std::enable_shared_from_this<CallOrder> {
  public:
   class Turn {

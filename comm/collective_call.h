@@ -23,7 +23,7 @@ struct CollectiveCall {
 // Throws InternalError unless sizes, dtypes and overlaps are as zerorun/communicator.h allows.
 void check_call(const CollectiveCall& call, int rank, int world_size);
 
-// What CommStats counts for the call.
+// The count that CommStats adds for the call.
 CollectiveCount count_of(const CollectiveCall& call);
 
 }  // namespace zerorun

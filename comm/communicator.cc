@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/device_communicator.h"
+#include "comm/rendezvous/rendezvous.h"
 #include "comm/self_communicator.h"
 #include "comm/shm/communicator.h"
 #include "core/check.h"
@@ -33,6 +34,7 @@ std::string_view name_of(Collective op) {
 std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
   ZR_CHECK(options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
            "got rank {} of {}", options.rank, options.world_size);
+  // The transport follows from where the memory is and how many ranks there are.
   if (options.device && !options.device->is_host()) return make_device_communicator(options);
   if (options.world_size == 1) return make_self_communicator();
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
@@ -51,22 +53,8 @@ std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::millise
   options.rank = info.rank;
   options.world_size = info.world_size;
   options.timeout = timeout;
-  if (info.world_size == 1) return make_communicator(options);
-  if (info.local_world_size != info.world_size) {
-    fail<CommError>(
-        "{} of {} ranks run on this host: ranks on several hosts are not supported yet; start all "
-        "of them on one",
-        info.local_world_size, info.world_size);
-  }
-  TcpStoreOptions store;
-  // All ranks are here, so nobody else needs to reach rank 0, whatever MASTER_ADDR says.
-  store.host = "127.0.0.1";
-  store.port = info.master_port;
-  store.serve = info.rank == 0;
-  store.secret = info.secret;
-  store.timeout = timeout;
   // On CPUs needed until all ranks have met; NCCL's ranks watch each other through it to the end.
-  options.store = make_tcp_store(store);
+  if (info.world_size > 1) options.store = rendezvous(info, timeout);
   return make_communicator(options);
 }
 

@@ -4,15 +4,21 @@
 #include <string>
 
 #include "comm/host_staged_communicator.h"
+#include "comm/nccl/backend.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
+#include "device/plugin.h"
 
 namespace zerorun {
 
 namespace {
 
-// Whether two ranks have the same GPU. All ranks get the same answer.
+const NcclBackend& open_nccl_backend() {
+  return plugin_entry<NcclBackend>(open_plugin(kCudaLibrary), kNcclBackendEntry);
+}
+
+// Tells all ranks alike whether two of them have the same GPU.
 bool ranks_share_devices(const CommunicatorOptions& options, const std::string& mine) {
   const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
   options.store->set(key(options.rank), mine);
@@ -26,16 +32,24 @@ bool ranks_share_devices(const CommunicatorOptions& options, const std::string& 
 }  // namespace
 
 std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions& options) {
-  const std::shared_ptr<CudaBackend> backend = open_cuda_backend();
   if (options.world_size > 1) {
     ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
              options.world_size);
-    const bool share = ranks_share_devices(options, backend->identity_of(*options.device));
+    const bool share =
+        ranks_share_devices(options, open_cuda_backend().identity_of(*options.device));
     if (share && read_environment("ZERORUN_SHARE_GPUS").value_or("") != "nccl") {
       return make_host_staged_communicator(options);
     }
   }
-  return backend->make_communicator(options);
+  return open_nccl_backend().make_communicator(options);
+}
+
+std::string describe_device_collectives() {
+  try {
+    return open_nccl_backend().describe();
+  } catch (const DeviceError&) {
+    return {};  // describe_cuda says what is missing
+  }
 }
 
 }  // namespace zerorun

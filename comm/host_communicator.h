@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-// A communicator of host memory: its calls are tasks of CpuStreams.
+// The base of communicators for host memory: each call is one task of a CpuStream.
 class HostCommunicator : public CallCommunicator {
  protected:
   using CallCommunicator::CallCommunicator;

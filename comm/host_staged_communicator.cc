@@ -109,7 +109,7 @@ void HostStagedCommunicator::grow(const std::string& label, size_t nbytes) {
   host_->barrier(*worker_, what).synchronize();
 }
 
-// The device's stream copies down, the worker takes part in the collective, the stream copies up:
+// The device's stream copies D2H, the worker takes part in the collective, the stream copies H2D:
 // each waits for the other's event, the caller for none.
 void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
   constexpr size_t kAlignment = 64;

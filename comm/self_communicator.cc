@@ -6,10 +6,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 
+#include "comm/aborted.h"
 #include "comm/host_communicator.h"
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
@@ -17,23 +17,6 @@
 namespace zerorun {
 
 namespace {
-
-// The error of all calls after abort(). Tasks share it, so they may outlive the communicator.
-class Aborted {
- public:
-  void set(std::string_view reason) {
-    const std::lock_guard lock(mutex_);
-    if (text_.empty()) text_ = fmt::format("rank 0 aborted the job: {}", reason);
-  }
-  void check() const {
-    const std::lock_guard lock(mutex_);
-    if (!text_.empty()) throw CommError(text_);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::string text_;
-};
 
 void run(const CollectiveCall& call) {
   const bool reduces = call.op == Collective::all_reduce || call.op == Collective::reduce_scatter;
@@ -61,7 +44,7 @@ class SelfCommunicator final : public HostCommunicator {
     if (data == MAP_FAILED) {
       fail<DeviceError>("cannot allocate {} bytes: {}", nbytes, std::strerror(errno));
     }
-    madvise(data, mapped, MADV_HUGEPAGE);  // only a wish
+    madvise(data, mapped, MADV_HUGEPAGE);  // faster where the host has them
     return Buffer(data, nbytes, [data, mapped] { munmap(data, mapped); });
   }
 
@@ -73,6 +56,7 @@ class SelfCommunicator final : public HostCommunicator {
     });
   }
 
+  // Tasks share it: they may outlive the communicator.
   const std::shared_ptr<Aborted> aborted_ = std::make_shared<Aborted>();
 };
 

@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// A job of one rank: an ordinary communicator, whose collectives copy.
+// Makes the communicator of a job of one rank: an ordinary one, whose collectives copy.
 std::shared_ptr<Communicator> make_self_communicator();
 
 }  // namespace zerorun

@@ -7,19 +7,26 @@
 
 namespace zerorun {
 
-// The table of environment variables that zerorun reads by name; `zerorun env` prints it.
+// Every environment variable that zerorun reads, in C++ and in Python; `zerorun env` prints the
+// table. (The deepspeed module also reads those of MPI and Slurm, as DeepSpeed does.)
 struct EnvironmentVariable {
   std::string_view name;
   std::string_view meaning;
 };
 std::span<const EnvironmentVariable> environment_variables();
 
-// The value, or nothing when unset or empty. Throws InternalError for a name that is not in the
-// table.
+// Throws InternalError for a name that is not in the table.
+void check_in_table(std::string_view name);
+
+// The value, or nothing when unset or empty. The name must be in the table.
 std::optional<std::string> read_environment(std::string_view name);
 // True when the value of a switch turns it on: anything but the empty text and 0.
 bool is_on(std::string_view value);
 // The value as an integer in [low, high]; throws ConfigError naming variable, value and range.
 std::optional<long> read_environment_int(std::string_view name, long low, long high);
+
+// Throws ConfigError unless a value of OMP_NUM_THREADS is empty or numbers that OpenMP takes ("4",
+// "4,2"). It ignores what is no number, and crashes where there are too many threads.
+void check_thread_count(std::string_view value);
 
 }  // namespace zerorun

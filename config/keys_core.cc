@@ -145,7 +145,7 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
     not_yet("/use_data_before_expert_parallelism", KeyType::boolean, "false",
             "Order of the data and expert dimensions of a device mesh."),
     with_choices(no_effect("/log_level", KeyType::string, "null", "Level of DeepSpeed's logger.",
-                           "set ZERORUN_LOG_LEVEL in the environment"),
+                           "zerorun's lines are few, and all of them are printed"),
                  "debug|info|warning|error|critical"),
     no_effect("/disable_python_gc", KeyType::boolean, "false",
               "Collects Python garbage at step boundaries only.",

@@ -1,9 +1,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 
 #include "config/base64.h"
 #include "config/check.h"
@@ -11,31 +9,16 @@
 #include "config/derive.h"
 #include "core/check.h"
 #include "core/printable.h"
+#include "os/text_file.h"
 #include "zerorun/config.h"
 
 namespace zerorun {
 
 namespace {
 
-using File = std::unique_ptr<FILE, int (*)(FILE*)>;
-
 [[noreturn]] void fail_to_read(const std::string& path, int error) {
   fail<ConfigError>("{}: cannot be read: {}; expected a JSON file, or the base64 text of one",
                     printable(path), std::strerror(error));
-}
-
-std::string read_text(FILE* file, const std::string& path) {
-  std::string text;
-  char block[64 << 10];
-  while (const size_t bytes = std::fread(block, 1, sizeof(block), file)) {
-    text.append(block, bytes);
-    if (text.size() > kMaxJsonBytes) {
-      fail<ConfigError>("{}: longer than {} bytes; expected a configuration", printable(path),
-                        kMaxJsonBytes);
-    }
-  }
-  if (std::ferror(file) != 0) fail_to_read(path, errno);
-  return text;
 }
 
 std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& keys,
@@ -93,9 +76,13 @@ struct ConfigText {
 };
 
 ConfigText find_text(const std::string& path) {
-  const File file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (file) return {read_text(file.get(), path), path};
-  const int error = errno;
+  std::string text;
+  const int error = try_read_text(path, kMaxJsonBytes, text);
+  if (error == 0) return {std::move(text), path};
+  if (error == EFBIG) {
+    fail<ConfigError>("{}: longer than {} bytes; expected a configuration", printable(path),
+                      kMaxJsonBytes);
+  }
   std::optional<std::string> json = decode_base64url(path);
   if (json && json->starts_with(kByteOrderMark)) json->erase(0, kByteOrderMark.size());
   if (!json || !json->starts_with('{')) fail_to_read(path, error);

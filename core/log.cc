@@ -7,7 +7,7 @@
 namespace zerorun {
 
 void Logger::write(LogLevel level, std::string_view text) const {
-  constexpr std::array<std::string_view, 4> kPrefix = {"debug: ", "", "warning: ", "error: "};
+  constexpr std::array<std::string_view, 3> kPrefix = {"", "warning: ", "error: "};
   const std::string who = world_size_ > 1 ? fmt::format(" {}/{}", rank_, world_size_) : "";
   const std::string line =
       fmt::format("[zerorun{}] {}{}\n", who, kPrefix[static_cast<size_t>(level)], text);

@@ -8,22 +8,21 @@
 
 namespace zerorun {
 
-enum class LogLevel { debug, info, warning, error };
+enum class LogLevel { info, warning, error };
 
-// One line on stderr, written with one call so that lines of several ranks do not mix:
+// Writes lines to stderr, each with one call so that lines of several ranks do not mix:
 // "[zerorun 1/2] warning: text". `Logger` is a value; there is no global one.
 class Logger {
  public:
   Logger() = default;
-  Logger(int rank, int world_size, LogLevel level = LogLevel::info)
-      : rank_(rank), world_size_(world_size), level_(level) {}
+  Logger(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
 
-  // From every rank.
+  // Prints on every rank.
   template <typename... Args>
   void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) const {
-    if (level >= level_) write(level, fmt::format(format, std::forward<Args>(args)...));
+    write(level, fmt::format(format, std::forward<Args>(args)...));
   }
-  // From rank 0 only.
+  // These print on rank 0 only.
   template <typename... Args>
   void info(fmt::format_string<Args...> format, Args&&... args) const {
     if (rank_ == 0) log(LogLevel::info, format, std::forward<Args>(args)...);
@@ -38,7 +37,6 @@ class Logger {
 
   int rank_ = 0;
   int world_size_ = 1;
-  LogLevel level_ = LogLevel::info;
 };
 
 }  // namespace zerorun

@@ -26,4 +26,10 @@ std::string_view name_of(MemoryCategory category) {
   return "?";
 }
 
+std::shared_ptr<Device> make_device(Accelerator accelerator) {
+  const bool cuda = accelerator == Accelerator::cuda ||
+                    (accelerator == Accelerator::automatic && cuda_is_available());
+  return cuda ? make_cuda_device() : make_cpu_device();
+}
+
 }  // namespace zerorun

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/format_bytes.h"
+
 namespace zerorun {
 
 void MemoryLedger::add(size_t nbytes, MemoryCategory category) {
@@ -108,18 +110,6 @@ std::string MemoryLedger::advice(const MemoryRequest& request, size_t missing) c
     return "No setting frees enough by itself; together: " + together;
   }
   return "No setting makes enough room: use more ranks, a smaller model or a GPU with more memory";
-}
-
-std::string format_bytes(size_t nbytes) {
-  if (nbytes < 1024) return fmt::format("{} B", nbytes);
-  auto amount = static_cast<double>(nbytes) / 1024;
-  std::string_view unit = "KiB";
-  for (const std::string_view larger : {"MiB", "GiB", "TiB", "PiB", "EiB"}) {
-    if (amount < 1024) break;
-    amount /= 1024;
-    unit = larger;
-  }
-  return fmt::format("{:.1f} {}", amount, unit);
 }
 
 }  // namespace zerorun

@@ -53,7 +53,4 @@ class MemoryLedger {
   MemorySettings settings_;  // guarded by mutex_
 };
 
-// "123 B", "1.5 MiB".
-std::string format_bytes(size_t nbytes);
-
 }  // namespace zerorun

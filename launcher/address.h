@@ -3,13 +3,14 @@
 #include <cstdint>
 #include <string>
 
+#include "os/socket.h"
+
 namespace zerorun {
 
-// Where rank 0 will listen for its peers. The launcher only makes sure that it can: it binds the
-// address, lets go, and leaves the port to rank 0.
-
-// `port` if it is free at `host`, or a free one for 0. Throws ConfigError when `host` is not an
-// address of this machine or the port is busy.
-uint16_t choose_port(const std::string& host, uint16_t port);
+// Reserves the port on which rank 0 will meet its peers, `port` or a free one for 0: the launcher
+// hands the socket to rank 0, so no other program can have the port meanwhile. All ranks run on
+// this host, so the socket is of the loopback interface; `host` must be an address of this machine,
+// since PyTorch meets there. Throws ConfigError when it is not, or the port is busy.
+Listener reserve_master_port(const std::string& host, uint16_t port);
 
 }  // namespace zerorun

@@ -29,7 +29,7 @@ std::vector<Core> group_by_core(std::span<const int> allowed,
 int count_nodes(std::span<const Core> cores);
 int count_cpus(std::span<const Core> cores);
 
-// What one rank gets.
+// The CPUs of one rank.
 struct CpuShare {
   std::vector<int> cpus;  // to bind to; empty = no binding
   int threads = 1;        // one per physical core

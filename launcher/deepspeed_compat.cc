@@ -48,7 +48,7 @@ std::optional<CompatFolders> find_compat(const fs::path& launcher_directory) {
 
 bool has_deepspeed(const fs::path& python, const Environment& environment) {
   std::vector<fs::path> folders;
-  // Of a virtual environment, and of the installation that its python links to.
+  // The prefixes of a virtual environment and of the installation that its python links to.
   for (const fs::path& prefix :
        {python.parent_path() / "..", fs::weakly_canonical(python).parent_path() / ".."}) {
     for (const fs::path& folder : package_folders(prefix)) folders.push_back(folder);

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "config/env.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -40,6 +41,7 @@ Environment inherited_environment() {
 }
 
 std::optional<std::string> find_variable(const Environment& environment, const std::string& name) {
+  check_in_table(name);
   const auto entry = environment.find(name);
   if (entry == environment.end()) return std::nullopt;
   return entry->second;
@@ -75,9 +77,10 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
       // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
       {"CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(job.gpus, ","))},
   };
-  if (find_variable(inherited, "OMP_NUM_THREADS").value_or("").empty()) {
-    variables["OMP_NUM_THREADS"] = std::to_string(threads);
-  }
+  if (rank == 0) variables["ZERORUN_STORE_FD"] = std::to_string(job.store_fd);
+  const std::string given_threads = find_variable(inherited, "OMP_NUM_THREADS").value_or("");
+  check_thread_count(given_threads);
+  if (given_threads.empty()) variables["OMP_NUM_THREADS"] = std::to_string(threads);
   if (job.python) {
     variables["PYTHONPATH"] = join_paths({job.python_path, job.working_directory,
                                           find_variable(inherited, "PYTHONPATH").value_or("")});
@@ -93,8 +96,9 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
 Environment rank_environment(const Environment& inherited, const Environment& variables) {
   Environment environment = inherited;
   // A stale TORCHELASTIC_USE_AGENT_STORE makes every rank wait for a store that nobody serves.
-  std::erase_if(environment,
-                [](const auto& entry) { return entry.first.starts_with("TORCHELASTIC_"); });
+  std::erase_if(environment, [](const auto& entry) {
+    return entry.first.starts_with("TORCHELASTIC_") || entry.first == "ZERORUN_STORE_FD";
+  });
   for (const auto& [name, value] : variables) environment[name] = value;
   return environment;
 }

@@ -13,16 +13,17 @@ using Environment = std::map<std::string, std::string>;
 
 // This process's, as it was given.
 Environment inherited_environment();
-// The value, also when it is empty.
+// The value, also when it is empty. The name must be in the table of config/env.h.
 std::optional<std::string> find_variable(const Environment& environment, const std::string& name);
 // As execve wants it: "NAME=value".
 std::vector<std::string> environment_block(const Environment& environment);
 
-// What all ranks of a job have in common.
+// Settings that all ranks of a job share.
 struct JobSettings {
   int ranks = 1;
   std::string master_addr;
   uint16_t master_port = 0;
+  int store_fd = -1;  // the socket that holds the port, for rank 0
   std::string secret;
   std::vector<std::string> gpus;  // empty for CPU ranks
   bool python = false;

@@ -71,7 +71,7 @@ int guard(pid_t supervisor, const sigset_t& signals) {
 
 }  // namespace
 
-int run_guarded(const Supervise& supervise) {
+int run_guarded(Supervise supervise) {
   open_standard_streams();
   adopt_orphans();
   signal(SIGCHLD, SIG_DFL);  // a parent that ignores it would hide from us how ranks end
@@ -85,6 +85,7 @@ int run_guarded(const Supervise& supervise) {
     alive.write.close();
     return supervise_as_child(supervise, std::move(alive.read), original_mask);
   }
+  supervise = nullptr;
   alive.read.close();
   const int status = guard(supervisor, signals);
   if (WIFSIGNALED(status)) {

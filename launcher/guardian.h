@@ -21,8 +21,9 @@ namespace zerorun {
 // `original_mask` is the signal mask for programs. Returns the exit code.
 using Supervise = std::function<int(FileDescriptor guardian, const sigset_t& original_mask)>;
 
-// Forks and returns in both processes: in the supervisor with what `supervise` returned, in the
-// guardian with the supervisor's exit code. The caller ends with that code in either case.
-int run_guarded(const Supervise& supervise);
+// Forks and returns in both processes: in the supervisor with the result of `supervise`, in the
+// guardian, which drops `supervise` and the descriptors that it holds, with the supervisor's exit
+// code. The caller ends with that code in either case.
+int run_guarded(Supervise supervise);
 
 }  // namespace zerorun

@@ -8,11 +8,12 @@
 #include <iterator>
 
 #include "config/env.h"
-#include "device/cuda_backend.h"
 #include "launcher/address.h"
 #include "launcher/cpus.h"
+#include "launcher/cuda_probe.h"
 #include "launcher/deepspeed_compat.h"
 #include "launcher/gpu_nodes.h"
+#include "launcher/process.h"
 #include "launcher/resources.h"
 #include "os/cgroup.h"
 #include "os/process_identity.h"
@@ -21,13 +22,16 @@ namespace zerorun {
 
 namespace {
 
-HostResources probe_host(const std::vector<Core>& cores, const Environment& environment) {
+HostResources probe_host(const std::vector<Core>& cores, const Environment& environment,
+                         Accelerator accelerator) {
   HostResources host;
   host.name = host_name();
   host.gpus = visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
   host.cpus = count_cpus(cores);
   host.numa_nodes = count_nodes(cores);
-  if (!host.gpus.empty()) host.cuda_problem = why_no_cuda();
+  if (!host.gpus.empty() && accelerator != Accelerator::cpu) {
+    host.cuda_problem = ask_for_cuda_problem();
+  }
   host.share_gpus = is_on(find_variable(environment, "ZERORUN_SHARE_GPUS").value_or(""));
   return host;
 }
@@ -38,7 +42,7 @@ int limit_threads(int threads, int ranks, const std::optional<double>& quota) {
   return std::clamp(static_cast<int>(std::ceil(*quota / ranks)), 1, threads);
 }
 
-// By rank: the node of the GPU that it runs on.
+// The node of each rank's GPU, by rank.
 std::vector<std::optional<int>> nodes_of(const Selection& selection) {
   std::vector<std::optional<int>> nodes(static_cast<size_t>(selection.ranks));
   if (selection.gpus.empty()) return nodes;
@@ -47,7 +51,7 @@ std::vector<std::optional<int>> nodes_of(const Selection& selection) {
   return nodes;
 }
 
-// As a shell would need it.
+// The word as a shell needs it.
 std::string quote(const std::string& word) {
   constexpr std::string_view kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
@@ -66,12 +70,13 @@ std::string quote(const std::string& word) {
 }  // namespace
 
 Job plan_job(const LaunchOptions& options) {
+  open_standard_streams();  // so that the socket below gets none of their numbers
   Job job;
   job.inherited = inherited_environment();
   const ProgramSearch search = ProgramSearch::here();
   const Program program = find_program(options.program, search);
   const std::vector<Core> cores = group_by_core(allowed_cpus());
-  const HostResources host = probe_host(cores, job.inherited);
+  const HostResources host = probe_host(cores, job.inherited, options.request.accelerator);
   const Selection selection = select_ranks(options.request, host);
   const std::vector<CpuShare> shares = divide_cpus(cores, nodes_of(selection));
   const std::optional<double> quota = ControlGroup().cpu_quota();
@@ -79,7 +84,10 @@ Job plan_job(const LaunchOptions& options) {
   JobSettings settings;
   settings.ranks = selection.ranks;
   settings.master_addr = options.master_addr;
-  settings.master_port = choose_port(options.master_addr, options.master_port);
+  Listener rendezvous = reserve_master_port(options.master_addr, options.master_port);
+  settings.master_port = rendezvous.port;
+  settings.store_fd = rendezvous.socket.get();
+  job.rendezvous = std::make_shared<FileDescriptor>(std::move(rendezvous.socket));
   settings.secret = make_secret();
   settings.gpus = selection.gpus;
   settings.python = program.python;
@@ -112,7 +120,7 @@ std::string describe_job(const Job& job) {
     const RankPlan& plan = job.ranks[rank];
     fmt::format_to(out, "rank {} on {}\n", rank, job.host);
     for (const auto& [name, value] : plan.variables) {
-      // Whoever reads the plan shall not be able to join the job.
+      // A reader of the plan must not be able to join the job.
       const bool secret = name == "ZERORUN_JOB_SECRET";
       fmt::format_to(out, "  env      {}={}\n", name, secret ? "<secret>" : quote(value));
     }

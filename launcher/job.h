@@ -1,12 +1,14 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "launcher/environment.h"
 #include "launcher/options.h"
 #include "launcher/program.h"
+#include "os/file_descriptor.h"
 
 namespace zerorun {
 
@@ -24,14 +26,16 @@ struct Job {
   std::string host;
   std::string note;     // one line for the user, or empty
   std::string log_dir;  // empty = none
-  // Between a request to end and SIGKILL.
+  // The socket that holds MASTER_PORT; rank 0 inherits it.
+  std::shared_ptr<FileDescriptor> rendezvous;
+  // The time between a request to end and SIGKILL.
   std::chrono::milliseconds grace_period{30000};
 };
 
 // Looks at this machine and decides. Throws ConfigError.
 Job plan_job(const LaunchOptions& options);
 
-// What --dry_run prints: per rank the variables that are set, the CPUs and the command.
+// The text of --dry_run: per rank the variables that are set, the CPUs and the command.
 std::string describe_job(const Job& job);
 
 }  // namespace zerorun

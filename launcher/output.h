@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-// What ranks print: on its way to the terminal, kept for the failure report, copied to log files.
+// The output of ranks: passed on to the terminal, kept for the failure report, copied to log files.
 
 // Bytes waiting to be written to one of the launcher's own streams. The supervisor must not block
 // on a stopped terminal or a slow reader, so it writes only when poll() says that there is room.

@@ -11,12 +11,10 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <optional>
-#include <string_view>
 
 #include "core/check.h"
+#include "os/process_stat.h"
 
 namespace zerorun {
 
@@ -49,19 +47,6 @@ class CpuMask {
   std::vector<cpu_set_t> sets_;
 };
 
-// From /proc/PID/stat, "PID (NAME) STATE PPID ...", where NAME may hold anything (proc(5)).
-std::optional<pid_t> parent_of(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "stat");
-  std::string line;
-  if (!std::getline(file, line)) return std::nullopt;
-  const size_t name_end = line.rfind(')');
-  constexpr size_t kToParent = std::string_view(") S ").size();
-  if (name_end == std::string::npos || name_end + kToParent >= line.size()) return std::nullopt;
-  pid_t parent = 0;
-  std::from_chars(line.data() + name_end + kToParent, line.data() + line.size(), parent);
-  return parent;
-}
-
 [[noreturn]] void run_child(const SpawnRequest& request, const ExecArguments& command,
                             const ExecArguments& environment, const CpuMask& cpus, pid_t parent,
                             int failure) {
@@ -72,6 +57,7 @@ std::optional<pid_t> parent_of(const std::filesystem::path& directory) {
   if (request.standard_input >= 0) dup2(request.standard_input, STDIN_FILENO);
   if (request.standard_output >= 0) dup2(request.standard_output, STDOUT_FILENO);
   if (request.standard_error >= 0) dup2(request.standard_error, STDERR_FILENO);
+  if (request.kept_open >= 0) fcntl(request.kept_open, F_SETFD, 0);
   signal(SIGPIPE, SIG_DFL);
   signal(SIGINT, SIG_DFL);  // a shell without job control starts background jobs with it ignored
   sigprocmask(SIG_SETMASK, &request.signal_mask, nullptr);
@@ -131,7 +117,7 @@ std::vector<pid_t> descendants() {
     pid_t pid = 0;
     const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (parsed.ec != std::errc()) continue;
-    if (const auto parent = parent_of(entry.path())) children.emplace(*parent, pid);
+    if (const auto stat = read_process_stat(pid)) children.emplace(stat->parent, pid);
   }
   std::vector<pid_t> found = {getpid()};
   for (size_t i = 0; i < found.size(); ++i) {

@@ -31,6 +31,7 @@ struct SpawnRequest {
   int standard_input = -1;
   int standard_output = -1;
   int standard_error = -1;
+  int kept_open = -1;  // a descriptor that the child keeps, under its number
   sigset_t signal_mask{};
 };
 

@@ -22,7 +22,7 @@ struct ProgramRequest {
   bool no_local_rank = false;  // Python programs do not get --local_rank=N
 };
 
-// Where programs are looked for.
+// The places in which programs are searched for.
 struct ProgramSearch {
   std::filesystem::path launcher_directory;  // of the running zerorun
   std::string path;                          // PATH
@@ -40,7 +40,7 @@ std::vector<std::string> bundled_programs(const std::filesystem::path& launcher_
 // ConfigError that says where was looked.
 Program find_program(const ProgramRequest& request, const ProgramSearch& search);
 
-// What rank `local_rank` executes.
+// The command that rank `local_rank` executes.
 std::vector<std::string> rank_command(const Program& program, int local_rank);
 
 }  // namespace zerorun

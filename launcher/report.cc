@@ -19,7 +19,7 @@ struct Symptom {
   std::string_view cause;
 };
 
-// What programs print shortly before they end, and what to do about it.
+// Lines that programs print shortly before they end, and their remedies.
 constexpr auto kSymptoms = std::to_array<Symptom>({
     {"unrecognized arguments: --local_rank",
      "the program does not take --local_rank=N; start it with zerorun --no_local_rank"},
@@ -36,7 +36,7 @@ constexpr auto kSymptoms = std::to_array<Symptom>({
     {"No space left on device", "a disk or /dev/shm is full"},
 });
 
-std::string cause_of_signal(int signal, const Failure& failure) {
+std::string cause_of_signal(int signal, const RankFailure& failure) {
   switch (signal) {
     case SIGKILL:
       return failure.oom_kill ? "out of memory: the kernel's OOM killer ended a process of this job"
@@ -75,7 +75,7 @@ int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
-std::string likely_cause(const Failure& failure) {
+std::string likely_cause(const RankFailure& failure) {
   for (const Symptom& symptom : kSymptoms) {
     for (const std::string& line : failure.last_lines) {
       if (line.find(symptom.text) != std::string::npos) return std::string(symptom.cause);
@@ -85,7 +85,7 @@ std::string likely_cause(const Failure& failure) {
                                      : std::string();
 }
 
-std::string describe_failure(const Failure& failure) {
+std::string describe_failure(const RankFailure& failure) {
   std::string text;
   const auto out = std::back_inserter(text);
   if (failure.ranks > 1 && !failure.lines_in_view && !failure.last_lines.empty()) {

@@ -81,7 +81,7 @@ Slots parse_filter(std::string_view option, const std::string& text, const HostR
   return slots;
 }
 
-// What an --include or --exclude leaves of `available` slots, in order.
+// The slots that an --include or --exclude leaves of `available` ones, in order.
 std::vector<int> filter_slots(const RankRequest& request, const HostResources& host, int available,
                               std::string_view device) {
   const bool including = !request.include.empty();

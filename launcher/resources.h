@@ -9,10 +9,10 @@
 
 namespace zerorun {
 
-// Which ranks run on this host, and on which device each: the arithmetic of --num_gpus, --include,
-// --exclude, --accelerator and CUDA_VISIBLE_DEVICES. Pure functions; probing is at the end.
+// Decides which ranks run on this host, and on which device each: the arithmetic of --num_gpus,
+// --include, --exclude, --accelerator and CUDA_VISIBLE_DEVICES. Pure functions, except count_gpus.
 
-// What the command line asks for, as text; empty = not given.
+// The ranks that the command line asks for, as text; empty = not given.
 struct RankRequest {
   std::string count{};    // a number, "auto", "gpu" or "cpu"
   std::string include{};  // NODE[:SLOT[,SLOT...]][@NODE...]
@@ -20,7 +20,7 @@ struct RankRequest {
   Accelerator accelerator = Accelerator::automatic;
 };
 
-// What this host offers.
+// The CPUs and GPUs that this host offers.
 struct HostResources {
   std::string name;
   std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index

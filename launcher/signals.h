@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-// What a signal sent to the launcher means for the job.
+// The meaning for the job of a signal that is sent to the launcher.
 enum class SignalRole {
   child,    // a child ended
   stop,     // end the job: ranks get the signal and time to save

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
-#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "core/check.h"
 #include "launcher/report.h"
 #include "launcher/signals.h"
+#include "os/free_space.h"
 
 namespace zerorun {
 
@@ -24,12 +24,6 @@ namespace {
 // From the first failure to SIGKILL, and for processes to vanish after it.
 constexpr std::chrono::milliseconds kFailureGrace{1500};
 constexpr std::chrono::milliseconds kEndTimeout{2000};
-
-std::optional<int64_t> shm_available() {
-  struct statvfs shm {};
-  if (statvfs("/dev/shm", &shm) != 0) return std::nullopt;
-  return static_cast<int64_t>(shm.f_bavail * shm.f_frsize);
-}
 
 bool succeeded(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
 
@@ -79,6 +73,7 @@ void Supervisor::start_ranks() {
     start_rank(static_cast<int>(rank), failure.write, null_device);
   }
   failure.write.close();
+  job_.rendezvous.reset();  // the port is rank 0's now, and goes with it
   check_started(failure.read);
 }
 
@@ -114,6 +109,7 @@ void Supervisor::start_rank(int number, const FileDescriptor& failure,
   request.standard_input = number == 0 ? -1 : null_device.get();
   request.standard_output = out_end.get();
   request.standard_error = err_end.get();
+  if (number == 0 && job_.rendezvous) request.kept_open = job_.rendezvous->get();
   request.signal_mask = rank_signal_mask_;
   rank.pid = spawn(request, failure);
 }
@@ -238,7 +234,7 @@ void Supervisor::judge_ends(const std::vector<int>& ended) {
   for (const int number : ended) {
     const Rank& rank = ranks_[static_cast<size_t>(number)];
     if (succeeded(*rank.status) || ended_by_request(rank)) continue;
-    // Of ranks that ended together, the one a signal killed took the others with it.
+    // When ranks ended together, the one that a signal killed took the others with it.
     if (!failed || WIFSIGNALED(*rank.status)) failed = number;
   }
   if (!failed || failed_rank_) return;
@@ -264,8 +260,8 @@ void Supervisor::fail_job(int rank) {
 
 void Supervisor::stop_job(int signal) {
   if (phase_ != Phase::running) {
-    // Of the repeatable signals only Ctrl-C means impatience: a closing terminal and `timeout` send
-    // theirs twice.
+    // Only a repeated Ctrl-C means impatience: a closing terminal and `timeout` send their signals
+    // twice.
     if (phase_ == Phase::stopping && signal == SIGINT) kill_job();
     return;
   }
@@ -311,7 +307,7 @@ int Supervisor::conclude() {
     return stop_signal_ ? 128 + *stop_signal_ : 0;
   }
   const Rank& rank = ranks_[static_cast<size_t>(*failed_rank_)];
-  Failure failure;
+  RankFailure failure;
   failure.rank = *failed_rank_;
   failure.ranks = static_cast<int>(ranks_.size());
   failure.pid = rank.pid;
@@ -324,7 +320,7 @@ int Supervisor::conclude() {
     failure.lines_in_view = stream->last_lines_in_view();
   }
   failure.oom_kill = oom_kills_before_ && cgroup_.oom_kills() > oom_kills_before_;
-  failure.shm_available = shm_available();
+  failure.shm_available = free_space("/dev/shm");
   stderr_.append(-1, describe_failure(failure));
   return exit_code_of(failure.status);
 }

@@ -54,7 +54,7 @@ class Supervisor {
   void handle_deadline();
   void handle_signals();
   void reap();
-  // What the ranks that ended together mean for the job.
+  // Decides what the ranks that ended together mean for the job.
   void judge_ends(const std::vector<int>& ended);
   bool ended_by_request(const Rank& rank) const;
   void fail_job(int rank);

@@ -5,16 +5,15 @@
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <optional>
 #include <system_error>
 
 #include "core/check.h"
-#include "device/memory_ledger.h"
+#include "core/format_bytes.h"
+#include "os/free_space.h"
 
 namespace zerorun {
 
@@ -48,13 +47,6 @@ int open_nameless(const fs::path& folder) {
   return named;
 }
 
-// Null where the file system does not know.
-std::optional<uint64_t> available_bytes(const fs::path& folder) {
-  struct statvfs space {};
-  if (::statvfs(folder.c_str(), &space) != 0 || space.f_blocks == 0) return std::nullopt;
-  return uint64_t{space.f_bavail} * space.f_frsize;
-}
-
 bool same_disk(const fs::path& a, const fs::path& b) {
   struct stat one {};
   struct stat other {};
@@ -79,7 +71,7 @@ template <typename E>
 void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose& purpose) {
   if (nbytes == 0) return;
   // Looked at first, since reserving fills the disk before it fails.
-  const auto available = available_bytes(folder);
+  const auto available = free_space(folder);
   if (available && nbytes > *available) {
     fail_for_space<ConfigError>(describe_reservation(folder, nbytes, purpose), *available, purpose);
   }
@@ -92,7 +84,7 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
   // Others reserve at the same time: what this rank met, its peers may not have.
   if (error == ENOSPC) {
     fail_for_space<IoError>(describe_reservation(folder, nbytes, purpose),
-                            available_bytes(folder).value_or(0), purpose);
+                            free_space(folder).value_or(0), purpose);
   }
   fail<ConfigError>("{}: {}", describe_reservation(folder, nbytes, purpose),
                     error == EOPNOTSUPP
@@ -113,7 +105,7 @@ void check_room(std::span<const FileRequest> files, int ranks) {
     }
     needed *= static_cast<uint64_t>(ranks);
     if (needed == file.nbytes) continue;  // the file says it itself
-    const auto available = available_bytes(file.folder);
+    const auto available = free_space(file.folder);
     if (!available || needed <= *available) continue;
     fail_for_space<ConfigError>(
         fmt::format("{} {}: the files of the {} of this host need {} on that disk",

@@ -12,8 +12,25 @@ namespace zerorun {
 
 namespace {
 
+namespace fs = std::filesystem;
+
+// The files and fields in which each version of the interface keeps a group's memory. The fields of
+// memory.stat count the groups below as well.
+struct Interface {
+  std::string_view mount;  // below sys/fs/cgroup
+  std::string_view limit;
+  std::string_view use;
+  std::string_view inactive;
+  std::string_view active;
+};
+constexpr Interface kVersion2{"", "memory.max", "memory.current", "inactive_file", "active_file"};
+constexpr Interface kVersion1{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                              "total_inactive_file", "total_active_file"};
+// Version 1 says "no limit" with a number near 2^63.
+constexpr int64_t kNoLimit = int64_t{1} << 60;
+
 // The value after `key` in a file of "key value" lines.
-std::optional<int64_t> read_field(const std::filesystem::path& path, std::string_view key) {
+std::optional<int64_t> read_field(const fs::path& path, std::string_view key) {
   std::ifstream file(path);
   std::string name;
   int64_t value = 0;
@@ -23,8 +40,8 @@ std::optional<int64_t> read_field(const std::filesystem::path& path, std::string
   return std::nullopt;
 }
 
-// The number a file consists of; "max" and what is no number give nothing.
-std::optional<int64_t> read_number(const std::filesystem::path& path) {
+// The number that a file consists of; nothing for "max" and other text.
+std::optional<int64_t> read_number(const fs::path& path) {
   std::ifstream file(path);
   int64_t value = 0;
   if (file >> value) return value;
@@ -32,18 +49,17 @@ std::optional<int64_t> read_number(const std::filesystem::path& path) {
 }
 
 // A container sees its group mounted as the root, whatever path the kernel names.
-std::filesystem::path group_directory(const std::filesystem::path& mount,
-                                      const std::string& group) {
-  const auto relative = std::filesystem::path(group).relative_path();
+fs::path group_directory(const fs::path& mount, const std::string& group) {
+  const auto relative = fs::path(group).relative_path();
   std::error_code error;
-  return std::filesystem::is_directory(mount / relative, error) ? mount / relative : mount;
+  return fs::is_directory(mount / relative, error) ? mount / relative : mount;
 }
 
 }  // namespace
 
 // /proc/self/cgroup has one line per hierarchy: "ID:CONTROLLERS:PATH", with ID 0 and no controllers
 // for version 2 (cgroups(7)).
-ControlGroup::ControlGroup(std::filesystem::path root) : root_(std::move(root)) {
+ControlGroup::ControlGroup(fs::path root) : root_(std::move(root)) {
   const auto mounts = root_ / "sys/fs/cgroup";
   std::ifstream file(root_ / "proc/self/cgroup");
   std::string line;
@@ -69,22 +85,41 @@ std::optional<int64_t> ControlGroup::oom_kills() const {
   return read_field(root_ / "proc/vmstat", "oom_kill");
 }
 
-std::optional<int64_t> ControlGroup::memory_limit() const {
-  if (const auto limit = read_number(unified_ / "memory.max")) return limit;
-  const auto limit = read_number(memory_ / "memory.limit_in_bytes");
-  // Version 1 says "no limit" with a number near 2^63.
-  if (limit && *limit < int64_t{1} << 60) return limit;
-  return std::nullopt;
+std::vector<ControlGroup::MemoryUse> ControlGroup::memory_uses() const {
+  const fs::path mounts = root_ / "sys/fs/cgroup";
+  std::vector<MemoryUse> uses;
+  for (const Interface& version : {kVersion2, kVersion1}) {
+    const fs::path mount = mounts / version.mount;
+    fs::path group = version.mount.empty() ? unified_ : memory_;
+    for (; !group.empty(); group = group.parent_path()) {
+      const auto limit = read_number(group / version.limit);
+      if (limit && *limit < kNoLimit) {
+        const int64_t use = read_number(group / version.use).value_or(0);
+        const int64_t cache = read_field(group / "memory.stat", version.inactive).value_or(0) +
+                              read_field(group / "memory.stat", version.active).value_or(0);
+        const int64_t used = std::max<int64_t>(use - cache, 0);
+        uses.push_back({*limit, std::max<int64_t>(*limit - used, 0)});
+      }
+      if (group == mounts || group == mount) break;
+    }
+  }
+  return uses;
 }
 
-std::optional<int64_t> ControlGroup::memory_use() const {
-  if (const auto use = read_number(unified_ / "memory.current")) {
-    return *use - read_field(unified_ / "memory.stat", "inactive_file").value_or(0);
-  }
-  if (const auto use = read_number(memory_ / "memory.usage_in_bytes")) {
-    return *use - read_field(memory_ / "memory.stat", "total_inactive_file").value_or(0);
-  }
-  return std::nullopt;
+std::optional<int64_t> ControlGroup::memory_limit() const {
+  const std::vector<MemoryUse> uses = memory_uses();
+  if (uses.empty()) return std::nullopt;
+  return std::min_element(uses.begin(), uses.end(),
+                          [](const auto& a, const auto& b) { return a.limit < b.limit; })
+      ->limit;
+}
+
+std::optional<int64_t> ControlGroup::memory_available() const {
+  const std::vector<MemoryUse> uses = memory_uses();
+  if (uses.empty()) return std::nullopt;
+  return std::min_element(uses.begin(), uses.end(),
+                          [](const auto& a, const auto& b) { return a.available < b.available; })
+      ->available;
 }
 
 std::optional<double> ControlGroup::cpu_quota() const {

@@ -3,47 +3,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "core/check.h"
+#include "os/process_stat.h"
 
 namespace zerorun {
-
-namespace {
-
-// The fields of /proc/<pid>/stat that are needed here; see proc(5).
-struct ProcessStat {
-  char state = '?';
-  int64_t threads = 0;
-  uint64_t start_time = 0;
-};
-
-std::optional<ProcessStat> read_stat(int32_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  if (!std::getline(file, text, '\0')) return std::nullopt;
-  // The second field, the program's name, may hold spaces and parentheses; it ends at the last one.
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(text.substr(name_end + 1));
-  ProcessStat stat;
-  fields >> stat.state;
-  constexpr int kThreadsField = 20;
-  constexpr int kStartTimeField = 22;
-  std::string field;
-  for (int number = 4; number < kThreadsField; ++number) fields >> field;
-  fields >> stat.threads;
-  for (int number = kThreadsField + 1; number < kStartTimeField; ++number) fields >> field;
-  fields >> stat.start_time;
-  if (!fields) return std::nullopt;
-  return stat;
-}
-
-}  // namespace
 
 ProcessIdentity this_process() {
   ProcessIdentity identity;
@@ -51,7 +17,7 @@ ProcessIdentity this_process() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   struct stat pid_namespace {};
-  const std::optional<ProcessStat> stat = read_stat(identity.pid);
+  const std::optional<ProcessStat> stat = read_process_stat(identity.pid);
   if (!stat || boot_id.empty() || ::stat("/proc/self/ns/pid", &pid_namespace) != 0) {
     fail<CommError>("cannot read /proc/{}: ranks that share memory find each other through /proc",
                     identity.pid);
@@ -63,7 +29,7 @@ ProcessIdentity this_process() {
 }
 
 bool is_running(const ProcessIdentity& process) {
-  const std::optional<ProcessStat> stat = read_stat(process.pid);
+  const std::optional<ProcessStat> stat = read_process_stat(process.pid);
   if (!stat) {
     // Not there, or this process is out of file descriptors: only the first is an end.
     return access(fmt::format("/proc/{}", process.pid).c_str(), F_OK) == 0;

@@ -15,7 +15,7 @@ struct ProcessIdentity {
   int32_t pid = 0;
 
   bool operator==(const ProcessIdentity&) const = default;
-  // Whether this process can see that one under its pid.
+  // True when this process sees the other one under its pid.
   bool can_see(const ProcessIdentity& other) const {
     return boot_id == other.boot_id && pid_namespace == other.pid_namespace;
   }

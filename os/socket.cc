@@ -1,6 +1,7 @@
 #include "os/socket.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -34,27 +35,9 @@ AddressList resolve(const std::string& host, uint16_t port) {
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
-    fail<CommError>("cannot find the address of host '{}' (MASTER_ADDR): {}", host,
-                    gai_strerror(error));
+    fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
   }
   return {found, &freeaddrinfo};
-}
-
-bool is_loopback(const sockaddr& address) {
-  if (address.sa_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    return (ntohl(v4.sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
-  }
-  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-  return address.sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
-}
-
-void set_any_address(sockaddr& address) {
-  if (address.sa_family == AF_INET) {
-    reinterpret_cast<sockaddr_in&>(address).sin_addr.s_addr = htonl(INADDR_ANY);
-  } else {
-    reinterpret_cast<sockaddr_in6&>(address).sin6_addr = in6addr_any;
-  }
 }
 
 void set_option(int socket, int level, int option) {
@@ -106,32 +89,57 @@ int try_connect(const addrinfo& address, Deadline deadline, FileDescriptor& conn
   return 0;
 }
 
+std::optional<uint16_t> bound_port_of(const FileDescriptor& socket) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) return {};
+  if (bound.ss_family != AF_INET && bound.ss_family != AF_INET6) return std::nullopt;
+  // sin_port and sin6_port lie at the same place.
+  return ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+}
+
+[[noreturn]] void fail_for_busy_port(const std::string& host, uint16_t port) {
+  fail<CommError>("port {} on {} is in use by another program", port, host);
+}
+
 }  // namespace
 
-Listener listen_on(const std::string& host, uint16_t port) {
+Listener reserve_port(const std::string& host, uint16_t port) {
   const AddressList addresses = resolve(host, port);
   addrinfo& address = *addresses;
-  if (!is_loopback(*address.ai_addr)) set_any_address(*address.ai_addr);
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) fail<CommError>("cannot make a socket: {}", error_text(errno));
   set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR);
-  if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0 ||
-      ::listen(socket.get(), SOMAXCONN) != 0) {
+  if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
     const int error = errno;
-    if (error == EADDRINUSE) {
-      fail<CommError>(
-          "port {} on {} is in use by another program: choose another with --master_port "
-          "(MASTER_PORT)",
-          port, host);
-    }
-    fail<CommError>("cannot listen on port {} of {}: {}", port, host, error_text(error));
+    if (error == EADDRINUSE) fail_for_busy_port(host, port);
+    if (error == EADDRNOTAVAIL) fail<CommError>("'{}' is not an address of this host", host);
+    fail<CommError>("cannot use port {} of {}: {}", port, host, error_text(error));
   }
-  sockaddr_storage bound{};
-  socklen_t size = sizeof(bound);
-  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size);
-  // sin_port and sin6_port lie at the same place.
-  const uint16_t bound_port = ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
-  return {std::move(socket), bound_port};
+  const uint16_t bound = bound_port_of(socket).value_or(0);
+  return {std::move(socket), bound};
+}
+
+void listen_on(const Listener& listener) {
+  if (::listen(listener.socket.get(), SOMAXCONN) == 0) return;
+  if (errno == EADDRINUSE) fail_for_busy_port("this host", listener.port);
+  fail<CommError>("cannot listen on port {}: {}", listener.port, error_text(errno));
+}
+
+std::optional<Listener> inherit_listener(int descriptor, uint16_t port) {
+  int type = 0;
+  int listens = 1;
+  socklen_t size = sizeof(int);
+  getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &size);
+  getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size);
+  if (type != SOCK_STREAM || listens != 0) return std::nullopt;
+  FileDescriptor socket(descriptor);
+  if (bound_port_of(socket) != port) {  // it is not what the number was given for
+    socket.release();
+    return std::nullopt;
+  }
+  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  return Listener{std::move(socket), port};
 }
 
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,

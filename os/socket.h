@@ -15,13 +15,21 @@ namespace zerorun {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
+// A port of this host. Its socket is non-blocking.
 struct Listener {
-  FileDescriptor socket;  // non-blocking
+  FileDescriptor socket;
   uint16_t port = 0;
 };
-// Listens on `host` if that is a loopback address, else on all addresses. Port 0: any free one.
-// Throws CommError naming the port when it is in use.
-Listener listen_on(const std::string& host, uint16_t port);
+// Takes the port of `host`, an address of this machine, without listening yet; port 0: any free
+// one. Until the socket is closed nobody is given the port as a free one, but a program that asks
+// for this port may still listen on it: PyTorch does, in a rank that has no use for the socket.
+// Throws CommError when somebody listens there, or the address is not of this host.
+Listener reserve_port(const std::string& host, uint16_t port);
+// Listens on a reserved port. Throws CommError when somebody else does.
+void listen_on(const Listener& listener);
+// Takes over the reserved port that a parent process left open as `descriptor`; nothing when the
+// descriptor is not a socket of that port on which nobody listens.
+std::optional<Listener> inherit_listener(int descriptor, uint16_t port);
 
 // The other side has closed the connection, or it broke.
 class Dropped : public CommError {
@@ -29,10 +37,10 @@ class Dropped : public CommError {
   using CommError::CommError;
 };
 
-// What it means that nobody listens.
+// The meaning of a port on which nobody listens.
 enum class Absence { not_yet, gone };
-// Connects, and tries again until the deadline while nobody listens yet. Throws CommError; at once,
-// and Dropped, when who listened is gone.
+// Connects, and tries again until the deadline while nobody listens yet. Throws CommError at the
+// deadline, and Dropped at once when nobody listens any more.
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
                           Absence absence = Absence::not_yet);
 

@@ -11,7 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/device_communicator.h"
 #include "config/env.h"
+#include "core/format_bytes.h"
 #include "device/cuda_backend.h"
 #include "launcher/cpus.h"
 #include "launcher/environment.h"
@@ -19,6 +21,7 @@
 #include "launcher/program.h"
 #include "launcher/resources.h"
 #include "os/cgroup.h"
+#include "os/host_limits.h"
 #include "os/process_identity.h"
 #include "zerorun/version.h"
 
@@ -56,15 +59,11 @@ std::string describe_cpus() {
 }
 
 std::string describe_memory() {
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  const auto to_gib = [](int64_t bytes) {
-    return static_cast<double>(bytes) / static_cast<double>(1 << 30);
-  };
-  std::string text =
-      fmt::format("{:.1f} GiB, {:.1f} GiB free", to_gib(sysconf(_SC_PHYS_PAGES) * page),
-                  to_gib(sysconf(_SC_AVPHYS_PAGES) * page));
+  const auto total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
+  std::string text = fmt::format("{}, {} available", format_bytes(total),
+                                 format_bytes(host_limits().available_bytes()));
   if (const auto limit = ControlGroup().memory_limit()) {
-    text += fmt::format(", limited to {:.1f} GiB", to_gib(*limit));
+    text += fmt::format(", limited to {}", format_bytes(static_cast<size_t>(*limit)));
   }
   return text;
 }
@@ -89,6 +88,7 @@ std::string host_report() {
   line("host", host_name());
   line("GPUs", describe_gpus());
   for (const std::string& of_cuda : describe_cuda()) line("CUDA", of_cuda);
+  if (const std::string nccl = describe_device_collectives(); !nccl.empty()) line("CUDA", nccl);
   line("CPUs", describe_cpus());
   line("memory", describe_memory());
   line("programs", programs.empty() ? "none" : fmt::format("{}", fmt::join(programs, ", ")));

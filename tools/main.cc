@@ -24,15 +24,16 @@ constexpr int kFailure = 1;
 constexpr int kBadInput = 2;
 
 int launch(const LaunchOptions& options) {
-  const Job job = plan_job(options);
+  Job job = plan_job(options);
   if (options.dry_run) {
     fmt::print("{}{}{}", job.note, job.note.empty() ? "" : "\n", describe_job(job));
     return 0;
   }
   if (!job.note.empty()) Logger().info("{}", job.note);
-  return run_guarded([&](FileDescriptor guardian, const sigset_t& original_mask) {
-    return Supervisor(job, std::move(guardian), original_mask).run();
-  });
+  return run_guarded(
+      [job = std::move(job)](FileDescriptor guardian, const sigset_t& original_mask) mutable {
+        return Supervisor(std::move(job), std::move(guardian), original_mask).run();
+      });
 }
 
 int run(const std::vector<std::string>& arguments) {

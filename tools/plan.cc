@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "device/memory_ledger.h"
+#include "core/format_bytes.h"
 #include "os/whole_file.h"
 #include "tools/byte_size.h"
 #include "tools/plan_model.h"

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "checkpoint/file.h"
 #include "core/check.h"
 #include "core/printable.h"
+#include "os/text_file.h"
 
 namespace zerorun::train {
 

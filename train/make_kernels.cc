@@ -1,11 +1,7 @@
 #include "train/make_kernels.h"
 
-#include <array>
-#include <string>
-
 #include "core/check.h"
-#include "device/cuda_backend.h"
-#include "os/shared_library.h"
+#include "device/plugin.h"
 #include "train/cpu/cpu_kernels.h"
 
 namespace zerorun::train {
@@ -13,10 +9,8 @@ namespace zerorun::train {
 namespace {
 
 std::unique_ptr<Kernels> make_cuda_kernels(Device& device, const KernelOptions& options) {
-  const SharedLibrary library(
-      std::array<std::string, 1>{find_cuda_library("libzerorun_train_cuda.so")});
-  return std::unique_ptr<Kernels>(
-      library.function<MakeCudaKernels>(kMakeCudaKernels)(device, options));
+  const SharedLibrary library = open_plugin("libzerorun_train_cuda.so");
+  return plugin_entry<CudaKernelsPlugin>(library, kCudaKernelsEntry).make(device, options);
 }
 
 // What would change nothing is an error.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "core/build_id.h"
 #include "train/kernels.h"
 #include "zerorun/device.h"
 
@@ -22,9 +23,11 @@ struct KernelOptions {
 // missing.
 std::unique_ptr<Kernels> make_kernels(Device& device, const KernelOptions& options);
 
-// The one function of libzerorun_train_cuda.so, which is opened at run time like
-// libzerorun_cuda.so.
-inline constexpr const char* kMakeCudaKernels = "zerorun_train_make_cuda_kernels";
-using MakeCudaKernels = Kernels*(Device& device, const KernelOptions& options);
+// The kernels of libzerorun_train_cuda.so, a plugin (device/plugin.h).
+struct CudaKernelsPlugin {
+  BuildId build;
+  std::unique_ptr<Kernels> (*make)(Device& device, const KernelOptions& options);
+};
+inline constexpr const char* kCudaKernelsEntry = "zerorun_train_cuda_kernels";
 
 }  // namespace zerorun::train

@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+
+#include "core/format_bytes.h"
 
 namespace zerorun::train {
 
@@ -13,14 +14,6 @@ namespace {
 constexpr int64_t kLines = 20;
 constexpr auto kRefresh = std::chrono::milliseconds(200);
 constexpr auto kLongestSilence = std::chrono::seconds(10);
-
-std::string bytes_text(int64_t nbytes) {
-  constexpr std::array<const char*, 4> kUnits = {"B", "KiB", "MiB", "GiB"};
-  auto value = static_cast<double>(nbytes);
-  size_t unit = 0;
-  for (; value >= 1000.0 && unit + 1 < kUnits.size(); ++unit) value /= 1024.0;
-  return fmt::format("{:.{}f} {}", value, value < 10.0 && unit > 0 ? 1 : 0, kUnits[unit]);
-}
 
 std::string rate_text(double rate) {
   if (rate < 10000.0) return fmt::format("{:.0f}", rate);
@@ -37,11 +30,11 @@ std::string duration_text(double seconds) {
 
 std::string progress_line(const StepReport& report, const ProgressOptions& options,
                           double seconds_left) {
-  std::string line =
-      fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  memory {} (states {})  ETA {}",
-                  report.step, options.last_step, report.loss, rate_text(report.tokens_per_s),
-                  bytes_text(report.peak_rss_bytes), bytes_text(report.model_state_bytes),
-                  duration_text(seconds_left));
+  std::string line = fmt::format(
+      "step {}/{}  loss {:.4f}  {} tokens/s  memory {} (states {})  ETA {}", report.step,
+      options.last_step, report.loss, rate_text(report.tokens_per_s),
+      format_bytes(static_cast<size_t>(report.peak_rss_bytes)),
+      format_bytes(static_cast<size_t>(report.model_state_bytes)), duration_text(seconds_left));
   if (options.breakdown) {
     line +=
         fmt::format("  ms: step {:.1f}, forward and backward {:.1f}, comm {:.1f}, optimizer {:.1f}",

@@ -10,6 +10,8 @@
 #include "checkpoint/file.h"
 #include "config/env.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
+#include "os/host_limits.h"
 #include "train/activations.h"
 
 namespace zerorun::train {
@@ -108,15 +110,14 @@ void check_memory(const RunSetup& setup, const RankInfo& rank) {
   const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
   const double needed =
       tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32);
-  const double total =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  if (needed * rank.local_world_size <= total) return;
-  constexpr double kGiB = 1 << 30;
+  const size_t available = host_limits().available_bytes();
+  if (needed * rank.local_world_size <= static_cast<double>(available)) return;
   fail<ConfigError>(
-      "--micro_batch {} with --seq_len {} needs {:.1f} GiB for the activations of each of {} ranks "
-      "on this machine, which has {:.1f} GiB: give a smaller --micro_batch (and more "
+      "--micro_batch {} with --seq_len {} needs {} for the activations of each of {} ranks on this "
+      "host, which has {} left: give a smaller --micro_batch (and more "
       "gradient_accumulation_steps){}",
-      batch.micro_batch, batch.seq_len, needed / kGiB, rank.local_world_size, total / kGiB,
+      batch.micro_batch, batch.seq_len, format_bytes(static_cast<size_t>(needed)),
+      rank.local_world_size, format_bytes(available),
       setup.options.recompute ? "" : " or --recompute");
 }
 

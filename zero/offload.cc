@@ -8,8 +8,8 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "offload/direct_file.h"
+#include "offload/memory_check.h"
 #include "offload/nvme_state_store.h"
-#include "os/host_limits.h"
 #include "zero/chunk_storage.h"
 #include "zero/direction.h"
 

@@ -122,7 +122,7 @@ int run_rank(int rank, uint16_t port, const Options& options) {
 }
 
 int run_all(const Options& options) {
-  const uint16_t port = listen_on("127.0.0.1", 0).port;
+  const uint16_t port = reserve_port("127.0.0.1", 0).port;
   for (int rank = 0; rank < options.ranks; ++rank) {
     if (fork() == 0) std::_Exit(run_rank(rank, port, options));
   }

@@ -26,7 +26,7 @@ class OnDevice {
 // done before is submitted to the stream when this is made, what comes after by finish().
 class NcclCall {
  public:
-  // Bytes of where a sum goes that is not what the output gets.
+  // The size of the temporary for a reduction that is then cast or accumulated.
   static size_t scratch_nbytes(const CollectiveCall& call);
 
   // `word` is what a barrier reduces, `scratch` has scratch_nbytes(call).

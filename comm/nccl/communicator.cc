@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/aborted.h"
 #include "comm/call_communicator.h"
 #include "comm/nccl/call.h"
 #include "comm/nccl/group.h"
@@ -24,27 +25,18 @@ namespace {
 // As many as NCCL's documentation allows in one group.
 constexpr size_t kMaxOfGroup = 2048;
 
-// Of a call among others: the next one's is aligned as memory of its own would be.
+// The scratch of one of several calls: the next one's is aligned as memory of its own would be.
 size_t scratch_part(const CollectiveCall& call) {
   constexpr size_t kAlignment = 256;
   return (NcclCall::scratch_nbytes(call) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// An error of a job of one rank, which has no group.
-class Aborted final : public CudaStream::Watched {
+// The streams of a job of one rank, which has no group, fail after abort().
+class AbortedStreams final : public CudaStream::Watched {
  public:
-  void set(std::string text) {
-    const std::lock_guard lock(mutex_);
-    if (text_.empty()) text_ = std::move(text);
-  }
-  void check() const override {
-    const std::lock_guard lock(mutex_);
-    if (!text_.empty()) throw CommError(text_);
-  }
+  void check() const override { error.check(); }
 
- private:
-  mutable std::mutex mutex_;
-  std::string text_;
+  Aborted error;
 };
 
 class NcclCommunicator final : public CallCommunicator {
@@ -59,7 +51,7 @@ class NcclCommunicator final : public CallCommunicator {
       for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
       watched_ = group_;
     } else {
-      aborted_ = std::make_shared<Aborted>();
+      aborted_ = std::make_shared<AbortedStreams>();
       watched_ = aborted_;
     }
     // After joining: peers learn of an error.
@@ -74,11 +66,7 @@ class NcclCommunicator final : public CallCommunicator {
 
   void abort(std::string_view reason) noexcept override {
     if (group_) return group_->abort(reason);
-    try {
-      aborted_->set(fmt::format("rank 0 aborted the job: {}", reason));
-    } catch (const std::bad_alloc&) {
-      aborted_->set("aborted");
-    }
+    aborted_->error.set(reason);
   }
 
  private:
@@ -87,16 +75,16 @@ class NcclCommunicator final : public CallCommunicator {
   void start(std::span<CollectiveCall> calls, Stream& stream);
   void run(const std::deque<NcclCall>& calls, CudaStream& stream);
   Buffer allocate_block(size_t nbytes);
-  // Whether every rank says so.
+  // True when `mine` is true on every rank.
   bool agree(bool mine);
 
   const std::shared_ptr<CudaDevice> device_;
-  Buffer word_;  // what a barrier reduces
+  Buffer word_;  // a barrier reduces it
   NcclScratch scratch_;
   std::shared_ptr<NcclGroup> group_;                  // null for one rank by itself,
-  std::shared_ptr<Aborted> aborted_;                  // which has this
+  std::shared_ptr<AbortedStreams> aborted_;           // which has this
   std::shared_ptr<CudaStream::Watched> watched_;      // either
-  std::vector<CollectiveCall>* coalesced_ = nullptr;  // what coalesced() collects
+  std::vector<CollectiveCall>* coalesced_ = nullptr;  // the calls that coalesced() collects
 };
 
 std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
@@ -118,7 +106,7 @@ Buffer NcclCommunicator::allocate_block(size_t nbytes) {
     if (nbytes <= device_->room()) {
       device_->make_room_within_limit(nbytes);
       registered = group_->allocate(nbytes, group_);
-      if (!registered && device_->give_back_kept()) registered = group_->allocate(nbytes, group_);
+      if (!registered && device_->release_kept()) registered = group_->allocate(nbytes, group_);
     }
     if (agree(static_cast<bool>(registered))) return registered;
   }

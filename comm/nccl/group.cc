@@ -181,10 +181,10 @@ Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
     check();
     return {};
   }
-  return {data, nbytes, [self = std::move(self), data, handle] { self->give_back(data, handle); }};
+  return {data, nbytes, [self = std::move(self), data, handle] { self->release(data, handle); }};
 }
 
-void NcclGroup::give_back(void* data, void* handle) noexcept {
+void NcclGroup::release(void* data, void* handle) noexcept {
   const CurrentDevice current(device_, std::nothrow);
   const std::lock_guard one(calls_);
   Event last;
@@ -275,7 +275,7 @@ void NcclGroup::watch() {
       // It may have been the last that the peer took part in: then it is done by now.
       if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
       if (!problem.empty()) fail_with(std::move(problem));
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {  // of a thread's function it would end the process
       fail_with(fmt::format("rank {}: {}", options_.rank, error.what()));
     }
   }

@@ -59,7 +59,7 @@ class NcclGroup final : public CudaStream::Watched {
     Event done{};
     std::optional<Clock::time_point> since{};  // from when on it was seen to wait
   };
-  // What the watcher sees of the first call.
+  // The state of the first call, as the watcher sees it.
   struct Look {
     std::string what;
     int64_t number = 0;
@@ -74,7 +74,7 @@ class NcclGroup final : public CudaStream::Watched {
   // ends it with an error where it takes too long.
   void finish_call(ncclResult_t result, std::string_view what);
   void* register_memory(void* data, size_t nbytes);
-  void give_back(void* data, void* handle) noexcept;
+  void release(void* data, void* handle) noexcept;
   void forget_done();
   void watch();
   Look look();

@@ -1,5 +1,6 @@
 #include "comm/nccl/peers.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -22,17 +23,26 @@ constexpr std::chrono::seconds kGrace{5};
 NcclPeers::NcclPeers(const CommunicatorOptions& options, int device)
     : options_(options), own_{.process = this_process(), .device = device} {}
 
-// A store that is gone has nothing either; it is not asked more often for that.
 std::optional<std::string> NcclPeers::find(const std::string& key,
                                            std::chrono::milliseconds timeout) const {
+  constexpr std::chrono::milliseconds kLongestPause{20};
   const auto until = Clock::now() + timeout;
+  auto* const lookup = dynamic_cast<LookupStore*>(options_.store.get());
+  std::chrono::milliseconds pause{1};
   try {
-    return options_.store->get(key, timeout);
+    if (lookup == nullptr) return options_.store->get(key, timeout);
+    while (true) {
+      if (std::optional<std::string> value = lookup->find(key)) return value;
+      if (Clock::now() >= until) return std::nullopt;
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+    }
   } catch (const Dropped&) {
     auto never = Clock::time_point::max();
     gone_since_.compare_exchange_strong(never, Clock::now());
-  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): there is nothing of the name
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): there is no value
   }
+  // A store that is gone has no value either, and is not asked again before the time is over.
   std::this_thread::sleep_until(until);
   return std::nullopt;
 }

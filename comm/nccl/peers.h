@@ -15,38 +15,39 @@
 
 namespace zerorun {
 
-// What the ranks of an NCCL communicator tell each other beside it, through the store: that they
-// are there, what went wrong, what they wait for, and that they leave. For several threads.
+// The side channel of an NCCL communicator's ranks, through the store: their arrival, their errors,
+// the operations that they wait for, and their departure. Safe to use from several threads.
 class NcclPeers {
  public:
   // `options` must outlive this; `device` is this rank's GPU.
   NcclPeers(const CommunicatorOptions& options, int device);
 
-  // This rank is there.
+  // Announces this rank.
   void arrive();
-  // Rank 0's unique id, for all others; they ask `check`, which throws, for a reason to give up.
+  // Passes rank 0's unique id to the others; while they wait they call `check`, which throws when
+  // there is a reason to give up.
   void give_id(const std::string& id);
   std::string wait_for_id(const std::function<void()>& check) const;
-  // Learns who the others are; all have arrived.
+  // Waits until all have arrived, and learns who they are.
   void meet();
-  // GPUs of other ranks that are threads of this process.
+  // The GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const;
 
-  // The first error of a peer that comes in time.
+  // The first error that a peer reports in time.
   std::optional<std::string> error(std::chrono::milliseconds timeout) const;
   void report(const std::string& error) noexcept;
   // The error of a wait for `what` that was too long: every rank that meets its deadline says what
   // it waits for.
   std::string explain_delay(const std::string& what);
 
-  // This rank makes no more than the `calls` that it has made.
+  // Announces that this rank makes no calls beyond the `calls` that it has made.
   void leave(int64_t calls) noexcept;
   // Rank 0's store goes with it: it stays until the others have left, for some seconds at most.
   void see_off() const noexcept;
-  // A forked child is no rank.
+  // False in a forked child, which is no rank.
   bool is_this_process() const { return own_.process.pid == getpid(); }
-  // Why some rank will never make its `call`th call, `what`, for which this rank waits; empty while
-  // all may.
+  // The reason why some rank will never make its `call`th call, `what`, for which this rank waits;
+  // empty while all may.
   std::string missing(int64_t call, const std::string& what) const;
 
  private:

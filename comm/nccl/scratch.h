@@ -6,8 +6,8 @@
 
 namespace zerorun {
 
-// Where NCCL's sums go that are not what the output gets: one block, made when it is first needed,
-// as large as the largest operation needs and kept for the next, on whichever stream that is.
+// Temporary memory for NCCL's sums that are then cast or accumulated: one block, made when it is
+// first needed, as large as the largest operation needs, and kept for the next on any stream.
 class NcclScratch {
  public:
   explicit NcclScratch(CudaDevice& device) : device_(device) {}

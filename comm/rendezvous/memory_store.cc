@@ -21,7 +21,7 @@ std::string MemoryStore::get(const std::string& key, std::chrono::milliseconds t
   return values_.at(key);
 }
 
-std::optional<std::string> MemoryStore::find(const std::string& key) const {
+std::optional<std::string> MemoryStore::find(const std::string& key) {
   const std::lock_guard lock(mutex_);
   const auto found = values_.find(key);
   if (found == values_.end()) return std::nullopt;

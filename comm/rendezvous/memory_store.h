@@ -7,24 +7,24 @@
 #include <optional>
 #include <string>
 
+#include "comm/rendezvous/lookup_store.h"
 #include "comm/shm/segment.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun {
 
 // A Store in this process's memory.
-class MemoryStore final : public Store {
+class MemoryStore final : public LookupStore {
  public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
-  std::optional<std::string> find(const std::string& key) const;
+  std::optional<std::string> find(const std::string& key) override;
 
-  // Through which the ranks that use this store share memory.
+  // The memory that the ranks of this store share.
   const std::shared_ptr<LocalSegments>& segments() const { return segments_; }
 
  private:
   const std::shared_ptr<LocalSegments> segments_ = std::make_shared<LocalSegments>();
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;  // guarded by mutex_
 };

@@ -17,9 +17,9 @@ std::optional<int> read_int(std::string_view name, long low, long high) {
 }
 
 void read_local_rank(RankInfo& info) {
-  constexpr long kMost = std::numeric_limits<int>::max();
-  const std::optional<int> local_rank = read_int("LOCAL_RANK", 0, kMost);
-  const std::optional<int> local_world_size = read_int("LOCAL_WORLD_SIZE", 1, kMost);
+  constexpr long kMax = std::numeric_limits<int>::max();
+  const std::optional<int> local_rank = read_int("LOCAL_RANK", 0, kMax);
+  const std::optional<int> local_world_size = read_int("LOCAL_WORLD_SIZE", 1, kMax);
   if (!local_world_size && local_rank && *local_rank != info.rank) {
     fail<ConfigError>(
         "LOCAL_RANK={} differs from RANK={}, so ranks run on several hosts, but LOCAL_WORLD_SIZE "
@@ -49,10 +49,11 @@ void read_local_rank(RankInfo& info) {
 }  // namespace
 
 RankInfo rank_from_environment() {
-  constexpr long kMost = std::numeric_limits<int>::max();
+  constexpr long kMax = std::numeric_limits<int>::max();
   RankInfo info;
-  const std::optional<int> rank = read_int("RANK", 0, kMost);
-  const std::optional<int> world_size = read_int("WORLD_SIZE", 1, kMost);
+  check_thread_count(read_environment("OMP_NUM_THREADS").value_or(""));
+  const std::optional<int> rank = read_int("RANK", 0, kMax);
+  const std::optional<int> world_size = read_int("WORLD_SIZE", 1, kMax);
   if (rank.has_value() != world_size.has_value()) {
     fail<ConfigError>("{} is set but {} is not: set both, or neither for a job of one rank",
                       rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");

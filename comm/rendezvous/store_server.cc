@@ -13,16 +13,17 @@
 #include <vector>
 
 #include "core/check.h"
+#include "os/peer_user.h"
 
 namespace zerorun {
 
 namespace {
 
-// What strangers can take up.
-constexpr size_t kMaxStrangers = 64;
+// Limits of clients that are not authenticated.
+constexpr size_t kMaxUnauthenticated = 64;
 constexpr std::chrono::seconds kGreetingTime{10};
 
-// Takes a time that depends on the lengths only.
+// The comparison takes a time that depends on the lengths only.
 bool same_secret(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -44,7 +45,7 @@ StoreServer::StoreServer(Listener listener, std::string secret, std::shared_ptr<
 }
 
 StoreServer::~StoreServer() {
-  if (getpid() != process_) {  // a forked child has neither the thread nor a say
+  if (getpid() != process_) {  // in a forked child, which does not have the thread
     thread_.detach();
     return;
   }
@@ -68,21 +69,23 @@ void StoreServer::run() {
       try {
         serve(connection);
       } catch (const std::exception&) {
-        connection.closing = true;  // a stranger, or a peer whose own side reports why
+        connection.closing = true;  // a peer's own side reports why
         connection.to_send.clear();
       }
     }
-    drop_strangers();
+    drop_unauthenticated();
   }
 }
 
 void StoreServer::wait_for_events() {
   std::vector<pollfd> entries = {{wake_.get(), POLLIN, 0}, {listener_.socket.get(), POLLIN, 0}};
   for (const Connection& connection : connections_) {
-    const short events = connection.to_send.empty() ? POLLIN : POLLIN | POLLOUT;
+    // A client that has closed its side stays readable for ever: only its answer is left to send.
+    const short in = connection.closing ? 0 : POLLIN;
+    const short events = connection.to_send.empty() ? in : in | POLLOUT;
     entries.push_back({connection.socket.get(), events, 0});
   }
-  constexpr int kMilliseconds = 1000;  // to drop strangers in time
+  constexpr int kMilliseconds = 1000;  // to drop silent clients in time
   ::poll(entries.data(), entries.size(), kMilliseconds);
 }
 
@@ -103,14 +106,15 @@ void StoreServer::accept_new() {
   }
 }
 
-void StoreServer::drop_strangers() {
+void StoreServer::drop_unauthenticated() {
   const Deadline now = std::chrono::steady_clock::now();
-  size_t strangers = 0;
+  size_t unauthenticated = 0;
   // From the newest on, so that the oldest go first.
   for (auto connection = connections_.rbegin(); connection != connections_.rend(); ++connection) {
     if (connection->known) continue;
-    ++strangers;
-    if (strangers <= kMaxStrangers && now - connection->opened <= kGreetingTime) continue;
+    ++unauthenticated;
+    if (unauthenticated <= kMaxUnauthenticated && now - connection->opened <= kGreetingTime)
+      continue;
     connection->closing = true;
     connection->to_send.clear();
   }
@@ -157,8 +161,10 @@ void StoreServer::receive(Connection& connection) {
 
 void StoreServer::greet(Connection& connection, const std::string& request) const {
   const std::string_view greeting = request;
+  // Without a secret everybody says the right one.
   connection.known = greeting.starts_with(store_protocol::kHello) &&
-                     same_secret(greeting.substr(store_protocol::kHello.size()), secret_);
+                     same_secret(greeting.substr(store_protocol::kHello.size()), secret_) &&
+                     (!secret_.empty() || user_of_peer(connection.socket) == geteuid());
   connection.to_send +=
       frame_of({connection.known ? store_protocol::kGranted : store_protocol::kDenied});
   connection.closing = !connection.known;
@@ -169,10 +175,16 @@ void StoreServer::answer(Connection& connection, const std::string& request) {
     connection.wanted = request.substr(1);
     return;
   }
+  if (request.starts_with(store_protocol::kFind)) {
+    const std::optional<std::string> value = values_->find(request.substr(1));
+    connection.to_send +=
+        frame_of(value ? store_protocol::kGranted + *value : std::string{store_protocol::kAbsent});
+    return;
+  }
   std::string rest = request.empty() ? "" : request.substr(1);
   const std::optional<std::string> key = take_frame(rest, rest.size());
   if (!request.starts_with(store_protocol::kSet) || !key) {
-    fail<CommError>("got a request of {} bytes that is neither get nor set", request.size());
+    fail<CommError>("got a request of {} bytes that is neither get, find nor set", request.size());
   }
   values_->set(*key, rest);
   notify();

@@ -15,16 +15,18 @@
 
 namespace zerorun {
 
-// What the TCP store's server and its clients say to each other: frames (os/socket.h). A client
+// The protocol of the TCP store's server and its clients: frames (os/socket.h). A client
 // begins with kHello and the secret; the answer is kGranted or kDenied. Then, any number of times:
 // kSet, length of the key (4 bytes), key, value -> kGranted; kGet, key -> kGranted, value, which
-// may take as long as nobody sets the key.
+// may take as long as nobody sets the key; kFind, key -> kGranted, value, or kAbsent at once.
 namespace store_protocol {
 inline constexpr std::string_view kHello = "zerorun store 1\n";
 inline constexpr char kGranted = 'g';
 inline constexpr char kDenied = 'd';
 inline constexpr char kSet = 's';
 inline constexpr char kGet = 'w';
+inline constexpr char kFind = 'f';
+inline constexpr char kAbsent = 'a';
 inline constexpr size_t kMaxHelloBytes = 4096;
 inline constexpr size_t kMaxBytes = size_t{1} << 20;
 }  // namespace store_protocol
@@ -32,9 +34,10 @@ inline constexpr size_t kMaxBytes = size_t{1} << 20;
 // Answers the peers of a TCP store, on a thread of its own.
 //
 // Threat model: other users of the host, or of the network when the job binds more than loopback,
-// can connect. They do not know the secret, so they are dropped: what they can take up is bounded
-// in memory, number and time. Whoever can read the job's memory or listen on its network is not
-// kept out: the secret travels in clear text.
+// can connect. A client is authenticated by the job's secret, or, in a job without one, by being a
+// process of this user on this host. Unauthenticated clients are dropped, and the memory, the
+// connections and the time that they take are bounded. A program that can read the job's memory or
+// listen on its network is not kept out: the secret travels in clear text.
 class StoreServer {
  public:
   StoreServer(Listener listener, std::string secret, std::shared_ptr<MemoryStore> values);
@@ -43,14 +46,14 @@ class StoreServer {
   ~StoreServer();
 
   uint16_t port() const { return listener_.port; }
-  // A value was set by this process: somebody may be waiting for it.
+  // Tells the thread that this process has set a value, for which a client may be waiting.
   void notify() const;
 
  private:
   struct Connection {
     FileDescriptor socket;
     Deadline opened;
-    bool known = false;  // has said the secret
+    bool known = false;  // it is authenticated
     bool closing = false;
     std::string received;
     std::string to_send;
@@ -60,7 +63,7 @@ class StoreServer {
   void run();
   void wait_for_events();
   void accept_new();
-  void drop_strangers();
+  void drop_unauthenticated();
   void serve(Connection& connection);
   void receive(Connection& connection);
   void answer(Connection& connection, const std::string& request);
@@ -70,9 +73,9 @@ class StoreServer {
   const std::string secret_;
   const std::shared_ptr<MemoryStore> values_;
   const FileDescriptor wake_;
-  const pid_t process_;  // that it runs in
+  const pid_t process_;  // in which the thread runs
   std::atomic<bool> stopping_ = false;
-  std::list<Connection> connections_;  // of the thread; oldest first
+  std::list<Connection> connections_;  // used by the thread only; oldest first
   std::thread thread_;
 };
 

@@ -1,6 +1,9 @@
+#include "comm/rendezvous/tcp_store.h"
+
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -9,14 +12,12 @@
 #include "comm/rendezvous/memory_store.h"
 #include "comm/rendezvous/store_server.h"
 #include "core/check.h"
-#include "os/socket.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun {
 
 namespace {
 
-class TcpStore : public Store {
+class TcpStore : public LookupStore {
  public:
   virtual uint16_t port() const = 0;
 };
@@ -24,8 +25,8 @@ class TcpStore : public Store {
 // Rank 0's side: the values are here.
 class ServingTcpStore final : public TcpStore {
  public:
-  explicit ServingTcpStore(const TcpStoreOptions& options)
-      : server_(listen_on(options.host, options.port), options.secret, values_) {}
+  ServingTcpStore(Listener listener, std::string secret)
+      : server_(std::move(listener), std::move(secret), values_) {}
 
   void set(const std::string& key, const std::string& value) override {
     values_->set(key, value);
@@ -34,6 +35,7 @@ class ServingTcpStore final : public TcpStore {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     return values_->get(key, timeout);
   }
+  std::optional<std::string> find(const std::string& key) override { return values_->find(key); }
   uint16_t port() const override { return server_.port(); }
 
  private:
@@ -50,8 +52,12 @@ class ClientTcpStore final : public TcpStore {
   }
 
   void set(const std::string& key, const std::string& value) override {
-    constexpr std::chrono::milliseconds kMost{30000};  // nobody else is waited for
-    request(store_protocol::kSet + frame_of(key) + value, std::min(options_.timeout, kMost));
+    granted(request(store_protocol::kSet + frame_of(key) + value, answer_timeout()));
+  }
+  std::optional<std::string> find(const std::string& key) override {
+    std::string answer = request(store_protocol::kFind + key, answer_timeout());
+    if (answer == std::string{store_protocol::kAbsent}) return std::nullopt;
+    return granted(std::move(answer));
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto explain = [&](const CommError& error) {
@@ -59,7 +65,7 @@ class ClientTcpStore final : public TcpStore {
                          options_.host, options_.port, error.what());
     };
     try {
-      return request(store_protocol::kGet + key, timeout);
+      return granted(request(store_protocol::kGet + key, timeout));
     } catch (const Dropped& error) {
       throw Dropped(explain(error));
     } catch (const CommError& error) {
@@ -80,12 +86,20 @@ class ClientTcpStore final : public TcpStore {
     FileDescriptor connection = take_connection(deadline);
     send_frame(connection, text, deadline);
     std::string answer = receive_frame(connection, store_protocol::kMaxBytes + 1, deadline);
-    if (!answer.starts_with(store_protocol::kGranted)) {
-      fail<CommError>("rank 0 refused a request of {} bytes", text.size());
-    }
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(connection));
+    return answer;
+  }
+
+  static std::string granted(std::string answer) {
+    if (!answer.starts_with(store_protocol::kGranted)) fail<CommError>("rank 0 refused a request");
     return answer.substr(1);
+  }
+
+  // The timeout of requests that wait for rank 0 alone.
+  std::chrono::milliseconds answer_timeout() const {
+    constexpr std::chrono::milliseconds kMaxAnswerTime{30000};
+    return std::min(options_.timeout, kMaxAnswerTime);
   }
 
   FileDescriptor take_connection(Deadline deadline) {
@@ -109,7 +123,7 @@ class ClientTcpStore final : public TcpStore {
       } catch (const Dropped&) {
         if (Clock::now() >= deadline) throw;
       }
-      // Rank 0 drops those who are slow to greet when strangers crowd its port.
+      // Rank 0 drops clients that are slow to greet when others crowd its port.
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
@@ -119,8 +133,8 @@ class ClientTcpStore final : public TcpStore {
     const std::string answer = receive_frame(connection, store_protocol::kMaxHelloBytes, deadline);
     if (answer == std::string{store_protocol::kGranted}) return;
     fail<CommError>(
-        "rank 0 at {} port {} refused this rank's secret: is ZERORUN_JOB_SECRET the same on all "
-        "ranks, and the port used by this job only?",
+        "rank 0 at {} port {} refused this rank: is ZERORUN_JOB_SECRET the same on all ranks, and "
+        "the port used by this job only? Without a secret all ranks must be of one user and host",
         options_.host, options_.port);
   }
 
@@ -131,8 +145,22 @@ class ClientTcpStore final : public TcpStore {
 
 }  // namespace
 
+std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret) {
+  listen_on(listener);
+  return std::make_shared<ServingTcpStore>(std::move(listener), std::move(secret));
+}
+
 std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {
-  if (options.serve) return std::make_shared<ServingTcpStore>(options);
+  if (options.serve) {
+    try {
+      return serve_tcp_store(reserve_port(options.host, options.port), options.secret);
+    } catch (const CommError& error) {
+      fail<CommError>(
+          "rank 0 cannot serve its peers: {}; choose another address (MASTER_ADDR) or "
+          "port (--master_port, MASTER_PORT)",
+          error.what());
+    }
+  }
   return std::make_shared<ClientTcpStore>(options);
 }
 

@@ -20,7 +20,7 @@ enum class Operation : uint8_t {
   allocate,
 };
 
-// Where a view lies in memory that the ranks allocated together.
+// The place of a view in memory that the ranks allocated together.
 struct Location {
   static constexpr int64_t kPrivate = -1;
   int64_t block = kPrivate;
@@ -30,7 +30,8 @@ struct Location {
   bool shared() const { return block != kPrivate; }
 };
 
-// What a rank is about to do. Ranks compare them, so a divergence is an error and not a wait.
+// The operation that a rank is about to take part in. Ranks compare their announcements, so a
+// divergence is an error and not a wait.
 struct Announcement {
   uint64_t sequence = 0;  // how many operations came before it
   int64_t numel = 0;
@@ -55,10 +56,10 @@ void copy_cut(std::string_view text, std::array<char, kSize>& out) {
   out[text.copy(out.data(), kSize - 1)] = '\0';
 }
 
-// Sets the fields that stand for the label.
+// Sets the label: its hash, and as much of its text as fits.
 void set_label(Announcement& announcement, std::string_view label);
 
-// Whether two ranks mean the same operation. Where their views lie may differ.
+// True when two ranks announce the same operation; the places of their views may differ.
 bool same_operation(const Announcement& a, const Announcement& b);
 
 // "all_reduce(sum) #12 'grad norm' of 2 fp32"

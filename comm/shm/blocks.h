@@ -29,12 +29,12 @@ class Blocks : public std::enable_shared_from_this<Blocks> {
 
   // The owner of this rank's part; it may outlive the communicator.
   Buffer add(Block block);
-  // Where [data, data + nbytes) lies in this rank's part of a block.
+  // The location of [data, data + nbytes) in this rank's part of a block.
   Location locate(const std::byte* data, size_t nbytes) const;
   // Address of the same place in another rank's part; keeps the block mapped. Throws CommError when
   // this rank has freed the block or the range exceeds it.
   std::shared_ptr<std::byte> address(const Location& location, size_t nbytes, int rank) const;
-  // Whether all ranks see the same bytes at this location.
+  // True when all ranks see the same bytes at this location.
   bool per_host(const Location& location) const;
 
  private:

@@ -15,8 +15,8 @@
 
 namespace zerorun::shm {
 
-// How the ranks of one host keep pace: steps that all take together, and the news that one of them
-// failed, left or died. Every wait ends: by the peers, by a failure, or at the deadline.
+// Keeps the ranks of one host in step, and tells all of them when one failed, left or died. Every
+// wait ends: by the peers, by a failure, or at the deadline.
 class Control {
  public:
   // Meets the peers through the store. `local` is null unless the ranks are threads of one process.
@@ -27,19 +27,19 @@ class Control {
 
   // The functions of this group are called by one thread at a time.
   //
-  // Says what this rank is about to do, with the coming step. Fills in the sequence number.
+  // Announces this rank's operation with the coming step. Fills in the sequence number.
   void announce(Announcement announcement, std::string_view label);
   // Counts a step and waits for the peers to do the same. Throws CommError.
   void advance();
   // Throws CommError, on every rank, unless all announced the same.
   void check_agreement();
-  // What the peer announced for the step just taken.
+  // The peer's announcement for the step just taken.
   Announcement announcement(int peer) const;
   // This rank's memory for the coming step, and a peer's of the step just taken; kStageBytes each.
   std::byte* outbox() const { return slot(rank_).stages[(step_ + 1) % 2].data(); }
   const std::byte* inbox(int peer) const { return slot(peer).stages[step_ % 2].data(); }
 
-  // From any thread.
+  // The functions of this group may be called by any thread.
   //
   // Throws the error of an earlier failure, if there was one.
   void check();
@@ -75,11 +75,11 @@ class Control {
   const std::chrono::milliseconds timeout_;
   const ProcessIdentity process_;
   std::shared_ptr<Segment> segment_;
-  // Of the thread that takes steps.
+  // These belong to the thread that takes steps.
   uint32_t step_ = 0;
   uint64_t sequence_ = 0;
   Announcement current_;
-  // Of any thread.
+  // These may be used by any thread.
   std::atomic<bool> left_ = false;
   std::mutex mutex_;
   std::string error_;  // guarded by mutex_; empty: none

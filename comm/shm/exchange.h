@@ -31,10 +31,10 @@ class Exchange {
   // Returns when all ranks have arrived and agree.
   Exchange(Control& control, const Blocks& blocks, const CollectiveCall& call);
 
-  // What `rank` announced.
+  // The announcement of `rank`.
   const Announcement& peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
   bool all(const std::function<bool(const Announcement&)>& condition) const;
-  // Whether all outputs are the same bytes: one block for all ranks.
+  // True when all outputs are the same bytes: one block for all ranks.
   bool one_output() const;
   // Some input is read where it lies: a final step must tell its owner that this is over.
   bool reads_inputs() const;

@@ -11,7 +11,7 @@
 #include "os/process_identity.h"
 
 // The control segment that all ranks of a shared-memory communicator map: a header, then one slot
-// per rank. Each slot is written by its rank only.
+// per rank. A slot is written by its rank, except `sleepers`, which its peers count.
 namespace zerorun::shm {
 
 // A value that one rank writes while others may read it. A reader that comes too late gets a mix of
@@ -49,7 +49,7 @@ inline constexpr size_t kStageBytes = size_t{256} << 10;
 // steps later, after every peer has counted the step in between and so is done with reading.
 struct RankSlot {
   alignas(64) std::atomic<uint32_t> step;  // also the futex that peers sleep on
-  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> sleepers;          // peers that sleep on `step`
   alignas(64) std::atomic<uint32_t> claimed;
   std::atomic<Membership> membership;
   ProcessIdentity process;  // valid once joined

@@ -13,69 +13,16 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "device/cpu/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zerorun::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D>
-using Unsigned16 = hn::Rebind<uint16_t, D>;
-
-template <class D, typename T>
-hn::Vec<D> load(D d, const T* from) {
+// Beside those of floating-point numbers in convert-inl.h.
+HWY_INLINE hn::Vec<hn::ScalableTag<int64_t>> load(hn::ScalableTag<int64_t> d, const int64_t* from) {
   return hn::LoadU(d, from);
-}
-
-template <class D>
-hn::Vec<D> load(D d, const Bf16* from) {
-  const auto bits = hn::LoadU(Unsigned16<D>(), &from->bits);
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(hn::RebindToUnsigned<D>(), bits)));
-}
-
-// As to_bf16() in zerorun/dtype.h.
-template <class D>
-hn::Vec<Unsigned16<D>> to_16_bits(D /*d*/, hn::Vec<D> value, Bf16 /*tag*/) {
-  const hn::RebindToUnsigned<D> du;
-  const auto bits = hn::BitCast(du, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))));
-  const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
-  const auto is_nan = hn::RebindMask(du, hn::Ne(value, value));
-  return hn::TruncateTo(Unsigned16<D>(), hn::IfThenElse(is_nan, quiet, rounded));
-}
-
-// Highway's conversions of binary16 are exact only where the hardware has them.
-#if HWY_TARGET == HWY_SCALAR || (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2)
-inline constexpr bool kHardwareFp16 = false;
-#else
-inline constexpr bool kHardwareFp16 = true;
-#endif
-
-template <class D>
-hn::Vec<D> load(D d, const Fp16* from) {
-  if constexpr (kHardwareFp16) {
-    const hn::Rebind<hwy::float16_t, D> d16;
-    return hn::PromoteTo(d, hn::BitCast(d16, hn::LoadU(Unsigned16<D>(), &from->bits)));
-  } else {
-    HWY_ALIGN float values[hn::MaxLanes(d)];
-    for (size_t i = 0; i < hn::Lanes(d); ++i) values[i] = to_float(from[i]);
-    return hn::Load(d, values);
-  }
-}
-
-template <class D>
-hn::Vec<Unsigned16<D>> to_16_bits(D d, hn::Vec<D> value, Fp16 /*tag*/) {
-  const Unsigned16<D> d16;
-  if constexpr (kHardwareFp16) {
-    return hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
-  } else {
-    HWY_ALIGN float values[hn::MaxLanes(d)];
-    HWY_ALIGN uint16_t bits[hn::MaxLanes(d)];
-    hn::Store(value, d, values);
-    for (size_t i = 0; i < hn::Lanes(d); ++i) bits[i] = to_fp16(values[i]).bits;
-    return hn::Load(d16, bits);
-  }
 }
 
 // Two neighbouring vectors. With kStream `to` is aligned to a vector and the store bypasses the
@@ -97,13 +44,13 @@ void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to) {
   const auto high_bits = to_16_bits(d, high, std::remove_pointer_t<decltype(to)>{});
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (kStream) {
-    const hn::Twice<Unsigned16<D>> whole;
+    const hn::Twice<U16Of<D>> whole;
     hn::Stream(hn::Combine(whole, high_bits, low_bits), whole, &to->bits);
     return;
   }
 #endif
-  hn::StoreU(low_bits, Unsigned16<D>(), &to->bits);
-  hn::StoreU(high_bits, Unsigned16<D>(), &to[hn::Lanes(d)].bits);
+  hn::StoreU(low_bits, U16Of<D>(), &to->bits);
+  hn::StoreU(high_bits, U16Of<D>(), &to[hn::Lanes(d)].bits);
 }
 template <bool kStream, class D>
 void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Bf16* to) {
@@ -114,14 +61,11 @@ void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Fp16* to) {
   store_pair_16<kStream>(d, low, high, to);
 }
 
-inline float widen(float value) { return value; }
-inline float widen(Bf16 value) { return to_float(value); }
-inline float widen(Fp16 value) { return to_float(value); }
+// Beside those of floating-point numbers in device/convert.h.
+using zerorun::narrow;
+using zerorun::widen;
 inline int64_t widen(int64_t value) { return value; }
-inline void narrow(float value, float& out) { out = value; }
-inline void narrow(float value, Bf16& out) { out = to_bf16(value); }
-inline void narrow(float value, Fp16& out) { out = to_fp16(value); }
-inline void narrow(int64_t value, int64_t& out) { out = value; }
+inline void narrow(int64_t value, int64_t* out) { *out = value; }
 
 struct Sum {
   template <class V>
@@ -168,7 +112,7 @@ void reduce_range(std::span<const std::byte* const> bytes, Out* out, int64_t beg
       value = Op::scalars(value, widen(source(rank)[i]));
     }
     if constexpr (kAccumulate) value = Op::scalars(widen(out[i]), value);
-    narrow(value, out[i]);
+    narrow(value, out + i);
   };
 
   int64_t i = begin;
@@ -279,9 +223,10 @@ namespace {
 HWY_EXPORT(ReducePart);
 HWY_EXPORT(CopyStreaming);
 
-// What exceeds a core's share of the last cache is gone from it before it is used.
+// Outputs of this size exceed a core's share of the last cache: they are gone from it before they
+// are used.
 constexpr size_t kStreamBytes = size_t{2} << 20;
-// A thread of its own pays from here on.
+// A part of this size is worth a thread of its own.
 constexpr int64_t kGrainBytes = int64_t{256} << 10;
 
 }  // namespace

@@ -11,22 +11,20 @@
 #include <utility>
 
 #include "core/check.h"
-#include "os/available_memory.h"
+#include "core/format_bytes.h"
+#include "os/host_limits.h"
 
 namespace zerorun {
 
 namespace {
 
-double mebibytes(size_t nbytes) { return static_cast<double>(nbytes) / (1024.0 * 1024.0); }
-
 std::string error_text() { return std::strerror(errno); }
 
 void refuse_more_than_available(size_t nbytes) {
-  const size_t available = available_memory();
+  const size_t available = host_limits().available_bytes();
   if (nbytes <= available) return;
-  fail<DeviceError>(
-      "cannot allocate {:.1f} MiB of shared memory: {:.1f} MiB are available on this host",
-      mebibytes(nbytes), mebibytes(available));
+  fail<DeviceError>("cannot allocate {} of shared memory: {} is available on this host",
+                    format_bytes(nbytes), format_bytes(available));
 }
 
 }  // namespace
@@ -56,8 +54,7 @@ std::shared_ptr<Segment> Segment::create(size_t nbytes) {
   refuse_more_than_available(nbytes);
   FileDescriptor file(memfd_create("zerorun", MFD_CLOEXEC));
   if (!file || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
-    fail<DeviceError>("cannot make {:.1f} MiB of shared memory: {}", mebibytes(nbytes),
-                      error_text());
+    fail<DeviceError>("cannot make {} of shared memory: {}", format_bytes(nbytes), error_text());
   }
   struct stat status {};
   ZR_CHECK(fstat(file.get(), &status) == 0, "fstat of a new memfd: {}", error_text());
@@ -95,11 +92,11 @@ Segment::Segment(FileDescriptor file, const SegmentTicket& ticket)
     : file_(std::move(file)), ticket_(ticket) {
   void* data = mmap(nullptr, ticket.nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (data == MAP_FAILED) {
-    fail<DeviceError>("cannot map {:.1f} MiB of shared memory: {}", mebibytes(ticket.nbytes),
+    fail<DeviceError>("cannot map {} of shared memory: {}", format_bytes(ticket.nbytes),
                       error_text());
   }
   data_ = static_cast<std::byte*>(data);
-  // Only a wish: most hosts do not give huge pages to shared memory.
+  // Most hosts do not give huge pages to shared memory: where they do, it is faster.
   madvise(data, ticket.nbytes, MADV_HUGEPAGE);
 }
 
@@ -108,8 +105,7 @@ Segment::~Segment() { munmap(data_, ticket_.nbytes); }
 void reserve_pages(std::byte* data, size_t nbytes) {
   if (nbytes == 0 || madvise(data, nbytes, MADV_POPULATE_WRITE) == 0) return;
   if (errno == EINVAL) return;  // Linux before 5.14: pages come at the first touch
-  fail<DeviceError>("cannot reserve {:.1f} MiB of shared memory: {}", mebibytes(nbytes),
-                    error_text());
+  fail<DeviceError>("cannot reserve {} of shared memory: {}", format_bytes(nbytes), error_text());
 }
 
 void LocalSegments::add(const std::shared_ptr<Segment>& segment) {

@@ -12,7 +12,7 @@
 
 namespace zerorun {
 
-// What a peer needs to map a segment. Trivially copyable.
+// Tells a peer how to map a segment. Trivially copyable.
 struct SegmentTicket {
   ProcessIdentity owner;
   uint64_t device = 0;
@@ -41,7 +41,7 @@ class Segment {
 
   std::byte* data() const { return data_; }
   const SegmentTicket& ticket() const { return ticket_; }
-  // For the rank that made the segment: nobody can use the ticket any more; mappings stay.
+  // Ends the use of the ticket, by the rank that made the segment; mappings stay.
   void close_file() { file_.close(); }
 
  private:

@@ -61,7 +61,7 @@ float encode_block(const float* HWY_RESTRICT values, uint8_t* HWY_RESTRICT codes
   const float scale = found < Block8::kLeastScale ? 0.0F : found;
   const bool usable = scale > 0.0F && std::isfinite(scale);
   const auto inverse = hn::Set(d, usable ? 1.0F / scale : 0.0F);
-  // What an unusable scale gives every value: decoded, zero or that scale.
+  // An unusable scale decodes every value to zero or to that scale.
   const auto fixed = hn::Set(di, scale == 0.0F ? 0 : static_cast<int32_t>(kCode.largest()));
   const auto half = hn::Set(di, 1 << (Block8::kShift - 1));
   const auto offset = hn::Set(di, static_cast<int32_t>(kCode.offset()));

@@ -1,5 +1,6 @@
 // Vectors of fp32 from and to the storage dtypes, with the bits of include/zerorun/dtype.h on every
-// instruction set. (Highway's own conversions differ between sets in NaNs and rounding.)
+// instruction set. Instructions that convert binary16 differ from it in NaNs only, and Highway's
+// replacements for them in rounding too.
 #if defined(ZERORUN_DEVICE_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_DEVICE_CPU_CONVERT_INL_H_
 #undef ZERORUN_DEVICE_CPU_CONVERT_INL_H_
@@ -27,12 +28,21 @@ using U32Of = hn::RebindToUnsigned<D>;
 template <class D>
 using U16Of = hn::Rebind<uint16_t, D>;
 
-// `bits` below 2^16 into 16-bit storage.
+#if HWY_TARGET == HWY_SCALAR || (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2)
+inline constexpr bool kHardwareFp16 = false;
+#else
+inline constexpr bool kHardwareFp16 = true;
+#endif
+
+// The lanes of `bits` are below 2^16.
 template <class D, class V>
-HWY_INLINE void store_low_halves(D /*d*/, V bits, uint16_t* to) {
-  const U16Of<D> d16;
-  const hn::RebindToSigned<D> di;
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, bits)), d16, to);
+HWY_INLINE hn::Vec<U16Of<D>> low_halves(D /*d*/, V bits) {
+  return hn::DemoteTo(U16Of<D>(), hn::BitCast(hn::RebindToSigned<D>(), bits));
+}
+
+template <class D, class V>
+HWY_INLINE void store_low_halves(D d, V bits, uint16_t* to) {
+  hn::StoreU(low_halves(d, bits), U16Of<D>(), to);
 }
 
 template <class D>
@@ -56,6 +66,12 @@ HWY_INLINE hn::Vec<D> load(D d, const Fp16* from) {
   const auto half = load_low_halves(d, &from->bits);
   const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000U)));
   const auto shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(du, 0x7fffU)));
+  if constexpr (kHardwareFp16) {
+    const hn::Rebind<hwy::float16_t, D> d16;
+    const auto value = hn::PromoteTo(d, hn::BitCast(d16, hn::LoadU(U16Of<D>(), &from->bits)));
+    const auto nan = hn::Or(hn::Or(shifted, hn::Set(du, 0x7f800000U)), sign);
+    return hn::IfThenElse(hn::IsNaN(value), hn::BitCast(d, nan), value);
+  }
   const auto exponent = hn::And(shifted, hn::Set(du, 0x0f800000U));
   const auto rebias = hn::Set(du, 112U << 23);
   const auto normal = hn::Add(shifted, rebias);
@@ -76,7 +92,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, float* to) {
 }
 
 template <class D>
-HWY_INLINE void store(D d, hn::Vec<D> value, Bf16* to) {
+HWY_INLINE hn::Vec<U16Of<D>> to_16_bits(D d, hn::Vec<D> value, Bf16 /*tag*/) {
   const U32Of<D> du;
   const auto bits = hn::BitCast(du, value);
   const auto upper = hn::ShiftRight<16>(bits);
@@ -84,15 +100,20 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Bf16* to) {
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffU))));
   const auto quiet = hn::Or(upper, hn::Set(du, 0x0040U));
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(value));
-  store_low_halves(d, hn::IfThenElse(is_nan, quiet, rounded), &to->bits);
+  return low_halves(d, hn::IfThenElse(is_nan, quiet, rounded));
 }
 
 template <class D>
-HWY_INLINE void store(D d, hn::Vec<D> value, Fp16* to) {
+HWY_INLINE hn::Vec<U16Of<D>> to_16_bits(D d, hn::Vec<D> value, Fp16 /*tag*/) {
   const U32Of<D> du;
   const hn::RebindToSigned<D> di;  // magnitudes are below 2^31, and signed compares are universal
   const auto bits = hn::BitCast(du, value);
   const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(du, 0x80000000U)));
+  if constexpr (kHardwareFp16) {
+    const auto nan = hn::Or(hn::And(bits, hn::Set(du, 0x80000000U)), hn::Set(du, 0x7fc00000U));
+    const auto plain = hn::IfThenElse(hn::IsNaN(value), hn::BitCast(d, nan), value);
+    return hn::BitCast(U16Of<D>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), plain));
+  }
   const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffffffU));
   const auto at_least = [&](uint32_t limit) HWY_ATTR {
     const auto greater =
@@ -108,7 +129,17 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Fp16* to) {
   auto result = hn::IfThenElse(at_least(0x38800000U), normal, subnormal);
   result = hn::IfThenElse(at_least(0x477ff000U), hn::Set(du, 0x7c00U), result);
   result = hn::IfThenElse(at_least(0x7f800001U), hn::Set(du, 0x7e00U), result);
-  store_low_halves(d, hn::Or(result, sign), &to->bits);
+  return low_halves(d, hn::Or(result, sign));
+}
+
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, Bf16* to) {
+  hn::StoreU(to_16_bits(d, value, Bf16{}), U16Of<D>(), &to->bits);
+}
+
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, Fp16* to) {
+  hn::StoreU(to_16_bits(d, value, Fp16{}), U16Of<D>(), &to->bits);
 }
 
 }  // namespace HWY_NAMESPACE

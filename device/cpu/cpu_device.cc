@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "device/cpu/host_memory.h"
 #include "device/cpu/kernels.h"
 #include "device/device_calls.h"

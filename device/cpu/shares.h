@@ -9,7 +9,7 @@
 
 namespace zerorun {
 
-// What one thread does of a call's segments: blocks [from, to) of all of them. Every segment begins
+// One thread's share of a call's segments: blocks [from, to) of all of them. Every segment begins
 // with a block of its own, and its last one may be short.
 template <typename Segment>
 struct Share {

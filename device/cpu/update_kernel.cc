@@ -172,7 +172,7 @@ class Stage {
   Stage(TensorView view, TensorView scales, uint32_t tensor)
       : view_(view), scales_(scales), rounding_{.tensor = tensor} {}
 
-  // What follows is of this segment.
+  // Begins the segment: values that follow belong to it.
   void start(const UpdateSegment& segment) {
     const UpdateScalars& s = segment.scalars;
     rounding_ = {s.seed, s.step, segment.parameter, rounding_.tensor};

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/current_device.h"
 #include "device/cuda/kernels.h"
@@ -65,7 +66,7 @@ void* CudaDevice::take(const MemoryRequest& request, const std::function<void*()
   make_room_within_limit(request.nbytes);
   void* data = allocate();
   if (data == nullptr) {
-    give_back_kept();
+    release_kept();
     data = allocate();
   }
   if (data == nullptr && reclaim_) {
@@ -86,14 +87,14 @@ void CudaDevice::make_room_within_limit(size_t nbytes) {
   const size_t held = static_cast<size_t>(ledger_->live_bytes()) + kept();
   if (held + nbytes <= memory_limit_) return;
   drain(inline_stream_);  // work that was submitted before a block was freed may still use it
-  pool_->give_back(held + nbytes - memory_limit_);
+  pool_->trim(held + nbytes - memory_limit_);
 }
 
 // Work that was submitted before a block was freed may still use it.
-bool CudaDevice::give_back_kept() {
+bool CudaDevice::release_kept() {
   const bool any = kept() > 0;
   drain(inline_stream_);
-  pool_->give_back(SIZE_MAX);
+  pool_->trim(SIZE_MAX);
   return any;
 }
 

@@ -40,7 +40,7 @@ class CudaDevice final : public Device {
   // Gives back as much of that as `nbytes` more need. They must not be more than room().
   void make_room_within_limit(size_t nbytes);
   // All that is kept, once the work on it is done. Whether there was any.
-  bool give_back_kept();
+  bool release_kept();
   // Memory within the same limit that is not counted: the caller accounts.
   Buffer allocate_uncounted(const MemoryRequest& request);
   // Its memory, for kernels on another GPU of this process.
@@ -75,8 +75,9 @@ class CudaDevice final : public Device {
   cudaStream_t handle_of(Stream& stream) const;
   size_t kept() const;  // bytes that the pool keeps for reuse
   [[noreturn]] void refuse(const MemoryRequest& request, size_t room) const;
-  // What `allocate` returns, within the limit. Where that is null, because the device has no more:
-  // once more after the pool, and once more after others, have given back what they keep.
+  // Returns the result of `allocate`, within the limit. When that is null, because the device has
+  // no more, it tries again after the pool, and again after others, have released their spare
+  // memory.
   void* take(const MemoryRequest& request, const std::function<void*()>& allocate);
 
   const int index_;

@@ -45,7 +45,7 @@ CudaPool::CudaPool(int device, std::shared_ptr<MemoryLedger> ledger)
 
 CudaPool::~CudaPool() {
   const CurrentDevice current(device_, std::nothrow);
-  give_back(SIZE_MAX);
+  trim(SIZE_MAX);
   cudaMemPoolDestroy(pool_);
   cudaStreamDestroy(stream_);
 }
@@ -87,14 +87,14 @@ bool CudaPool::end_step() {
 }
 
 void CudaPool::trim_unused() noexcept {
-  give_back_until([this](const Kept& next, size_t) { return !is_unused(next); });
+  trim_until([this](const Kept& next, size_t) { return !is_unused(next); });
 }
 
-void CudaPool::give_back(size_t nbytes) noexcept {
-  give_back_until([nbytes](const Kept&, size_t given) { return given >= nbytes; });
+void CudaPool::trim(size_t nbytes) noexcept {
+  trim_until([nbytes](const Kept&, size_t given) { return given >= nbytes; });
 }
 
-void CudaPool::give_back_until(const std::function<bool(const Kept&, size_t)>& enough) noexcept {
+void CudaPool::trim_until(const std::function<bool(const Kept&, size_t)>& enough) noexcept {
   const CurrentDevice current(device_, std::nothrow);
   {
     const std::lock_guard lock(mutex_);
@@ -112,7 +112,7 @@ void CudaPool::give_back_until(const std::function<bool(const Kept&, size_t)>& e
   cudaMemPoolTrimTo(pool_, 0);
 }
 
-// What was freed last: so what is too much of a size is not used, and goes.
+// Takes the block that was freed last, so that surplus blocks of a size stay unused and are freed.
 void* CudaPool::reuse(size_t nbytes) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(kept_.rbegin(), kept_.rend(),

@@ -42,13 +42,13 @@ class CudaPool {
   // These give CUDA what end_step() found, and of all that is kept at least so many bytes, what was
   // kept longest first. All work on it must be done.
   void trim_unused() noexcept;
-  void give_back(size_t nbytes) noexcept;
+  void trim(size_t nbytes) noexcept;
 
   struct Free {
     size_t free = 0;
     size_t total = 0;
   };
-  // Of the whole GPU; what this pool keeps for later counts as free.
+  // The free memory of the whole GPU; memory that this pool keeps for later counts as free.
   Free available() const;
 
  private:
@@ -60,7 +60,7 @@ class CudaPool {
   bool is_unused(const Kept& block) const { return block.step + 1 < step_; }
   // Gives CUDA the blocks that were kept longest, until `enough` of the next one and the bytes of
   // those before it.
-  void give_back_until(const std::function<bool(const Kept&, size_t)>& enough) noexcept;
+  void trim_until(const std::function<bool(const Kept&, size_t)>& enough) noexcept;
 
   const int device_;
   const std::shared_ptr<MemoryLedger> ledger_;
@@ -80,7 +80,7 @@ struct PinnedBlock {
 };
 PinnedBlock allocate_pinned_host(int device, size_t nbytes);
 
-// Whether kernels and NCCL can read `data`.
+// True when kernels and NCCL can read `data`.
 bool is_device_memory(const void* data);
 
 }  // namespace zerorun

@@ -78,12 +78,12 @@ class CudaEventState final : public Event::State {
     const CurrentDevice current(device_, std::nothrow);  // the event would be lost
     const cudaError_t result = cudaEventRecord(handle_, stream);
     if (result == cudaSuccess) return;
-    pool_->give_back(handle_);
+    pool_->release(handle_);
     check_cuda(result, "cudaEventRecord");
   }
   CudaEventState(const CudaEventState&) = delete;
   CudaEventState& operator=(const CudaEventState&) = delete;
-  ~CudaEventState() override { pool_->give_back(handle_); }
+  ~CudaEventState() override { pool_->release(handle_); }
 
   // An error counts as ready: synchronize() throws it.
   bool ready() const override {

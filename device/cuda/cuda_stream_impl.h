@@ -12,8 +12,8 @@
 
 namespace zerorun {
 
-// What went wrong on a stream outside of the CUDA runtime's sight, or before what it waits for.
-// Events share it.
+// The errors of a stream that the CUDA runtime does not see, and of events that the stream waits
+// for. Events share it.
 class StreamErrors {
  public:
   StreamErrors();

@@ -6,9 +6,9 @@
 #include <span>
 #include <utility>
 
+#include "core/format_bytes.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/gpu_links.h"
-#include "device/memory_ledger.h"
 
 namespace zerorun {
 

@@ -5,9 +5,9 @@
 
 namespace zerorun {
 
-// What CUDA_VISIBLE_DEVICES leaves; 0 also when the driver cannot be used.
+// The number of devices that CUDA_VISIBLE_DEVICES leaves; 0 also when the driver cannot be used.
 int visible_cuda_devices();
-// As the CUDA runtime says it; empty when there is a device.
+// The CUDA runtime's reason; empty when there is a device.
 std::string why_no_cuda_device();
 // The physical GPU, by its PCI address and UUID.
 std::string cuda_device_identity(int index);

@@ -17,7 +17,7 @@ cudaEvent_t EventPool::take() {
     free_.pop_back();
     return event;
   }
-  free_.reserve(made_ + 1);  // so that give_back() needs no memory
+  free_.reserve(made_ + 1);  // so that release() needs no memory
   const CurrentDevice current(device_);
   cudaEvent_t event = nullptr;
   check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -25,7 +25,7 @@ cudaEvent_t EventPool::take() {
   return event;
 }
 
-void EventPool::give_back(cudaEvent_t event) noexcept {
+void EventPool::release(cudaEvent_t event) noexcept {
   const std::lock_guard lock(mutex_);
   free_.push_back(event);
 }

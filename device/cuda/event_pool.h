@@ -17,7 +17,7 @@ class EventPool {
   ~EventPool();
 
   cudaEvent_t take();
-  void give_back(cudaEvent_t event) noexcept;
+  void release(cudaEvent_t event) noexcept;
 
  private:
   const int device_;

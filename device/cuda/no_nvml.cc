@@ -1,4 +1,4 @@
-// What stands for nvml.cc where the build has no nvml.h.
+// Takes the place of nvml.cc where the build has no nvml.h.
 #include "core/check.h"
 #include "device/cuda/nvml.h"
 

@@ -65,7 +65,7 @@ class Session final : public Nvml {
     return device;
   }
 
-  // Of `device`, those that end at `peer` or at a switch.
+  // Counts the links of `device` that end at `peer` or at a switch.
   int count_nvlinks(nvmlDevice_t device, const PciAddress& peer) const {
     int count = 0;
     for (unsigned link = 0; link < NVML_NVLINK_MAX_LINKS; ++link) {

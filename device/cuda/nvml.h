@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-// Of a device on the PCI bus.
+// The address of a device on the PCI bus.
 struct PciAddress {
   unsigned domain = 0;
   unsigned bus = 0;
@@ -13,7 +13,7 @@ struct PciAddress {
   bool operator==(const PciAddress&) const = default;
 };
 
-// What lies between two GPUs, from the nearest to the farthest.
+// The path between two GPUs, from the nearest to the farthest.
 enum class GpuPath : unsigned char {
   nvlink,
   pcie_switch,

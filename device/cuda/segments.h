@@ -14,14 +14,14 @@ namespace zerorun::cuda {
 // `Others`: the kernel's other parameters.
 template <class Segment, typename... Others>
 struct Segments {
-  // Of a kernel's parameters, with every toolkit and driver.
+  // The limit of a kernel's parameters that every toolkit and driver keeps.
   static constexpr size_t kParameterBytes = 4096;
   static constexpr size_t kOtherBytes = (0 + ... + (sizeof(Others) + alignof(Others)));
   static constexpr size_t kOwnBytes = 16;  // count, the end of the last blocks, alignment
-  static constexpr int kMost = static_cast<int>((kParameterBytes - kOtherBytes - kOwnBytes) /
-                                                (sizeof(Segment) + sizeof(unsigned)));
+  static constexpr int kMaxSegments = static_cast<int>((kParameterBytes - kOtherBytes - kOwnBytes) /
+                                                       (sizeof(Segment) + sizeof(unsigned)));
 
-  // Where a thread block is.
+  // The place of a thread block.
   struct Place {
     int segment = 0;
     unsigned block = 0;   // of the segment's
@@ -44,7 +44,7 @@ struct Segments {
 
   // Host code from here on.
   unsigned blocks() const { return first_block[count]; }
-  bool full() const { return count == kMost; }
+  bool full() const { return count == kMaxSegments; }
   void clear() { count = 0; }
   void add(const Segment& segment, int64_t blocks) {
     static_assert(sizeof(Segments) + kOtherBytes <= kParameterBytes);
@@ -53,8 +53,8 @@ struct Segments {
     ++count;
   }
 
-  Segment at[kMost];
-  unsigned first_block[kMost + 1] = {};
+  Segment at[kMaxSegments];
+  unsigned first_block[kMaxSegments + 1] = {};
   int count = 0;
 };
 

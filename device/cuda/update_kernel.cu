@@ -105,7 +105,7 @@ __device__ inline void store_floats(const Floats& floats, const View& view, int6
   }
 }
 
-// What a kernel gets of UpdateTensors.
+// The part of UpdateTensors that a kernel gets.
 struct Tensors {
   View master;
   View grad;
@@ -115,7 +115,7 @@ struct Tensors {
   bool in_place = false;  // the parameter is the master
 };
 
-// What it gets of an UpdateSegment.
+// The part of an UpdateSegment that a kernel gets.
 template <class Rule>
 struct RuleSegment {
   RuleSegment() = default;

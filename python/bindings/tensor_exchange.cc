@@ -154,6 +154,7 @@ std::optional<TensorView> TensorImporter::read_attributes(py::handle tensor) con
 void TensorImporter::learn(py::handle tensor, TensorView view) {
   type_ = py::type::of(tensor);
   api_ = exchange_api_in(py::getattr(type_, dlpack::kExchange, py::none()));
+  if (api_ != nullptr && api_->tensor_from_py_object == nullptr) api_ = nullptr;
   layout_ = tensor.attr(layout_name_);
   dtype_ = tensor.attr(dtype_name_);
   device_ = tensor.attr(device_name_);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checkpoint/file.h"
+#include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"
@@ -171,7 +172,7 @@ TEST(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
   const TemporaryDirectory directory;
   const auto comm = make_communicator({});
   FakeModel model;
-  const auto numel = static_cast<int64_t>(available_bytes(directory.path()) / 4) + (1 << 26);
+  const auto numel = static_cast<int64_t>(free_space(directory.path()).value() / 4) + (1 << 26);
   model.specs = {{"large", {numel}, "m", 0, true, ""}};
   model.states.clear();
   OversizedEngine engine(model, numel);

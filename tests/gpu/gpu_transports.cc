@@ -37,7 +37,7 @@ std::vector<TransportUnderTest> transports_under_test() {
   // A kernel that is loaded when it is first launched may wait for the whole GPU: for streams of
   // other ranks that wait for this one, where ranks are threads that share it.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  const int gpus = why_no_cuda().empty() ? open_cuda_backend()->device_count() : 1;
+  const int gpus = why_no_cuda().empty() ? open_cuda_backend().device_count() : 1;
   return {
       {.name = "self", .run = run_alone, .most_ranks = 1, .has_host_memory = false},
       {.name = "nccl",

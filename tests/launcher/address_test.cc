@@ -5,6 +5,11 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <set>
+#include <string>
+#include <vector>
 
 #include "launcher/process.h"
 #include "zerorun/error.h"
@@ -16,17 +21,39 @@ using ::testing::HasSubstr;
 
 std::string error_of(const std::string& host, uint16_t port) {
   try {
-    choose_port(host, port);
+    reserve_master_port(host, port);
   } catch (const ConfigError& error) {
     return error.what();
   }
   return "no error";
 }
 
-TEST(MasterPort, AFreeOneCanBeBound) {
-  const uint16_t port = choose_port("127.0.0.1", 0);
-  EXPECT_GT(port, 0);
-  EXPECT_EQ(choose_port("127.0.0.1", port), port);
+TEST(MasterPort, IsHeldForRank0) {
+  std::vector<Listener> held;
+  std::set<uint16_t> ports;
+  for (int job = 0; job < 50; ++job) {
+    held.push_back(reserve_master_port("127.0.0.1", 0));
+    ports.insert(held.back().port);
+  }
+  EXPECT_EQ(ports.size(), held.size());
+  EXPECT_FALSE(ports.contains(0));
+  // Rank 0 takes over the descriptor that it was given, once.
+  const int inherited = dup(held[0].socket.get());
+  EXPECT_FALSE(inherit_listener(inherited, held[1].port));
+  const auto taken = inherit_listener(inherited, held[0].port);
+  ASSERT_TRUE(taken);
+  listen_on(*taken);
+  EXPECT_FALSE(inherit_listener(inherited, held[0].port));
+  EXPECT_FALSE(inherit_listener(-1, held[0].port));
+  EXPECT_THAT(error_of("127.0.0.1", held[0].port), HasSubstr("in use"));
+}
+
+// A program whose rank 0 meets its peers by other means, as PyTorch does, listens there itself.
+TEST(MasterPort, AProgramThatDoesNotTakeTheSocketMayListenThere) {
+  const Listener held = reserve_master_port("127.0.0.1", 0);
+  const Listener own = reserve_port("127.0.0.1", held.port);
+  EXPECT_NO_THROW(listen_on(own));
+  EXPECT_THROW(listen_on(held), CommError);
 }
 
 TEST(MasterPort, ABusyOneIsAnError) {
@@ -50,7 +77,8 @@ TEST(MasterAddress, MustBeOfThisHost) {
 }
 
 TEST(MasterAddress, MustResolve) {
-  EXPECT_THAT(error_of("no such host", 0), HasSubstr("does not resolve"));
+  EXPECT_THAT(error_of("no such host", 0),
+              HasSubstr("--master_addr: cannot find the address of host 'no such host'"));
 }
 
 }  // namespace

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "zerorun/error.h"
+
 namespace zerorun {
 namespace {
 
@@ -54,6 +58,30 @@ TEST(RankVariables, KeepTheUsersThreadCount) {
       rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", "3"}}).contains("OMP_NUM_THREADS"));
   EXPECT_EQ(rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", ""}}).at("OMP_NUM_THREADS"),
             "4");
+}
+
+TEST(RankVariables, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
+  const auto error_of = [](const std::string& threads) -> std::string {
+    try {
+      rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", threads}});
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  for (const char* threads : {"1", "4096", "4,2"}) EXPECT_EQ(error_of(threads), "no error");
+  for (const char* threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
+    EXPECT_EQ(error_of(threads), "environment variable OMP_NUM_THREADS='" + std::string(threads) +
+                                     "': expected a number of threads from 1 to 4096");
+  }
+}
+
+TEST(RankVariables, Rank0AloneInheritsTheSocketOfTheMeetingPoint) {
+  JobSettings job = two_ranks();
+  job.store_fd = 7;
+  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("ZERORUN_STORE_FD"), "7");
+  EXPECT_FALSE(rank_variables(job, 1, 1, {}).contains("ZERORUN_STORE_FD"));
+  EXPECT_TRUE(rank_environment({{"ZERORUN_STORE_FD", "7"}}, {}).empty());
 }
 
 TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {

@@ -16,8 +16,8 @@ using ::testing::Not;
 int exited(int code) { return W_EXITCODE(code, 0); }
 int killed(int signal) { return W_EXITCODE(0, signal); }
 
-Failure failure_with(int status) {
-  Failure failure;
+RankFailure failure_with(int status) {
+  RankFailure failure;
   failure.rank = 1;
   failure.ranks = 4;
   failure.pid = 4242;
@@ -33,7 +33,7 @@ TEST(ExitCode, IsTheRanksOr128PlusSignal) {
 }
 
 TEST(FailureReport, EndsWithHowAndWhy) {
-  Failure failure = failure_with(killed(SIGSEGV));
+  RankFailure failure = failure_with(killed(SIGSEGV));
   failure.last_lines = {"Traceback", "Error: x"};
   EXPECT_EQ(describe_failure(failure),
             "[zerorun] last lines of rank 1:\n"
@@ -44,7 +44,7 @@ TEST(FailureReport, EndsWithHowAndWhy) {
 }
 
 TEST(FailureReport, OfASingleRankDoesNotRepeatItsLines) {
-  Failure failure = failure_with(exited(1));
+  RankFailure failure = failure_with(exited(1));
   failure.rank = 0;
   failure.ranks = 1;
   failure.last_lines = {"Error: x"};
@@ -53,7 +53,7 @@ TEST(FailureReport, OfASingleRankDoesNotRepeatItsLines) {
 }
 
 TEST(FailureReport, DoesNotRepeatLinesInView) {
-  Failure failure = failure_with(exited(1));
+  RankFailure failure = failure_with(exited(1));
   failure.last_lines = {"Error: x"};
   failure.lines_in_view = true;
   EXPECT_EQ(describe_failure(failure),
@@ -61,7 +61,7 @@ TEST(FailureReport, DoesNotRepeatLinesInView) {
 }
 
 TEST(LikelyCause, TellsTheOomKillerFromKill9) {
-  Failure failure = failure_with(killed(SIGKILL));
+  RankFailure failure = failure_with(killed(SIGKILL));
   EXPECT_THAT(likely_cause(failure), HasSubstr("kill -9"));
   failure.oom_kill = true;
   EXPECT_THAT(likely_cause(failure), HasSubstr("OOM killer"));
@@ -69,13 +69,13 @@ TEST(LikelyCause, TellsTheOomKillerFromKill9) {
 }
 
 TEST(LikelyCause, OfABusErrorIsSharedMemory) {
-  Failure failure = failure_with(killed(SIGBUS));
+  RankFailure failure = failure_with(killed(SIGBUS));
   failure.shm_available = 3 << 20;
   EXPECT_THAT(likely_cause(failure), HasSubstr("/dev/shm has 3 MiB left"));
 }
 
 TEST(LikelyCause, IsReadFromWhatTheRankSaid) {
-  Failure failure = failure_with(exited(2));
+  RankFailure failure = failure_with(exited(2));
   failure.last_lines = {"usage: x.py", "x.py: error: unrecognized arguments: --local_rank=1"};
   EXPECT_THAT(likely_cause(failure), HasSubstr("--no_local_rank"));
   failure.last_lines = {"RuntimeError: No CUDA GPUs are available"};
@@ -83,7 +83,7 @@ TEST(LikelyCause, IsReadFromWhatTheRankSaid) {
 }
 
 TEST(LikelyCause, IsEmptyWhenTheRankHasSaidItAll) {
-  Failure failure = failure_with(exited(1));
+  RankFailure failure = failure_with(exited(1));
   failure.last_lines = {"ValueError: x"};
   EXPECT_EQ(likely_cause(failure), "");
 }

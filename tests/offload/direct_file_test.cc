@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "device/memory_ledger.h"
+#include "core/format_bytes.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 

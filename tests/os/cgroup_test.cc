@@ -51,6 +51,42 @@ TEST(ControlGroup, NoLimitsAreNoValues) {
   EXPECT_EQ(ControlGroup(v1.path()).cpu_quota(), std::nullopt);
 }
 
+// 990 of 1000 bytes are used, 900 of them for files that can be read again.
+TEST(ControlGroup, ThePageCacheIsAvailable) {
+  const Scratch v2;
+  v2.write("proc/self/cgroup", "0::/job\n");
+  v2.write("sys/fs/cgroup/job/memory.max", "1000\n");
+  v2.write("sys/fs/cgroup/job/memory.current", "990\n");
+  v2.write("sys/fs/cgroup/job/memory.stat",
+           "anon 90\nfile 900\ninactive_file 500\nactive_file 400\n");
+  EXPECT_EQ(ControlGroup(v2.path()).memory_available(), 910);
+  const Scratch v1;
+  v1.write("proc/self/cgroup", "4:memory:/job\n");
+  v1.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000\n");
+  v1.write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "990\n");
+  v1.write("sys/fs/cgroup/memory/job/memory.stat",
+           "inactive_file 1\nactive_file 1\ntotal_inactive_file 500\ntotal_active_file 400\n");
+  EXPECT_EQ(ControlGroup(v1.path()).memory_available(), 910);
+}
+
+TEST(ControlGroup, TheTightestOfTheNestedGroupsCounts) {
+  const Scratch root;
+  root.write("proc/self/cgroup", "0::/slice/job/step\n");
+  root.write("sys/fs/cgroup/slice/job/step/memory.max", "max\n");
+  root.write("sys/fs/cgroup/slice/job/step/memory.current", "10\n");
+  root.write("sys/fs/cgroup/slice/job/memory.max", "800\n");
+  root.write("sys/fs/cgroup/slice/job/memory.current", "100\n");
+  root.write("sys/fs/cgroup/slice/memory.max", "1000\n");
+  root.write("sys/fs/cgroup/slice/memory.current", "900\n");
+  const ControlGroup group(root.path());
+  EXPECT_EQ(group.memory_limit(), 800);
+  EXPECT_EQ(group.memory_available(), 100);
+  root.write("sys/fs/cgroup/memory.max", "50\n");  // as a container sees its own group
+  EXPECT_EQ(group.memory_available(), 50);
+  root.write("sys/fs/cgroup/memory.current", "60\n");
+  EXPECT_EQ(group.memory_available(), 0);
+}
+
 TEST(ControlGroup, ContainerSeesItsGroupAsTheRoot) {
   const Scratch root;
   root.write("proc/self/cgroup", "0::/docker/0123abcd\n");

@@ -36,7 +36,7 @@ TEST(ProgressTest, LineShowsWhatMatters) {
   options.last_step = 100;
   const std::string line = progress_line(example(3), options, 61.2);
   EXPECT_THAT(line, AllOf(HasSubstr("step 3/100"), HasSubstr("loss 2.3457"),
-                          HasSubstr("12.3k tokens/s"), HasSubstr("300 MiB"), HasSubstr("7.0 MiB"),
+                          HasSubstr("12.3k tokens/s"), HasSubstr("300.0 MiB"), HasSubstr("7.0 MiB"),
                           HasSubstr("ETA 1:02"), Not(HasSubstr("optimizer"))));
   options.breakdown = true;
   EXPECT_THAT(progress_line(example(3), options, 4000.0),

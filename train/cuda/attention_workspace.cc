@@ -1,7 +1,7 @@
 #include "train/cuda/attention_workspace.h"
 
 #include "core/check.h"
-#include "device/memory_ledger.h"
+#include "core/format_bytes.h"
 
 namespace zerorun::train::cuda {
 

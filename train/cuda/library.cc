@@ -1,6 +1,7 @@
 // What libzerorun_train_cuda.so shows: see train/make_kernels.h.
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -8,14 +9,27 @@
 #include "train/cuda/cuda_kernels.h"
 #include "train/make_kernels.h"
 
-extern "C" __attribute__((visibility("default"))) zerorun::train::Kernels*
-zerorun_train_make_cuda_kernels(zerorun::Device& device,
-                                const zerorun::train::KernelOptions& options) {
-  using namespace zerorun::train::cuda;            // NOLINT: one function
+namespace zerorun::train {
+
+namespace {
+
+std::unique_ptr<Kernels> make_kernels_of_cuda(Device& device, const KernelOptions& options) {
+  using namespace cuda;                            // NOLINT: one function
   if (device.gpu()) cudaSetDevice(*device.gpu());  // which cuDNN's handle is made for
   std::string why_no_cudnn;
   auto attention = open_cudnn_attention(options.attention_workspace, why_no_cudnn);
   if (!attention) refuse_unused_workspace(options.attention_workspace, why_no_cudnn);
-  return new CudaKernels(device, options.dtype, open_cublas_lt(), options.tf32,
-                         {std::move(attention), std::move(why_no_cudnn)});
+  return std::make_unique<CudaKernels>(
+      device, options.dtype, open_cublas_lt(), options.tf32,
+      FusedAttention{std::move(attention), std::move(why_no_cudnn)});
 }
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const CudaKernelsPlugin*
+zerorun_train_cuda_kernels() {
+  static const CudaKernelsPlugin plugin = {build_id(), make_kernels_of_cuda};
+  return &plugin;
+}
+
+}  // namespace zerorun::train

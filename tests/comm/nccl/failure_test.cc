@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -178,6 +179,31 @@ TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
       EXPECT_THAT(error_of_wait(communicator, device),
                   ::testing::ContainsRegex("rank 1 .*died while rank 0 waited for it in barrier "
                                            "'bucket 7'"));
+    }
+    both.arrive_and_wait();
+  });
+}
+
+// A store that breaks in a way that is none of zerorun's errors, once the ranks have met.
+class BreakingStore final : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  std::string get(const std::string& key, milliseconds timeout) override {
+    if (key == "world/nccl/error") throw std::runtime_error("the store broke");
+    return store_->get(key, timeout);
+  }
+
+ private:
+  const std::shared_ptr<Store> store_ = make_memory_store();
+};
+
+TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
+  store_ = std::make_shared<BreakingStore>();
+  std::barrier both(2);
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 0) {
+      EXPECT_THAT(error_of_wait(communicator, device), HasSubstr("the store broke"));
     }
     both.arrive_and_wait();
   });

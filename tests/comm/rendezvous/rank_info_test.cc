@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <chrono>
 #include <map>
+#include <memory>
 #include <string>
 
+#include "comm/rendezvous/rendezvous.h"
+#include "os/socket.h"
 #include "zerorun/communicator.h"
 #include "zerorun/error.h"
 
@@ -85,6 +89,34 @@ TEST(RankInfoTest, ContradictionsAreErrorsThatNameTheVariables) {
   EXPECT_THAT(with({{"LOCAL_RANK", "0"}}), HasSubstr("LOCAL_WORLD_SIZE"));
   EXPECT_THAT(with({{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), HasSubstr("LOCAL_RANK=2"));
   EXPECT_THAT(with({{"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}}), HasSubstr("LOCAL_RANK=3"));
+}
+
+TEST(RankInfoTest, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
+  EXPECT_EQ(error_with({{"OMP_NUM_THREADS", "4,2"}}), "");
+  EXPECT_THAT(error_with({{"OMP_NUM_THREADS", "100000"}}), HasSubstr("OMP_NUM_THREADS='100000'"));
+  EXPECT_THAT(error_with({{"OMP_NUM_THREADS", "abc"}}), HasSubstr("OMP_NUM_THREADS='abc'"));
+  unsetenv("OMP_NUM_THREADS");
+}
+
+// Rank 0 serves on the socket that the launcher left to it: the port is bound, yet not busy.
+TEST(RankInfoTest, Rank0TakesTheSocketOfTheLauncher) {
+  Listener held = reserve_port("127.0.0.1", 0);
+  RankInfo info;
+  info.world_size = info.local_world_size = 2;
+  info.master_port = held.port;
+  setenv("ZERORUN_STORE_FD", std::to_string(held.socket.get()).c_str(), 1);
+  held.socket.release();
+  std::shared_ptr<Store> server = rendezvous(info, std::chrono::seconds(30));
+  info.rank = 1;
+  const std::shared_ptr<Store> client = rendezvous(info, std::chrono::seconds(30));
+  client->set("key", "value");
+  EXPECT_EQ(server->get("key", std::chrono::seconds(30)), "value");
+  // The number means nothing any more: a second job of this process makes a socket of its own.
+  info.rank = 0;
+  server.reset();
+  server = rendezvous(info, std::chrono::seconds(30));
+  EXPECT_EQ(bound_port(*server), info.master_port);
+  unsetenv("ZERORUN_STORE_FD");
 }
 
 TEST(RankInfoTest, SeveralHostsAreNotSupportedYet) {

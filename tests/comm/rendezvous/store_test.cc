@@ -1,14 +1,18 @@
-// The rendezvous: stores in memory and over TCP, and strangers at the port.
+// The rendezvous: stores in memory and over TCP, and unauthenticated clients at the port.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <future>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -17,7 +21,9 @@
 #include "comm/rendezvous/store_server.h"
 #include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
+#include "os/peer_user.h"
 #include "os/socket.h"
+#include "tests/scratch.h"
 #include "zerorun/communicator.h"
 #include "zerorun/error.h"
 
@@ -71,6 +77,10 @@ void expect_store(Store& one, Store& other) {
   one.set("large", large);
   EXPECT_EQ(other.get("large", 30s), large);
 
+  auto& lookup = dynamic_cast<LookupStore&>(other);
+  EXPECT_EQ(lookup.find("a"), "2");
+  EXPECT_EQ(lookup.find("empty"), "");
+  EXPECT_EQ(lookup.find("none"), std::nullopt);
   auto waiting = std::async(std::launch::async, [&] { return other.get("later", 30s); });
   one.set("later", "now");
   EXPECT_EQ(waiting.get(), "now");
@@ -126,7 +136,7 @@ TEST(StoreTest, AClientWithAnotherSecretIsRefused) {
 
 TEST(StoreTest, NobodyAtThePortIsAnErrorAfterTheTimeout) {
   TcpStoreOptions options;
-  options.port = listen_on("127.0.0.1", 0).port;  // and closes it again
+  options.port = reserve_port("127.0.0.1", 0).port;  // and lets it go again
   options.timeout = 50ms;
   EXPECT_THAT(error_of([&] { make_tcp_store(options); }),
               AllOf(HasSubstr("rank 0"), HasSubstr(std::to_string(options.port))));
@@ -141,7 +151,7 @@ TEST(StoreTest, AnUnknownHostIsAnError) {
 
 TEST(StoreTest, AClientMayStartBeforeTheServer) {
   TcpStoreOptions options;
-  options.port = listen_on("127.0.0.1", 0).port;
+  options.port = reserve_port("127.0.0.1", 0).port;
   auto client = std::async(std::launch::async, [options] { return make_tcp_store(options); });
   options.serve = true;
   const auto server = make_tcp_store(options);
@@ -179,7 +189,7 @@ bool is_dropped(const FileDescriptor& socket) {
   }
 }
 
-TEST(StoreTest, StrangersAreDropped) {
+TEST(StoreTest, UnauthenticatedClientsAreDropped) {
   const TcpPair pair = make_tcp_pair();
   const uint16_t port = bound_port(*pair.server);
   const std::vector<std::string> greetings = {
@@ -192,9 +202,9 @@ TEST(StoreTest, StrangersAreDropped) {
       frame_of(std::string(store_protocol::kMaxHelloBytes + 1, 'x')),
   };
   for (const std::string& greeting : greetings) {
-    const FileDescriptor stranger = connect_to("127.0.0.1", port, soon());
-    send(stranger.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
-    EXPECT_TRUE(is_dropped(stranger)) << greeting.substr(0, 20);
+    const FileDescriptor client = connect_to("127.0.0.1", port, soon());
+    send(client.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
+    EXPECT_TRUE(is_dropped(client)) << greeting.substr(0, 20);
   }
   // Those who say nothing go when too many are there.
   std::vector<FileDescriptor> silent;
@@ -224,6 +234,75 @@ TEST(StoreTest, APeerThatKnowsTheSecretCannotBreakTheServer) {
   EXPECT_EQ(pair.server->get("still", 30s), "served");
 }
 
+// A child that says the greeting of a job without a secret as another user; 0 when it was refused.
+int greet_as(uid_t user, uint16_t port) {
+  const pid_t child = fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      if (setuid(user) != 0) _exit(2);
+      const FileDescriptor client = connect_to("127.0.0.1", port, soon());
+      send_frame(client, std::string(store_protocol::kHello), soon());
+      code = receive_frame(client, 100, soon()) == std::string{store_protocol::kDenied} ? 0 : 1;
+    } catch (...) {
+      code = 3;
+    }
+    _exit(code);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(StoreTest, WithoutASecretOtherUsersAreRefused) {
+  TcpStoreOptions options;
+  options.serve = true;
+  const auto server = make_tcp_store(options);
+  options.serve = false;
+  options.port = bound_port(*server);
+  make_tcp_store(options)->set("mine", "is let in");
+  EXPECT_EQ(server->get("mine", 30s), "is let in");
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  constexpr uid_t kNobody = 65534;
+  EXPECT_EQ(greet_as(kNobody, options.port), 0);
+}
+
+TEST(StoreTest, TheUserOfAPeerComesFromTheKernelsTable) {
+  const Listener listener = reserve_port("127.0.0.1", 0);
+  listen_on(listener);
+  const FileDescriptor client = connect_to("127.0.0.1", listener.port, soon());
+  pollfd entry{listener.socket.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&entry, 1, 30000), 1);
+  FileDescriptor accepted(accept(listener.socket.get(), nullptr, nullptr));
+  EXPECT_EQ(user_of_peer(accepted), geteuid());
+  shutdown(client.get(), SHUT_WR);  // as a client that is gone, which the kernel counts as root's
+  EXPECT_EQ(user_of_peer(accepted), std::nullopt);
+  const testing::Scratch root;
+  root.write("proc/net/tcp", "title\n");
+  EXPECT_EQ(user_of_peer(accepted, root.path()), std::nullopt);
+}
+
+// CPU time that this process takes while a client has closed its side, but not read its answer.
+TEST(StoreTest, AHalfClosedClientCostsNoTime) {
+  const TcpPair pair = make_tcp_pair();
+  pair.server->set("large", std::string(900'000, 'x'));
+  const FileDescriptor client = connect_to("127.0.0.1", bound_port(*pair.server), soon());
+  constexpr int kSmall = 4096;
+  setsockopt(client.get(), SOL_SOCKET, SO_RCVBUF, &kSmall, sizeof(kSmall));
+  send_frame(client, std::string(store_protocol::kHello) + "shared by the job", soon());
+  EXPECT_EQ(receive_frame(client, 100, soon()), std::string{store_protocol::kGranted});
+  for (int i = 0; i < 8; ++i)
+    send_frame(client, store_protocol::kFind + std::string("large"), soon());
+  std::this_thread::sleep_for(100ms);
+  shutdown(client.get(), SHUT_WR);
+  std::this_thread::sleep_for(100ms);
+  const std::clock_t before = std::clock();
+  std::this_thread::sleep_for(500ms);
+  EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.2);
+  pair.client->set("still", "served");
+  EXPECT_EQ(pair.server->get("still", 30s), "served");
+}
+
 TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
   TcpStoreOptions options;
   options.serve = true;
@@ -239,8 +318,8 @@ TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
     while (!over) {
       std::string bytes(random() % 300, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random() % (random() % 2 ? 256 : 3));
-      const FileDescriptor stranger = connect_to("127.0.0.1", options.port, soon());
-      send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      const FileDescriptor client = connect_to("127.0.0.1", options.port, soon());
+      send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       ++thrown;
     }
   });

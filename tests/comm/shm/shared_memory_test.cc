@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/cpu/cpu_stream.h"
-#include "os/available_memory.h"
+#include "os/host_limits.h"
 #include "tests/comm/reference.h"
 #include "tests/harness.h"
 
@@ -223,7 +223,7 @@ TEST(SharedMemoryTest, RanksThatAllocateDifferentSizesAreToldSo) {
 }
 
 TEST(SharedMemoryTest, MoreThanTheHostHasIsAnErrorOnEveryRank) {
-  for (const size_t nbytes : {available_memory(), size_t{1} << 63}) {
+  for (const size_t nbytes : {host_limits().available_bytes(), size_t{1} << 63}) {
     run_ranks(2, [&](Communicator& communicator) {
       const std::string error =
           message_of<Error>([&] { communicator.allocate(nbytes, Sharing::per_rank); });

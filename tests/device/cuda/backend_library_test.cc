@@ -1,12 +1,15 @@
 // libzerorun_cuda.so itself, with the real CUDA runtime inside: it opens on any machine, and
 // without a GPU it says what is missing, in zerorun's own exceptions.
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
+#include "comm/device_communicator.h"
+#include "comm/nccl/backend.h"
 #include "device/cuda_backend.h"
+#include "device/plugin.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -22,31 +25,27 @@ using ::testing::StartsWith;
 class BackendLibraryTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    void* const library = dlopen(ZERORUN_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    ASSERT_NE(library, nullptr) << dlerror();
-    const auto entry = reinterpret_cast<CudaBackendEntry>(dlsym(library, kCudaBackendEntry));
-    ASSERT_NE(entry, nullptr);
-    const std::unique_ptr<std::shared_ptr<CudaBackend>> backend(entry());
-    backend_ = *backend;
-    if (backend_->device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+    if (backend_.device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
   }
 
-  std::shared_ptr<CudaBackend> backend_;
+  const SharedLibrary library_{std::array<std::string, 1>{ZERORUN_CUDA_LIBRARY}};
+  const CudaBackend& backend_ = plugin_entry<CudaBackend>(library_, kCudaBackendEntry);
 };
 
 TEST_F(BackendLibraryTest, SaysWhyThereIsNoDevice) {
-  EXPECT_EQ(backend_->device_count(), 0);
-  EXPECT_THAT(backend_->why_no_device(), HasSubstr("cudaError"));
+  EXPECT_EQ(backend_.device_count(), 0);
+  EXPECT_THAT(backend_.why_no_device(), HasSubstr("cudaError"));
 }
 
 TEST_F(BackendLibraryTest, ItsErrorsAreCaughtByType) {
-  EXPECT_THROW(backend_->make_device({}), DeviceError);
-  EXPECT_THROW(backend_->identity_of(*make_cpu_device()), InternalError);
+  EXPECT_THROW(backend_.make_device({}), DeviceError);
+  EXPECT_THROW(backend_.identity_of(*make_cpu_device()), InternalError);
 }
 
 // Each has a line of its own, whatever else is missing.
 TEST_F(BackendLibraryTest, ReportsEverythingThatIsMissingAtOnce) {
-  const std::vector<std::string> lines = backend_->report();
+  std::vector<std::string> lines = backend_.report();
+  lines.push_back(plugin_entry<NcclBackend>(library_, kNcclBackendEntry).describe());
   EXPECT_THAT(lines, Contains(AnyOf(HasSubstr("driver: missing: install NVIDIA's driver"),
                                     HasSubstr("built with CUDA "))));
   EXPECT_THAT(lines, Contains(StartsWith("GPU: missing: none is visible: ")));
@@ -59,7 +58,7 @@ TEST_F(BackendLibraryTest, ReportsEverythingThatIsMissingAtOnce) {
 TEST(DescribeCuda, BeginsWithTheCompilerAndNeedsNoDriver) {
   const std::vector<std::string> lines = describe_cuda();
   EXPECT_THAT(lines.front(), StartsWith("backend compiled by nvcc "));
-  EXPECT_THAT(lines, Contains(StartsWith("NCCL")));
+  EXPECT_THAT(describe_device_collectives(), StartsWith("NCCL"));
 }
 #endif
 

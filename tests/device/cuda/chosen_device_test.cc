@@ -1,6 +1,5 @@
 // Which GPU a rank gets from the CUDA backend.
 #include <cstdlib>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,7 +9,7 @@
 
 namespace zerorun {
 
-extern "C" std::shared_ptr<CudaBackend>* zerorun_cuda_backend();
+extern "C" const CudaBackend* zerorun_cuda_backend();
 
 namespace {
 
@@ -32,11 +31,10 @@ class ChosenDeviceTest : public testing::FakeCudaTest {
 
   // The device's name, or the error.
   static std::string chosen(std::optional<int> index = std::nullopt) {
-    const std::unique_ptr<std::shared_ptr<CudaBackend>> backend(zerorun_cuda_backend());
     CudaDeviceOptions options;
     options.index = index;
     try {
-      return (*backend)->make_device(options)->name();
+      return zerorun_cuda_backend()->make_device(options)->name();
     } catch (const DeviceError& error) {
       return error.what();
     }

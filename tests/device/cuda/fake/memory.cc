@@ -29,7 +29,7 @@ class Reserve {
     used_ += bytes;
     return true;
   }
-  void give_back(size_t bytes) {
+  void trim(size_t bytes) {
     const std::lock_guard lock(mutex_);
     used_ -= bytes;
     shrink(threshold_);
@@ -103,7 +103,7 @@ class Blocks {
     std::memset(data, 0xdd, block.bytes);
     std::free(data);
     if (block.reserve) {
-      block.reserve->give_back(block.bytes);
+      block.reserve->trim(block.bytes);
     } else if (block.on_device) {
       seen().give_memory(block.bytes);
     }

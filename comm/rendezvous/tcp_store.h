@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "os/socket.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun {
+
+// Rank 0's side of a TCP store, on a port that is reserved or listened on already.
+std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret);
+
+}  // namespace zerorun

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "core/build_id.h"
+
+namespace zerorun::testing {
+
+struct TestPlugin {
+  BuildId build;
+  int (*answer)();
+};
+
+}  // namespace zerorun::testing

@@ -1,0 +1,59 @@
+#include "device/plugin.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <string>
+
+#include "tests/device/plugin/plugin.h"
+#include "tests/paths.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::TestPlugin;
+
+std::string file_of(const std::string& build) {
+  return test_paths::build() + "/tests/plugins/libzerorun_test_plugin_" + build + ".so";
+}
+
+const TestPlugin& open(const std::string& file) {
+  const SharedLibrary library(std::array<std::string, 1>{file});
+  return plugin_entry<TestPlugin>(library, "zerorun_test_plugin");
+}
+
+TEST(PluginTest, OneOfThisBuildIsUsed) { EXPECT_EQ(open(file_of("own")).answer(), 42); }
+
+TEST(PluginTest, OneOfAnotherBuildIsRefusedByTheNamesOfBothFiles) {
+  try {
+    open(file_of("other"));
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr(file_of("other")), HasSubstr("different builds of zerorun"),
+                      HasSubstr(std::filesystem::canonical("/proc/self/exe").string())));
+  }
+}
+
+TEST(PluginTest, AMissingFileIsNamed) {
+  try {
+    open_plugin("libzerorun_none.so");
+    FAIL() << "expected an error";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("libzerorun_none.so is missing beside"));
+  }
+}
+
+TEST(BuildIdTest, IsAHash) {
+  const std::string id = build_id().data();
+  EXPECT_EQ(id.size(), 32U);
+  EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,44 @@
+#include "offload/memory_check.h"
+
+#include <gmock/gmock.h>
+
+#include <string>
+
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(MemoryCheck, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
+  const HostLimits limits{.lockable = int64_t{8} << 20};
+  EXPECT_EQ(locking_advice(limits, size_t{4} << 20, 2), "");
+  EXPECT_EQ(locking_advice({}, size_t{4} << 40, 2), "");
+  const std::string advice = locking_advice(limits, size_t{6} << 20, 2);
+  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers on this host"));
+  EXPECT_THAT(advice, HasSubstr("`ulimit -l` allows 8.0 MiB"));
+  EXPECT_THAT(advice, HasSubstr("ulimit memlock=-1"));
+}
+
+TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
+  HostLimits limits{.available = int64_t{16} << 30};
+  check_host_memory(limits, size_t{8} << 30, 2, "offloading");
+  check_host_memory({}, size_t{1} << 50, 8, "a host whose limits are unknown");
+  const auto message = [&](size_t nbytes) -> std::string {
+    try {
+      check_host_memory(limits, nbytes, 2, "offloading");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(message(size_t{9} << 30),
+              HasSubstr("offloading needs 9.0 GiB of host memory for each of 2 ranks, 18.0 GiB "
+                        "in all; the machine has 16.0 GiB left"));
+  limits.group_available = int64_t{1} << 30;
+  EXPECT_THAT(message(size_t{1} << 30), HasSubstr("the control group has 1.0 GiB left"));
+}
+
+}  // namespace
+}  // namespace zerorun

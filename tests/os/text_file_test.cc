@@ -1,0 +1,49 @@
+#include "os/text_file.h"
+
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <string>
+
+#include "tests/scratch.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Scratch;
+
+TEST(TextFile, IsReadWholeUpToTheLimit) {
+  const Scratch folder;
+  const std::string content(100'000, 'x');
+  const auto path = folder.write("text", content);
+  std::string text;
+  EXPECT_EQ(try_read_text(path, content.size(), text), 0);
+  EXPECT_EQ(text, content);
+  EXPECT_EQ(try_read_text(path, content.size() - 1, text), EFBIG);
+  EXPECT_EQ(try_read_text(folder.path() / "none", 1, text), ENOENT);
+  EXPECT_EQ(try_read_text(folder.path(), 1, text), EISDIR);
+}
+
+TEST(TextFile, ErrorsNameThePathAndTheReason) {
+  const Scratch folder;
+  const auto error_of = [](const std::filesystem::path& path) -> std::string {
+    try {
+      read_text(path, 3);
+    } catch (const IoError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error_of(folder.write("short", "abc")), "no error");
+  EXPECT_THAT(error_of(folder.write("long", "abcd")), HasSubstr("long is longer than 3 bytes"));
+  EXPECT_THAT(error_of(folder.path() / "none"), HasSubstr("none: No such file"));
+  const std::string pipe = folder.path() / "pipe";  // opening it would wait for a writer
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(error_of(pipe), pipe + " is not a regular file");
+}
+
+}  // namespace
+}  // namespace zerorun
