@@ -251,7 +251,6 @@ TEST(Tools, HaveTheirOwnHelp) {
 
 TEST(Tools, HelpIsPlain) {
   for (const std::vector<std::string>& tool : {std::vector<std::string>{},
-                                               {"train"},
                                                {"config"},
                                                {"config", "check"},
                                                {"config", "show"},
@@ -263,7 +262,6 @@ TEST(Tools, HelpIsPlain) {
                                                {"env"}}) {
     std::vector<std::string> command = tool;
     command.emplace_back("--help");
-    if (tool == std::vector<std::string>{"train"}) command.insert(command.begin(), "--num_gpus=1");
     LauncherProcess process(zerorun_command(command));
     EXPECT_EQ(process.wait(), 0);
     const std::string help = process.output();

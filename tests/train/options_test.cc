@@ -58,8 +58,15 @@ TEST(OptionsTest, HelpListsEveryOption) {
                            "--local_rank",
                            "--accelerator",
                            "--tf32",
-                           "--attention_workspace"}) {
+                           "--attention_workspace",
+                           "Exit code: "}) {
     EXPECT_THAT(help, HasSubstr(name));
+  }
+  EXPECT_THAT(help,
+              ::testing::StartsWith("Trains a GPT-2 on text, on one rank or several.\n\nUsage: "
+                                    "zerorun [LAUNCHER OPTIONS] train [OPTIONS]\n\n"));
+  for (const char* type : {" TEXT", " INT", " UINT", " FLOAT", " in [", "\n\n\n"}) {
+    EXPECT_THAT(help, ::testing::Not(HasSubstr(type)));
   }
 }
 
