@@ -10,7 +10,9 @@ import torch
 import zerorun
 from tied_model import Block
 from torch import nn
-from zerorun.zero import GatheredParameters, Init, partition, states
+from zerorun.partition import PrivatePartition, partition_of
+from zerorun.shards import shards_of
+from zerorun.zero import GatheredParameters, Init
 
 from cases.models import (
     DEVICE,
@@ -217,7 +219,7 @@ def case_states_are_torchs(_folder: Path) -> None:
             assert zerorun.zero.safe_get_full_grad(target).unique().tolist() == [0.25]
             assert zerorun.zero.safe_get_local_grad(target).unique().tolist() in ([0.25], [])
         engine.step()
-        assert states.engine_of(target) is engine
+        assert shards_of(target) is engine.shards
         engine.destroy()
         assert zerorun.zero.safe_get_full_fp32_param(target) is None
 
@@ -280,8 +282,8 @@ def case_destroy_returns_all_bytes(_folder: Path) -> None:
         raises(zerorun.ConfigError, "after destroy", lambda: engine.core.step_count)
         for parameter in model.parameters():
             assert type(parameter) is nn.Parameter
-            kind = partition.PrivatePartition if stage == 3 else type(None)
-            assert isinstance(partition.partition_of(parameter), kind)
+            kind = PrivatePartition if stage == 3 else type(None)
+            assert isinstance(partition_of(parameter), kind)
         # The same model again, from where it was.
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
         assert train(engine, 1, first=3)[0] < losses[0]
