@@ -93,7 +93,14 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
   void gather(ModuleId module) override {
     const Stopwatch watch(timings_.gather_s);
-    for (ModuleId used : model_.uses(module)) gatherer_.gather(used);
+    const auto& modules = model_.uses(module);
+    size_t held = 0;
+    try {
+      for (; held < modules.size(); ++held) gatherer_.gather(modules[held]);
+    } catch (...) {
+      while (held > 0) gatherer_.release(modules[--held]);
+      throw;
+    }
   }
   void release(ModuleId module) override {
     for (ModuleId used : model_.uses(module)) gatherer_.release(used);
