@@ -25,8 +25,8 @@ class ParameterGatherer {
                     BucketMemory& memory, int module_count, Stream& stream,
                     OffloadedParameters* parameters);
 
-  // Full copies lie there from now on; as Engine::use_full_memory.
-  void use_memory(Engine::FullMemory memory);
+  // Full copies lie there from now on; as EngineHooks::use_full_memory.
+  void use_memory(EngineHooks::FullMemory memory);
 
   void gather(ModuleId module);
   void release(ModuleId module);
@@ -72,7 +72,7 @@ class ParameterGatherer {
   BucketMemory& bucket_memory_;
   Stream& stream_;
   OffloadedParameters* const parameters_;
-  Engine::FullMemory memory_;
+  EngineHooks::FullMemory memory_;
   std::vector<Module> modules_;
   GatherOrder order_;
   std::vector<Residence> residences_;  // by bucket

@@ -90,7 +90,7 @@ void with_lender(const Config& config, const Body& body) {
     engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
       std::fill(out.begin(), out.end(), 1.0F);
     });
-    engine->use_full_memory(lender.lend());
+    engine->hooks().use_full_memory(lender.lend());
     body(*engine, lender);
   });
 }
@@ -112,10 +112,10 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
     const ParameterId next = engine.parameter_id("h.1.weight");
     EXPECT_NE(engine.parameter(next).data, nullptr);  // gathered ahead
     engine.release(engine.module_id("h.0"));
-    engine.accept_changes();  // drops what was gathered ahead
+    engine.states().accept_changes();  // drops what was gathered ahead
     pass();
-    engine.accept_changes();
-    lender.refuse(engine.full_place(next)->bucket);
+    engine.states().accept_changes();
+    lender.refuse(engine.hooks().full_place(next)->bucket);
     engine.gather(engine.module_id("h.0"));
     EXPECT_EQ(engine.parameter(engine.parameter_id("h.0.weight")).as<float>()[0], 1.0F);
     engine.release(engine.module_id("h.0"));
@@ -130,7 +130,7 @@ TEST(FullMemory, OfSeveralModulesNoneIsHeldWhenOneHasNone) {
   with_lender(config_of(false), [](Engine& engine, Lender& lender) {
     const ModuleId head = engine.module_id("head");  // which reads the embedding's weight too
     for (const char* name : {"embed.weight", "head.bias"}) {
-      lender.refuse(engine.full_place(engine.parameter_id(name))->bucket);
+      lender.refuse(engine.hooks().full_place(engine.parameter_id(name))->bucket);
       EXPECT_THROW(engine.gather(head), DeviceError);
       EXPECT_EQ(lender.lent(), 0) << name;
     }
