@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "zero/bucket_memory.h"
 #include "zero/gradient_reducer.h"
+#include "zero/micro_step.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
 #include "zero/optimizer_states.h"
@@ -61,8 +62,8 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
                  offload_ ? offload_->pipeline.get() : nullptr, moved_parameters()),
         step_(context_, buckets_, memory_, storage_, rules),
         control_(context_, config),
-        reducer_(context_, buckets_, memory_, control_.inspector(), control_.norm(), comm_stream(),
-                 offload_.get()),
+        micro_step_(context_, buckets_),
+        reducer_(context_, buckets_, memory_, micro_step_, control_, comm_stream(), offload_.get()),
         gatherer_(context_, buckets_, memory_, model_.module_count(), gather_stream(),
                   moved_parameters()) {}
 
@@ -93,7 +94,14 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
   void gather(ModuleId module) override {
     const Stopwatch watch(timings_.gather_s);
-    for (ModuleId used : model_.uses(module)) gatherer_.gather(used);
+    const auto& modules = model_.uses(module);
+    size_t held = 0;
+    try {
+      for (; held < modules.size(); ++held) gatherer_.gather(modules[held]);
+    } catch (...) {
+      while (held > 0) gatherer_.release(modules[--held]);
+      throw;
+    }
   }
   void release(ModuleId module) override {
     for (ModuleId used : model_.uses(module)) gatherer_.release(used);
@@ -113,24 +121,36 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   void grad_ready(ParameterId id) override {
     const Stopwatch watch(timings_.reduce_s);
-    reducer_.ready(model_.owner(id));
+    micro_step_.complete(model_.owner(id));
+    while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
+  }
+  void contribute(ParameterId id, TensorView gradient) override {
+    const Stopwatch watch(timings_.reduce_s);
+    const ParameterId parameter = model_.owner(id);
+    if (gradient.numel != numel(id)) {
+      fail<ConfigError>("gradient of {}: got {} elements, expected {}",
+                        model_.specs()[static_cast<size_t>(id)].name, gradient.numel, numel(id));
+    }
+    reducer_.add(parameter, gradient);
+    micro_step_.receive(parameter);
+    while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
+  }
+  void reduce_gradients() override {
+    const Stopwatch watch(timings_.reduce_s);
+    reducer_.reduce_rest();
   }
   bool end_micro_step() override {
-    const Stopwatch watch(timings_.reduce_s);
-    step_due_ = reducer_.end_micro_step();
-    return step_due_;
+    if (!micro_step_.is_reduced()) reduce_gradients();
+    return micro_step_.end();
   }
   void drop_batch() override {
-    step_due_ = false;
-    reducer_.drop_batch();
+    const BatchState state = batch();
+    if (state.phase == BatchPhase::idle && state.micro_steps == 0) return;
+    if (state.phase == BatchPhase::open) reduce_gradients();
+    reducer_.drop();
   }
-  void extend_batch() override {
-    ZR_CHECK(std::exchange(step_due_, false), "extend_batch() before end_micro_step() was true");
-    reducer_.extend_batch();
-  }
-  void set_accumulation_boundary(std::optional<bool> boundary) override {
-    reducer_.set_boundary(boundary);
-  }
+  void set_batch_rule(const BatchRule& rule) override { micro_step_.set_rule(rule); }
+  BatchState batch() const override { return micro_step_.state(); }
   double loss_scale() const override { return control_.decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
@@ -206,11 +226,11 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   ChunkStorage storage_;
   ShardedStep step_;
   StepControl control_;
+  MicroStep micro_step_;
   GradientReducer reducer_;
   ParameterGatherer gatherer_;
   EngineTimings timings_;
   EngineProgress counts_;  // of steps
-  bool step_due_ = false;
 };
 
 TensorView EngineImpl::parameter(ParameterId id) const {
@@ -251,8 +271,8 @@ void EngineImpl::initialize_parameters(const FillFunction& fill) {
 }
 
 StepDecision EngineImpl::decide() {
-  ZR_CHECK(step_due_, "step() before end_micro_step() returned true");
-  step_due_ = false;
+  ZR_CHECK(micro_step_.phase() == BatchPhase::step_due && micro_step_.is_last(),
+           "step() before end_micro_step() returned true");
   {
     const Stopwatch watch(timings_.reduce_s);
     reducer_.wait();
@@ -260,7 +280,13 @@ StepDecision EngineImpl::decide() {
   // Gathers that still run read what the step will write; the collective below waits for all ranks.
   gatherer_.invalidate();
   const Stopwatch watch(timings_.optimizer_s);
-  const StepDecision decision = control_.decide(comm_stream());
+  const GradientNorm::Result sum = reducer_.finish(gatherer_.order_hash());
+  if (!sum.same_gathers) {
+    fail<CommError>(
+        "the ranks used different modules since the last step, or in another order, and gathered "
+        "each other's parameters: at stage 3 on GPUs all must use the same; take stage 2 instead");
+  }
+  const StepDecision decision = control_.decide(sum, comm_stream());
   ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);
   context_.device.trim_unused();  // the host has just waited for all of the step's work
   return decision;

@@ -5,6 +5,10 @@ namespace zerorun {
 void GatherOrder::record(ModuleId module) {
   if (last_.second >= 0) successor_[last_] = module;
   last_ = {last_.second, module};
+  Use& use = uses_.at(static_cast<size_t>(module));
+  if (use.pair.second >= 0) distance_[use.pair] = used_ - use.end;
+  used_ += numels_[static_cast<size_t>(module)];
+  use = {last_, used_};
 }
 
 std::vector<ModuleId> GatherOrder::predict(int count) const {
@@ -19,15 +23,12 @@ std::vector<ModuleId> GatherOrder::predict(int count) const {
   return modules;
 }
 
-std::optional<int64_t> GatherOrder::reuse_distance(ModuleId module,
-                                                   const std::vector<int64_t>& numels) const {
-  int64_t distance = 0;
-  // A cycle visits each module at most a few times; longer walks have left what was learned.
-  for (ModuleId next : predict(4 * static_cast<int>(numels.size()))) {
-    if (next == module) return distance;
-    distance += numels[static_cast<size_t>(next)];
-  }
-  return std::nullopt;
+std::optional<int64_t> GatherOrder::reuse_distance(ModuleId module) const {
+  const Use& use = uses_.at(static_cast<size_t>(module));
+  const auto found = distance_.find(use.pair);
+  if (found == distance_.end()) return std::nullopt;
+  const int64_t left = found->second - (used_ - use.end);
+  return left < 0 ? std::nullopt : std::optional(left);  // another order than the last time
 }
 
 }  // namespace zerorun

@@ -12,22 +12,36 @@ namespace zerorun {
 
 // Learns in which order modules are used and predicts what comes next.
 //
-// Remembers the successor of each pair (previous, current): forward, backward, evaluation and
+// It remembers what followed each pair (previous, current): forward, backward, evaluation and
 // generation pass through different pairs, so they do not disturb each other's predictions. A wrong
 // guess costs time, never correctness.
 class GatherOrder {
  public:
+  // `numels`: elements of each module.
+  explicit GatherOrder(std::vector<int64_t> numels)
+      : numels_(std::move(numels)), uses_(numels_.size()) {}
+
   void record(ModuleId module);
   // The next `count` modules after the last recorded one, as far as they are known.
   std::vector<ModuleId> predict(int count) const;
-  // Elements of other modules used before `module` is used again; nothing when no reuse is known.
-  // `numels` is indexed by module.
-  std::optional<int64_t> reuse_distance(ModuleId module, const std::vector<int64_t>& numels) const;
+  // Elements of other modules that are used before `module` is used again; nothing when no reuse is
+  // known.
+  std::optional<int64_t> reuse_distance(ModuleId module) const;
 
  private:
   using Pair = std::pair<ModuleId, ModuleId>;
+  // The last use of a module, and how many elements all uses so far had when it ended.
+  struct Use {
+    Pair pair{-1, -1};
+    int64_t end = 0;
+  };
+
+  std::vector<int64_t> numels_;
+  std::vector<Use> uses_;  // by module
   std::map<Pair, ModuleId> successor_;
+  std::map<Pair, int64_t> distance_;  // from the use at that pair to the module's next one
   Pair last_{-1, -1};
+  int64_t used_ = 0;  // elements of all uses so far
 };
 
 }  // namespace zerorun

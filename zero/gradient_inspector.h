@@ -14,9 +14,10 @@ class GradientInspector {
   explicit GradientInspector(const EngineContext& context);
 
   void watch(bool on) { watching_ = on; }
-  // This rank's own gradient of the bucket, before reduction.
+  // Looks at this rank's own gradient of the bucket, before it is reduced.
   void look_at(const Bucket& bucket, TensorView gradient);
-  // Collective. What to tell the user after a gradient that was not finite; forgets it.
+  // Tells what the user should know about a gradient that was not finite, and forgets it.
+  // Collective.
   std::string report(Stream& stream);
 
  private:

@@ -5,9 +5,20 @@
 
 namespace zerorun {
 
+namespace {
+
+// Whether `count` numbers are the same, from their sum and the sum of their squares: only then is
+// the mean of the squares the square of the mean.
+bool all_equal(int count, int64_t sum, int64_t squares) {
+  return static_cast<__int128>(count) * squares == static_cast<__int128>(sum) * sum;
+}
+
+}  // namespace
+
 GradientNorm::GradientNorm(const EngineContext& context)
     : context_(context), has_host_(context.offloads_states()) {
-  const int64_t numel = int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1);
+  const int64_t numel =
+      int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(kVotes);
   words_ =
       context.device.allocate(static_cast<size_t>(numel) * sizeof(int64_t), MemoryCategory::other);
   view_ = view_of(words_, DType::int64, numel);
@@ -44,8 +55,12 @@ void GradientNorm::restart(Stream& stream) {
   context_.device.fill(stream, view_, 0.0F);
 }
 
-GradientNorm::Result GradientNorm::finish(Stream& stream) {
+GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
   std::vector<int64_t> words(static_cast<size_t>(view_.numel));
+  const int64_t order = votes.gather_order;
+  votes_ = {votes.late ? 1 : 0, votes.new_order ? 1 : 0, order, order * order};
+  const auto tail = static_cast<int64_t>(kVotes);
+  context_.device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
     host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
     context_.device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
@@ -55,8 +70,15 @@ GradientNorm::Result GradientNorm::finish(Stream& stream) {
   stream.synchronize();
   restart(stream);
   ExactSum sum = ExactSum::from_words(std::span(words).first(ExactSum::kWords));
-  if (has_host_) sum.merge(ExactSum::from_words(std::span(words).last(ExactSum::kWords)));
-  return {.norm = std::sqrt(sum.value()), .finite = sum.non_finite_terms() == 0};
+  if (has_host_) {
+    sum.merge(ExactSum::from_words(std::span(words).subspan(ExactSum::kWords, ExactSum::kWords)));
+  }
+  const std::span<const int64_t> total = std::span(words).last(kVotes);
+  return {.norm = std::sqrt(sum.value()),
+          .finite = sum.non_finite_terms() == 0,
+          .late = total[0] > 0,
+          .new_order = total[1] > 0,
+          .same_gathers = all_equal(context_.world_size, total[2], total[3])};
 }
 
 }  // namespace zerorun

@@ -9,14 +9,15 @@
 
 namespace zerorun {
 
-// Global L2 norm of the reduced gradient and whether it is finite, with one collective for both.
-// The sum is exact, so it does not depend on stage, buckets, or how the ranks share the work.
+// Global L2 norm of the reduced gradient and whether it is finite, with one collective for both and
+// for all else that the ranks have to agree on in a step. The sum is exact, so it does not depend
+// on stage, buckets, or how the ranks share the work.
 class GradientNorm {
  public:
   explicit GradientNorm(const EngineContext& context);
 
-  // Adds this rank's part of the bucket's reduced gradient, which is at `reduced` for the elements
-  // of the stored range from `begin` on, after what is on the stream.
+  // Adds this rank's part of the bucket's reduced gradient, after what is on the stream. `reduced`
+  // holds the stored range's elements from `begin` on.
   void add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream);
   // The same of its offloaded part.
   void add_host(const Bucket& bucket, const BucketGradients& gradients, HostPipeline& pipeline);
@@ -24,23 +25,36 @@ class GradientNorm {
   // Forgets what was added, after what is on the stream.
   void restart(Stream& stream);
 
+  // What this rank tells the others with the sum, so that it takes no collective of its own.
+  struct Votes {
+    bool late = false;         // gradients came after their bucket had gone out
+    bool new_order = false;    // buckets should go out in another order
+    int64_t gather_order = 0;  // ParameterGatherer::order_hash
+  };
   struct Result {
     double norm = 0.0;  // of the sum over ranks and micro-steps
     bool finite = true;
+    // The votes of any rank.
+    bool late = false;
+    bool new_order = false;
+    bool same_gathers = true;  // all ranks had the same gather_order
   };
   // Collective, taken in every step; starts the next sum.
-  Result finish(Stream& stream);
+  Result finish(Stream& stream, const Votes& votes);
 
  private:
+  static constexpr size_t kVotes = 4;
+
   // This rank's parts of `reduced`, which is as in `add`.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
 
   const EngineContext& context_;
-  const bool has_host_;  // gradients may rest on the host
+  const bool has_host_;  // gradients may be stored on the host
   Buffer words_;
-  TensorView view_;  // of the device; behind them, room for those of the host
+  TensorView view_;  // of the device; behind them those of the host, if any, and the votes
   std::array<int64_t, ExactSum::kWords> host_{};
+  std::array<int64_t, kVotes> votes_{};
   Event host_done_;
 };
 

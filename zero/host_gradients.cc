@@ -54,14 +54,17 @@ HostGradients::HostGradients(const EngineContext& context, std::span<const Bucke
 
 TensorView HostGradients::output(const Bucket& bucket, const BucketGradients& gradients,
                                  Output output, Stream& stream) {
-  if (slots_.size() == 0) return gradients.reduced;  // reduced in place
+  if (reduces_in_place(context_) && output == Output::overwrite) return gradients.reduced;
   // CPU ranks reduce to its storage, unless they add to what is there or a part is not offloaded.
   const bool whole = output == Output::overwrite && bucket.stored.host_from == 0;
   if (whole && context_.device.is_host()) return gradients.host_reduced;
-  const size_t slot = slots_.take(stream);
   const DType dtype = dtype_of(context_, output);
   const size_t nbytes = static_cast<size_t>(bucket.stored.numel) * size_of(dtype);
-  if (slots_.nbytes(slot) < nbytes) {  // a batch that goes on (extend_batch)
+  while (slots_.size() < kReducedSlots) {  // another round is added to what was reduced in place
+    slots_.add(context_.device.allocate(nbytes, MemoryCategory::buckets));
+  }
+  const size_t slot = slots_.take(stream);
+  if (slots_.nbytes(slot) < nbytes) {  // of fp32, for a further round
     slots_.synchronize(slot);
     slots_.replace(slot, context_.device.allocate(nbytes, MemoryCategory::buckets));
   }
@@ -71,12 +74,14 @@ TensorView HostGradients::output(const Bucket& bucket, const BucketGradients& gr
 Event HostGradients::take(const Bucket& bucket, BucketGradients& gradients, TensorView reduced,
                           Output output, Stream& stream) {
   Device& device = context_.device;
-  if (slots_.size() > 0 && bucket.stored.host_from > 0) {
+  const bool in_slot = reduced.data != gradients.reduced.data;
+  if (in_slot && bucket.stored.host_from > 0) {
     const TensorView kept = reduced.slice(0, bucket.stored.host_from);
+    const TensorView target = gradients.reduced.slice(0, bucket.stored.host_from);
     if (output == Output::accumulate) {
-      device.add(stream, kept, gradients.reduced);
+      device.add(stream, kept, target);
     } else {
-      device.cast(stream, kept, gradients.reduced);
+      device.cast(stream, kept, target);
     }
   }
   const Event done = stream.record();
@@ -96,7 +101,7 @@ Event HostGradients::take(const Bucket& bucket, BucketGradients& gradients, Tens
     }
     gradients.host_ready = copied = pipeline_.stream().record();
   }
-  if (slots_.size() > 0) slots_.release(slots_.last(), copied);
+  if (in_slot) slots_.release(slots_.last(), copied);
   return copied;
 }
 

@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "zero/bucket_memory.h"
+#include "zero/chunk_storage.h"
 #include "zero/direction.h"
-#include "zero/gradient_reducer.h"
+#include "zero/gradient_pool.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
 

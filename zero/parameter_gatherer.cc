@@ -1,5 +1,7 @@
 #include "zero/parameter_gatherer.h"
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "core/check.h"
@@ -7,7 +9,18 @@
 namespace zerorun {
 
 namespace {
+
 constexpr int kPrefetchModules = 16;
+
+std::vector<int64_t> sharded_numels(std::span<const Bucket> buckets, int module_count) {
+  std::vector<int64_t> numels(static_cast<size_t>(module_count), 0);
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    numels.at(static_cast<size_t>(bucket.plan.module)) += bucket.layout.padded_numel();
+  }
+  return numels;
+}
+
 }  // namespace
 
 ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
@@ -22,14 +35,13 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<con
         return device.allocate(nbytes, MemoryCategory::buckets);
       }),
       modules_(static_cast<size_t>(module_count)),
-      module_numels_(static_cast<size_t>(module_count), 0),
+      order_(sharded_numels(buckets, module_count)),
       residences_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
     Module& module = modules_.at(static_cast<size_t>(bucket.plan.module));
     module.buckets.push_back(bucket.index);
     module.numel += bucket.layout.padded_numel();
-    module_numels_[static_cast<size_t>(bucket.plan.module)] = module.numel;
   }
 }
 
@@ -43,8 +55,11 @@ void ParameterGatherer::gather(ModuleId id) {
   if (module.buckets.empty()) return;
   if (module.holders == 0) {
     order_.record(id);
-    if (is_sharded(module)) make_room(module.numel);
-    start(module);
+    if (is_sharded(module)) {
+      make_room(module.numel);
+      take_memory(module);
+      start(module);
+    }
     prefetch();
   }
   for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
@@ -56,7 +71,7 @@ void ParameterGatherer::release(ModuleId id) {
   if (module.buckets.empty()) return;
   ZR_CHECK(module.holders > 0, "module {} released more often than gathered", id);
   if (--module.holders > 0) return;
-  const std::optional<int64_t> distance = order_.reuse_distance(id, module_numels_);
+  const std::optional<int64_t> distance = order_.reuse_distance(id);
   const bool soon = distance && *distance < context_.zero.max_reuse_distance;
   if (soon && live_ <= context_.zero.max_live_parameters) return;
   for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
@@ -70,7 +85,6 @@ void ParameterGatherer::invalidate() {
   }
 }
 
-// All that the module needs or, when there is not enough, none.
 void ParameterGatherer::take_memory(const Module& module) {
   std::vector<std::pair<int, Buffer>> taken;
   for (int index : module.buckets) {
@@ -91,8 +105,6 @@ void ParameterGatherer::take_memory(const Module& module) {
 }
 
 void ParameterGatherer::start(const Module& module) {
-  if (!is_sharded(module)) return;
-  take_memory(module);
   const Event ready = context_.comm.coalesced(stream_, [&] {
     for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
   });
@@ -114,6 +126,10 @@ void ParameterGatherer::start(const Bucket& bucket) {
     stream_.wait(parameters_->fetch(bucket, own));
     // Peers cannot look into a file, or into another host memory than theirs.
     residence.ready = context_.comm.all_gather(own, full, Sync::collective, stream_, bucket.label);
+  }
+  if (is_collective(bucket)) {
+    constexpr int64_t kPrime = 16777619;
+    order_hash_ = (order_hash_ * kPrime + bucket.index + 1) % kOrderLimit;
   }
   residence.state = State::gathering;
   live_ += bucket.layout.padded_numel();
@@ -146,8 +162,23 @@ void ParameterGatherer::prefetch() {
     ahead += next.numel;
     if (ahead > context_.zero.prefetch_bucket_size) return;
     if (live_ + next.numel > context_.zero.max_live_parameters) return;
+    try {
+      take_memory(next);
+    } catch (const std::exception&) {
+      // The gather that this was called for is good, and there may be room when `next` is used.
+      // Peers that gather with this rank would be left waiting.
+      const bool alone = std::none_of(next.buckets.begin(), next.buckets.end(), [this](int bucket) {
+        return is_collective(buckets_[static_cast<size_t>(bucket)]);
+      });
+      if (!alone) throw;
+      return;
+    }
     start(next);
   }
+}
+
+bool ParameterGatherer::is_collective(const Bucket& bucket) const {
+  return bucket.moves_params || !context_.comm.reads_peers();
 }
 
 void ParameterGatherer::make_room(int64_t numel) {

@@ -13,19 +13,19 @@ namespace zerorun {
 // Makes the sharded parameters of a module full for as long as they are used (stage 3).
 //
 // The device's inline stream waits for a gather, and so does the caller where host code may read
-// the device's memory. What is dropped is free once that stream has done what it was given so far.
+// the device's memory. Memory that is dropped is free once that stream has done what it was given.
 //
-// Gathers ahead in the learned order within prefetch_bucket_size, and keeps released parameters
+// It gathers ahead in the learned order within prefetch_bucket_size, and keeps released parameters
 // full when they are used again within max_reuse_distance; max_live_parameters bounds both.
 class ParameterGatherer {
  public:
-  // `module_count` modules; prefetching gathers run on `stream`. `parameters` is null when shards
-  // are gathered from where they rest.
+  // Gathers run on `stream`. `parameters` is null when shards are gathered from where they are
+  // stored.
   ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
                     BucketMemory& memory, int module_count, Stream& stream,
                     OffloadedParameters* parameters);
 
-  // For full copies from now on; as EngineHooks::use_full_memory.
+  // Full copies lie there from now on; as EngineHooks::use_full_memory.
   void use_memory(EngineHooks::FullMemory memory);
 
   void gather(ModuleId module);
@@ -34,7 +34,10 @@ class ParameterGatherer {
   // shards any more.
   void invalidate();
 
-  int64_t live_elements() const { return live_; }
+  // A hash, below kOrderLimit, of the gathers so far that other ranks had to take part in. Ranks
+  // with different ones gathered each other's parameters.
+  static constexpr int64_t kOrderLimit = int64_t{1} << 24;
+  int64_t order_hash() const { return order_hash_; }
 
  private:
   // sharded -> gathering -> full -> sharded
@@ -50,6 +53,7 @@ class ParameterGatherer {
     int holders = 0;  // gathers without release
   };
 
+  // Memory for all that the module needs or, when there is not enough, for none of it.
   void take_memory(const Module& module);
   // The module's gathers, as one operation.
   void start(const Module& module);
@@ -58,6 +62,8 @@ class ParameterGatherer {
   void finish(const Bucket& bucket);
   void drop(const Bucket& bucket);
   void prefetch();
+  // Whether a gather of this bucket needs the other ranks' help.
+  bool is_collective(const Bucket& bucket) const;
   void make_room(int64_t numel);
   bool is_sharded(const Module& module) const;
 
@@ -67,12 +73,12 @@ class ParameterGatherer {
   Stream& stream_;
   OffloadedParameters* const parameters_;
   EngineHooks::FullMemory memory_;
-  GatherOrder order_;
   std::vector<Module> modules_;
-  std::vector<int64_t> module_numels_;
+  GatherOrder order_;
   std::vector<Residence> residences_;  // by bucket
   Event gathered_;                     // all that was started so far
-  int64_t live_ = 0;
+  int64_t live_ = 0;                   // elements of full copies
+  int64_t order_hash_ = 0;
 };
 
 }  // namespace zerorun

@@ -6,7 +6,7 @@ namespace zerorun {
 
 namespace {
 
-// What is left to divide by after EngineContext::pre_scale.
+// The average that is left to take after Sharding::pre_scale.
 double average_of(const EngineContext& context, const Config& config) {
   const double ranks = config.precision.gradient_reduction == GradientReduction::mean
                            ? context.comm.world_size()
@@ -21,8 +21,7 @@ StepControl::StepControl(const EngineContext& context, const Config& config)
   inspector_.watch(decider_.next_overflow_is_fatal());
 }
 
-StepDecision StepControl::decide(Stream& stream) {
-  const GradientNorm::Result sum = norm_.finish(stream);
+StepDecision StepControl::decide(const GradientNorm::Result& sum, Stream& stream) {
   const StepDecision decision = decider_.decide(sum.norm, sum.finite);
   if (decision.exhausted) {
     fail<NumericError>(

@@ -8,8 +8,8 @@
 
 namespace zerorun {
 
-// The engine's decision about a step: the gradient's norm with one collective that every rank
-// takes, then StepDecider's verdict.
+// The engine's decision about a step: StepDecider's verdict on the gradient's norm, the same on
+// every rank.
 class StepControl {
  public:
   StepControl(const EngineContext& context, const Config& config);
@@ -18,8 +18,9 @@ class StepControl {
   GradientInspector& inspector() { return inspector_; }
   const StepDecider& decider() const { return decider_; }
 
-  // Collective. Throws NumericError, on every rank, when the loss scale cannot become smaller.
-  StepDecision decide(Stream& stream);
+  // Throws NumericError, on every rank, when the loss scale cannot become smaller; that is
+  // collective.
+  StepDecision decide(const GradientNorm::Result& sum, Stream& stream);
 
   void load_scaler_state(const std::optional<LossScalerState>& state);
 

@@ -73,6 +73,28 @@ struct FullPlace {
   int64_t bucket_numel = 0;
 };
 
+enum class BatchPhase : uint8_t {
+  idle,     // no gradient of the current micro-step has come
+  open,     // gradients come in, and complete buckets go out
+  reduced,  // all gradients that came have gone out; more may come, or the micro-step ends
+  step_due  // the batch is complete
+};
+
+// What ends a batch.
+struct BatchRule {
+  int64_t accumulation_steps = 1;  // micro-steps; the average is over the configuration's
+  std::optional<bool> boundary{};  // instead of counting: whether each micro-step ends a batch
+  bool no_sync = false;            // no micro-step does, whatever the others say
+};
+
+// Where an engine is in its current batch.
+struct BatchState {
+  BatchPhase phase = BatchPhase::idle;
+  int64_t micro_steps = 0;  // ended ones
+  bool last = false;        // the current micro-step completes the batch
+  BatchRule rule;
+};
+
 struct StepResult {
   bool applied = true;       // false: skipped because the gradient was not finite
   double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
@@ -214,25 +236,31 @@ class ZR_API Engine {
   // Where backward writes this parameter's gradient, on the device's inline stream. Throws
   // InternalError for frozen parameters.
   virtual GradientView gradient(ParameterId id) = 0;
-  // This rank's contribution of this micro-step is complete; its bucket is reduced as soon as all
-  // of its parameters are.
+  // The gradient that was written there is this rank's whole contribution to the micro-step; its
+  // bucket is reduced as soon as all of its parameters are ready.
   virtual void grad_ready(ParameterId id) = 0;
-  // All gradients of this micro-step are in; parameters that were not used count as zero.
-  // Returns true when a whole batch has been accumulated and step() is due.
+  // The same in one call, for frameworks whose hooks may fire several times: copies `gradient`, or
+  // adds it to what came before. The parameter is ready when as many contributions have come as in
+  // its last micro-step, at first one. What comes after its bucket went out is reduced with the
+  // step, at the price of another round.
+  virtual void contribute(ParameterId id, TensorView gradient) = 0;
+  // Reduces what came so far of this micro-step; parameters that were not used count as zero.
+  // Gradients that come after it, before end_micro_step or before step, are reduced in a further
+  // round and added. Collective.
+  virtual void reduce_gradients() = 0;
+  // All gradients of this micro-step are in, and are reduced unless they were. Returns true when a
+  // whole batch has been accumulated and step() is due. Collective.
   virtual bool end_micro_step() = 0;
-  // The batch that the last end_micro_step completed goes on: the next micro-step is added to it,
-  // instead of step(). For a second backward pass before a step. InternalError below stage 2 with
-  // one accumulation step, where the gradient is reduced in place.
-  virtual void extend_batch() = 0;
-  // The gradients since the last step are forgotten. Between micro-steps only.
+  // Forgets the gradients since the last step. Collective.
   virtual void drop_batch() = 0;
-  // Whether the coming micro-steps each end a batch; nullopt: every accumulation_steps-th does.
-  // Call it between micro-steps. The average stays over accumulation_steps.
-  virtual void set_accumulation_boundary(std::optional<bool> boundary) = 0;
+  // Not between a gradient and reduce_gradients or end_micro_step.
+  virtual void set_batch_rule(const BatchRule& rule) = 0;
+  virtual BatchState batch() const = 0;
   // Multiply the loss with it before backward; 1 unless parameters are fp16.
   virtual double loss_scale() const = 0;
   // Updates the parameters. A gradient that is not finite skips the step on every rank; at the
-  // minimum loss scale it is an error (NumericError) that names the parameter.
+  // minimum loss scale it is an error (NumericError) that names the parameter. CommError when the
+  // ranks gathered different modules where gathers are collective. Collective.
   virtual StepResult step() = 0;
   // The same with an optimizer of the caller's (kExternalOptimizer): `update` receives this rank's
   // trainable intervals, whose `grad` is now averaged, unscaled and clipped, and changes `master`.

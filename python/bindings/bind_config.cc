@@ -5,6 +5,7 @@
 #include <string>
 
 #include "config/report.h"
+#include "core/check.h"
 #include "python/bindings/register.h"
 #include "zerorun/config.h"
 #include "zerorun/dtype.h"
@@ -160,9 +161,39 @@ void register_whole(py::module_& m) {
       .def_readonly("warnings", &ParsedConfig::warnings);
 }
 
+// `config` for a program that knows better than the file: the dtype of its model, an optimizer that
+// it made itself. Hyperparameters by OptimizerConfig's names.
+Config adapt(const Config& config, const std::string& param_dtype, int64_t accumulation_steps,
+             const std::optional<std::string>& optimizer, const py::dict& hyperparameters) {
+  Config adapted = config;
+  adapted.precision.param_dtype = parse_dtype(param_dtype);
+  adapted.batch.accumulation_steps = accumulation_steps;
+  if (!optimizer) return adapted;
+  adapted.optimizer = {.type = *optimizer};
+  for (const auto& [key, value] : hyperparameters) {
+    const auto name = key.cast<std::string>();
+    OptimizerConfig& rule = adapted.optimizer;
+    if (name == "beta1") {
+      rule.beta1 = value.cast<double>();
+    } else if (name == "beta2") {
+      rule.beta2 = value.cast<double>();
+    } else if (name == "eps") {
+      rule.eps = value.cast<float>();
+    } else if (name == "adam_w_mode") {
+      rule.adam_w_mode = value.cast<bool>();
+    } else {
+      fail<InternalError>("hyperparameter '{}' has no place in OptimizerConfig", name);
+    }
+  }
+  return adapted;
+}
+
 }  // namespace
 
 void register_config(py::module_& m) {
+  m.def("adapt_config", &adapt, "config"_a, "param_dtype"_a, "accumulation_steps"_a,
+        "optimizer"_a = py::none(), "hyperparameters"_a = py::dict(),
+        "A configuration for a program that brings its own model dtype and optimizer.");
   register_batch(m);
   register_loss_scaler(m);
   register_precision(m);

@@ -1,10 +1,12 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/check.h"
@@ -123,33 +125,6 @@ void register_results(py::module_& m) {
       });
 }
 
-// `config` for a program that knows better than the file: the dtype of its model, an optimizer that
-// it made itself. Hyperparameters by OptimizerConfig's names.
-Config adapt(const Config& config, const std::string& param_dtype, int64_t accumulation_steps,
-             const std::optional<std::string>& optimizer, const py::dict& hyperparameters) {
-  Config adapted = config;
-  adapted.precision.param_dtype = parse_dtype(param_dtype);
-  adapted.batch.accumulation_steps = accumulation_steps;
-  if (!optimizer) return adapted;
-  adapted.optimizer = {.type = *optimizer};
-  for (const auto& [key, value] : hyperparameters) {
-    const auto name = key.cast<std::string>();
-    OptimizerConfig& rule = adapted.optimizer;
-    if (name == "beta1") {
-      rule.beta1 = value.cast<double>();
-    } else if (name == "beta2") {
-      rule.beta2 = value.cast<double>();
-    } else if (name == "eps") {
-      rule.eps = value.cast<float>();
-    } else if (name == "adam_w_mode") {
-      rule.adam_w_mode = value.cast<bool>();
-    } else {
-      fail<InternalError>("hyperparameter '{}' has no place in OptimizerConfig", name);
-    }
-  }
-  return adapted;
-}
-
 // Optimizer states and step count as before the first step.
 void reset_optimizer(Engine& engine) {
   engine.states().visit_states(StateAccess::write, [&](const StateInterval& interval) {
@@ -186,14 +161,71 @@ void use_full_memory(const EngineHandle& self, py::object acquire, py::object re
 
 using Engines = py::class_<EngineHandle>;
 
+std::string_view name_of(BatchPhase phase) {
+  constexpr std::array<std::string_view, 4> kNames = {"idle", "open", "reduced", "step_due"};
+  return kNames.at(static_cast<size_t>(phase));
+}
+
+// `change` of the rule that says what ends a batch.
+template <typename Change>
+void change_rule(const EngineHandle& self, const Change& change) {
+  BatchRule rule = self.engine().batch().rule;
+  change(rule);
+  self.engine().set_batch_rule(rule);
+}
+
+void define_batch(Engines& engine) {
+  engine
+      .def_property_readonly(
+          "phase", [](const EngineHandle& self) { return name_of(self.engine().batch().phase); },
+          "\"idle\", \"open\", \"reduced\" or \"step_due\".")
+      .def_property_readonly(
+          "batch_micro_steps",
+          [](const EngineHandle& self) { return self.engine().batch().micro_steps; },
+          "Micro-steps of the current batch that have ended.")
+      .def_property_readonly(
+          "is_last_micro_step", [](const EngineHandle& self) { return self.engine().batch().last; },
+          "Whether the current micro-step completes a batch.")
+      .def_property(
+          "accumulation_steps",
+          [](const EngineHandle& self) { return self.engine().batch().rule.accumulation_steps; },
+          [](const EngineHandle& self, int64_t steps) {
+            change_rule(self, [&](BatchRule& rule) { rule.accumulation_steps = steps; });
+          },
+          "Micro-steps of a batch; the average stays over the configured number.")
+      .def_property(
+          "boundary", [](const EngineHandle& self) { return self.engine().batch().rule.boundary; },
+          [](const EngineHandle& self, std::optional<bool> boundary) {
+            change_rule(self, [&](BatchRule& rule) { rule.boundary = boundary; });
+          },
+          "Whether the coming micro-steps each end a batch; None: they are counted.")
+      .def_property(
+          "no_sync", [](const EngineHandle& self) { return self.engine().batch().rule.no_sync; },
+          [](const EngineHandle& self, bool no_sync) {
+            change_rule(self, [&](BatchRule& rule) { rule.no_sync = no_sync; });
+          },
+          "No micro-step ends a batch.");
+}
+
 void define_training(Engines& engine) {
   engine
       .def(
-          "set_accumulation_boundary",
-          [](const EngineHandle& self, std::optional<bool> boundary) {
-            self.engine().set_accumulation_boundary(boundary);
+          "reduce_gradients",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.reduce_gradients(); });
           },
-          "boundary"_a, "Whether the coming micro-steps each end a batch; None: as configured.")
+          "Reduces what came so far of this micro-step; unused parameters count as zero. "
+          "Collective.")
+      .def(
+          "end_micro_step",
+          [](const EngineHandle& self) {
+            return unlocked(self, [](Engine& core) { return core.end_micro_step(); });
+          },
+          "True when a whole batch has been accumulated and a step is due. Collective.")
+      .def(
+          "drop_batch",
+          [](const EngineHandle& self) { unlocked(self, [](Engine& core) { core.drop_batch(); }); },
+          "Forgets the gradients since the last step. Collective.")
       .def_property_readonly("loss_scale",
                              [](const EngineHandle& self) { return self.engine().loss_scale(); })
       .def_property_readonly(
@@ -296,9 +328,6 @@ void register_engine(py::module_& m) {
   register_specs(m);
   register_results(m);
   m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
-  m.def("adapt_config", &adapt, "config"_a, "param_dtype"_a, "accumulation_steps"_a,
-        "optimizer"_a = py::none(), "hyperparameters"_a = py::dict(),
-        "A configuration for a program that brings its own model dtype and optimizer.");
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
       .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,
@@ -341,6 +370,7 @@ void register_engine(py::module_& m) {
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");
   define_training(engine);
+  define_batch(engine);
   define_state(engine);
   define_steps(engine);
 }

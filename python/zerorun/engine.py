@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map_only
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
-from zerorun.full_memory import check_order
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards import Shards
@@ -42,14 +41,8 @@ class ZeroEngine(ShardedModule):
         shards.finish_reduction = self.finish_reduction
         self.batch = batch
         self._average_over = batch.accumulation_steps  # micro-steps; the core's division
-        self._batch_steps = 0  # micro-steps of the current batch
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
-        self._boundary: bool | None = None
-        self._micro_step_ended = False  # its gradients are reduced, or on their way
-        self._in_backward = False  # between the first backward and the end of the micro-step
-        self._in_no_sync = False
-        self._announce_boundary()
 
     # --- the training loop ---
 
@@ -74,9 +67,7 @@ class ZeroEngine(ShardedModule):
         self.scale(self._weighted(loss, scale_wrt_gas)).backward(
             retain_graph=retain_graph, **kwargs
         )
-        self._in_backward = True
-        if self.collector.eager:
-            self._end_micro_step()
+        self.core.reduce_gradients()
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def _weighted(self, loss: torch.Tensor, average: bool) -> torch.Tensor:
@@ -103,91 +94,58 @@ class ZeroEngine(ShardedModule):
             raise _C.ConfigError(
                 "step: this engine has no optimizer; give one to initialize or in the configuration"
             )
-        if self._in_no_sync:
+        if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
-        boundary = self.is_gradient_accumulation_boundary()
-        if self.collector.open or not self._micro_step_ended:
-            self._end_micro_step()
         self.micro_step_applied = False
-        if boundary:
+        if self.core.end_micro_step():
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()
-            self._collect_late()
             self.last_step = self.optimizer.update()
             self.micro_step_applied = self.last_step.applied
-            self.collector.stepped()
             self.global_steps += 1
-            self._batch_steps = 0
             if self.lr_scheduler is not None and self.last_step.applied:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
-        else:
-            self._batch_steps += 1
         self.micro_steps += 1
-        self._micro_step_ended = False
-        self._announce_boundary()
-
-    def _end_micro_step(self) -> None:
-        self.collector.end_micro_step()
-        self._micro_step_ended = True
-        self._in_backward = False
 
     def finish_reduction(self) -> bool:
         """Whether reduced gradients are there: between a backward and the step. Collective."""
-        if self._in_backward or self.collector.open:
-            self._end_micro_step()
-        return self._micro_step_ended
+        self._reduce_open()
+        return self.core.phase != "idle"
 
-    def _collect_late(self) -> None:
-        """Gradients that came after their bucket had been sent, on any rank, go out now."""
-        if not self.collector.eager:
-            return
-        hooks = self.shards.gather_hooks
-        order = 0 if hooks is None else hooks.memory.order
-        flags = torch.tensor([int(self.collector.has_late), order, -order])
-        self.communicator.all_reduce(flags, "max", "late gradients, order of gathers")
-        late, largest, smallest = flags.tolist()
-        check_order(largest, -smallest)
-        if late:
-            self.collector.collect_late()
+    def _reduce_open(self) -> None:
+        """Gradients of a backward that the program called itself go out."""
+        if self.core.phase == "open":
+            self.core.reduce_gradients()
 
     # --- accumulation ---
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-step completes a batch."""
-        if self._in_no_sync:
-            return False
-        if self._boundary is not None:
-            return self._boundary
-        return self._batch_steps + 1 >= self.batch.accumulation_steps
+        return self.core.is_last_micro_step
 
     def set_batch(self, batch: BatchConfig) -> None:
         """Other batch sizes from the next batch on. Call it between two batches, on every rank."""
-        if self._batch_steps > 0 or self.collector.open:
+        if self.core.batch_micro_steps > 0 or self.core.phase == "open":
             raise _C.ConfigError("set_batch: the current batch is not complete; step first")
         self.batch = resolve_batch(batch, self.communicator.world_size)
-        self._announce_boundary()
+        self.core.accumulation_steps = self.batch.accumulation_steps
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Says so from now on, instead of counting micro-steps. Call it before backward."""
-        self._boundary = bool(is_boundary)
-        self._announce_boundary()
+        self._reduce_open()
+        self.core.boundary = bool(is_boundary)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Micro-steps inside do not complete a batch; step() inside is an error."""
-        self._in_no_sync = True
-        self._announce_boundary()
+        self._reduce_open()
+        self.core.no_sync = True
         try:
             yield
         finally:
-            self._in_no_sync = False
-            self._announce_boundary()
-
-    def _announce_boundary(self) -> None:
-        if self.collector.open and self.collector.eager:
-            self._end_micro_step()
-        self.core.set_accumulation_boundary(self.is_gradient_accumulation_boundary())
+            self._reduce_open()
+            self.core.no_sync = False
 
     # --- gradients and figures ---
 
@@ -197,19 +155,13 @@ class ZeroEngine(ShardedModule):
         Accumulated micro-steps stay, since loops with accumulation call this between them; see
         :meth:`drop_batch`. Collective then, like the backward.
         """
-        if self.batch.accumulation_steps == 1 and self._boundary is None and not self._in_no_sync:
+        counts = self.core.boundary is None and not self.core.no_sync
+        if self.batch.accumulation_steps == 1 and counts:
             self.drop_batch()
 
     def drop_batch(self) -> None:
         """Forgets all gradients since the last update. Collective."""
-        if self._in_backward or self.collector.open:
-            self._end_micro_step()
-        if not self._micro_step_ended and self._batch_steps == 0:
-            return
-        self.collector.drop_batch()
-        self._micro_step_ended = False
-        self._batch_steps = 0
-        self._announce_boundary()
+        self.core.drop_batch()
 
     def get_global_grad_norm(self) -> float | None:
         """L2 norm of the averaged gradient of the last step, before clipping."""

@@ -9,7 +9,7 @@ from zerorun import _C
 from zerorun.model_layout import DTYPES, ModelLayout
 from zerorun.parameter_memory import full_view
 
-__all__ = ["BucketMemory", "check_order", "full_parameters"]
+__all__ = ["BucketMemory", "full_parameters"]
 
 
 class BucketMemory:
@@ -24,7 +24,6 @@ class BucketMemory:
     def __init__(self, core: _C.Engine, device: torch.device) -> None:
         self._dtype, self._device = DTYPES[core.param_dtype], device
         self._flat: dict[int, torch.Tensor] = {}  # by bucket
-        self.order = 0  # a hash of the gathers so far that other ranks have to take part in
         core.use_full_memory(self._acquire, self._release)
 
     def view(self, bucket: int, begin: int, numel: int, shape: torch.Size) -> torch.Tensor:
@@ -40,8 +39,6 @@ class BucketMemory:
     def _acquire(self, bucket: int) -> int:
         flat = self._flat[bucket]
         flat.untyped_storage().resize_(flat.nbytes)
-        if flat.is_cuda:
-            self.order = hash((self.order, bucket)) >> 1  # so that its negative is an int64 too
         return flat.data_ptr()
 
     def _release(self, bucket: int) -> None:
@@ -49,16 +46,6 @@ class BucketMemory:
         if flat.is_cuda:  # which may be another stream than the one that it was allocated on
             flat.record_stream(torch.cuda.current_stream(flat.device))
         flat.untyped_storage().resize_(0)
-
-
-def check_order(largest: int, smallest: int) -> None:
-    """Raises CommError unless all ranks have the same `BucketMemory.order`."""
-    if largest != smallest:
-        raise _C.CommError(
-            "the ranks used different modules since the last step, or in another order, and "
-            "gathered each other's parameters instead of their own: at stage 3 on GPUs every rank "
-            "must use the same; use stage 2 for this model"
-        )
 
 
 def full_parameters(

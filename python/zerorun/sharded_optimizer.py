@@ -90,10 +90,9 @@ class ShardedOptimizer(ShardOptimizer):
                 loss = closure()
         for parameter, collect in self._collect:
             collect(parameter)
-        self.shards.collector.end_micro_step()
+        self.shards.core.end_micro_step()
         self.shards.check_places()
         self.update()
-        self.shards.collector.stepped()
         self._consolidated = None
         return loss
 

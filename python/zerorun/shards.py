@@ -82,7 +82,7 @@ class Shards:
             if model is not None:
                 cast_buffers(model, settings.precision.param_dtype, communicator)
             load_parameters(self.core, layout, communicator)
-            self.collector = _C.GradientCollector(self.core, self._is_eager)
+            self.collector = _C.GradientCollector(self.core)
             if model is not None:
                 self._collect_gradients()
             self._place(model)
@@ -107,12 +107,6 @@ class Shards:
     def external(self) -> bool:
         """True if a torch optimizer updates the shards, instead of a rule of the core's."""
         return self.settings.optimizer.type == _C.EXTERNAL_OPTIMIZER
-
-    @property
-    def _is_eager(self) -> bool:
-        # Below stage 2 with one micro-step the bucket itself becomes the reduced gradient, so it
-        # must not go out before all contributions are in.
-        return self.stage >= 2 or self.settings.batch.accumulation_steps > 1
 
     def _collect_gradients(self) -> None:
         for parameter, index in self.layout.ids.items():

@@ -14,11 +14,11 @@ CASES = {
     "on_gpu": cases_in("on_gpu"),
     "training": [
         "case_all_stages_equal_torch_and_each_other",
-        "case_accumulation_counts_micro_steps",
         "case_reentrant_checkpointing_of_a_shared_block",
         "case_a_parameter_that_another_module_reads",
         "case_frozen_parameters_have_no_gradient_or_optimizer_bytes",
     ],
+    "accumulation": ["case_accumulation_counts_micro_steps"],
     "optimizers": ["case_sgd_with_momentum_on_shards", "case_amsgrad_on_shards"],
     "zero": [
         "case_only_the_modifiers_changes_are_kept",

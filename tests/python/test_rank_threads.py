@@ -25,14 +25,14 @@ def test_a_rank_that_ends_lets_its_peers_threads_run() -> None:
             communicator = _C.connect(rank, 2, store, "threads", 10.0)
             spec = _C.ParameterSpec("weight", [512], "layer")
             engine = _C.Engine(config, communicator, [spec], [_C.ParameterGroup()])
-            collector = _C.GradientCollector(engine, True)
+            collector = _C.GradientCollector(engine)
             weight = torch.zeros(512)
             weight.grad = torch.ones(512)
             if rank == 1:
                 ending.wait()
             collector.hook(0)(weight)
             if rank == 1:
-                collector.end_micro_step()
+                engine.end_micro_step()
                 reduced.extend(
                     torch.from_dlpack(part.grad).tolist() for part in engine.state_intervals()
                 )

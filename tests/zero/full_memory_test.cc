@@ -1,6 +1,7 @@
 // Full parameters in memory of a framework's, from a gather to the drop.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
+#include "zerorun/error.h"
 
 namespace zerorun::full_memory {
 namespace {
@@ -21,17 +23,21 @@ class Lender {
  public:
   EngineHooks::FullMemory lend() {
     return [this](int bucket, size_t nbytes) {
+      if (bucket == refused_) throw DeviceError("out of memory");
       auto& block = lent_[bucket];
       EXPECT_TRUE(block.empty()) << "bucket " << bucket << " is asked for twice";
       block.resize(nbytes);
       return Buffer(block.data(), nbytes, [this, bucket] { lent_.erase(bucket); });
     };
   }
+  // The next requests for this bucket fail; -1: none.
+  void refuse(int bucket) { refused_ = bucket; }
   size_t lent() const { return lent_.size(); }
   const std::byte* data(int bucket) const { return lent_.at(bucket).data(); }
 
  private:
   std::map<int, std::vector<std::byte>> lent_;
+  int refused_ = -1;
 };
 
 Config config_of(bool share_parameters) {
@@ -70,6 +76,69 @@ TEST(FullMemory, IsTheFrameworksFromAGatherToTheDrop) {
       engine->release(module);
       EXPECT_EQ(lender.lent(), 0);
     }
+  });
+}
+
+// An engine of one rank whose full parameters lie in a Lender's memory.
+template <typename Body>
+void with_lender(const Config& config, const Body& body) {
+  run_ranks(1, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    Lender lender;
+    const auto engine =
+        Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 1.0F);
+    });
+    engine->hooks().use_full_memory(lender.lend());
+    body(*engine, lender);
+  });
+}
+
+TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
+  Config config = config_of(false);
+  config.zero.overlap_comm = true;  // else nothing is gathered ahead
+  config.zero.prefetch_bucket_size = 1'000'000;
+  with_lender(config, [](Engine& engine, Lender& lender) {
+    const auto pass = [&] {
+      for (const char* name : {"h.0", "h.1", "expert"}) {
+        engine.gather(engine.module_id(name));
+        engine.release(engine.module_id(name));
+      }
+    };
+    pass();
+    pass();
+    engine.gather(engine.module_id("h.0"));
+    const ParameterId next = engine.parameter_id("h.1.weight");
+    EXPECT_NE(engine.parameter(next).data, nullptr);  // gathered ahead
+    engine.release(engine.module_id("h.0"));
+    engine.states().accept_changes();  // drops what was gathered ahead
+    pass();
+    engine.states().accept_changes();
+    lender.refuse(engine.hooks().full_place(next)->bucket);
+    engine.gather(engine.module_id("h.0"));
+    EXPECT_EQ(engine.parameter(engine.parameter_id("h.0.weight")).as<float>()[0], 1.0F);
+    engine.release(engine.module_id("h.0"));
+    EXPECT_THROW(engine.gather(engine.module_id("h.1")), DeviceError);
+    lender.refuse(-1);
+    engine.gather(engine.module_id("h.1"));
+    engine.release(engine.module_id("h.1"));
+  });
+}
+
+TEST(FullMemory, OfSeveralModulesNoneIsHeldWhenOneHasNone) {
+  with_lender(config_of(false), [](Engine& engine, Lender& lender) {
+    const ModuleId head = engine.module_id("head");  // which reads the embedding's weight too
+    for (const char* name : {"embed.weight", "head.bias"}) {
+      lender.refuse(engine.hooks().full_place(engine.parameter_id(name))->bucket);
+      EXPECT_THROW(engine.gather(head), DeviceError);
+      EXPECT_EQ(lender.lent(), 0) << name;
+    }
+    lender.refuse(-1);
+    engine.gather(head);
+    EXPECT_EQ(lender.lent(), 2);
+    engine.release(head);
+    EXPECT_EQ(lender.lent(), 0);
   });
 }
 

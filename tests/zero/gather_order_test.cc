@@ -11,14 +11,14 @@ void pass(GatherOrder& order) {
 }
 
 TEST(GatherOrder, KnowsNothingBeforeTheFirstPass) {
-  GatherOrder order;
+  GatherOrder order({10, 100, 1000});
   EXPECT_TRUE(order.predict(4).empty());
   order.record(0);
   EXPECT_TRUE(order.predict(4).empty());
 }
 
 TEST(GatherOrder, PredictsForwardAndBackwardAfterOnePass) {
-  GatherOrder order;
+  GatherOrder order({10, 100, 1000});
   pass(order);
   pass(order);
   order.record(0);
@@ -30,7 +30,7 @@ TEST(GatherOrder, PredictsForwardAndBackwardAfterOnePass) {
 }
 
 TEST(GatherOrder, EvaluationBetweenStepsDoesNotForgetTraining) {
-  GatherOrder order;
+  GatherOrder order({10, 100, 1000});
   pass(order);
   pass(order);
   for (int i = 0; i < 3; ++i) {
@@ -43,16 +43,41 @@ TEST(GatherOrder, EvaluationBetweenStepsDoesNotForgetTraining) {
 }
 
 TEST(GatherOrder, ReuseDistanceCountsElementsInBetween) {
-  GatherOrder order;
+  GatherOrder order({10, 100, 1000});
   pass(order);
   pass(order);
-  const std::vector<int64_t> numels = {10, 100, 1000};
   order.record(0);
   order.record(1);
-  EXPECT_EQ(order.reuse_distance(1, numels), 2000);  // 2, 2, then 1 again
+  EXPECT_EQ(order.reuse_distance(1), 2000);  // 2, 2, then 1 again
   order.record(2);
-  EXPECT_EQ(order.reuse_distance(2, numels), 0);
-  EXPECT_EQ(GatherOrder().reuse_distance(0, numels), std::nullopt);
+  EXPECT_EQ(order.reuse_distance(2), 0);
+  EXPECT_EQ(GatherOrder({10}).reuse_distance(0), std::nullopt);
+}
+
+TEST(GatherOrder, ReuseDistanceFallsAsOtherModulesAreUsed) {
+  GatherOrder order({10, 100, 1000});
+  pass(order);
+  order.record(0);
+  order.record(1);
+  order.record(2);
+  EXPECT_EQ(order.reuse_distance(1), 1000);
+  for (int i = 0; i < 3; ++i) order.record(0);  // not what came the last time
+  order.record(2);
+  order.record(2);
+  EXPECT_EQ(order.reuse_distance(1), std::nullopt);
+}
+
+// A walk over the modules to come would take minutes.
+TEST(GatherOrder, ReuseDistanceOfManyModulesIsKnownAtOnce) {
+  constexpr int kModules = 50'000;
+  GatherOrder order(std::vector<int64_t>(kModules, 1));
+  for (int pass = 0; pass < 3; ++pass) {
+    for (ModuleId module = 0; module < kModules; ++module) {
+      order.record(module);
+      const std::optional<int64_t> distance = order.reuse_distance(module);
+      EXPECT_EQ(distance == kModules - 1, pass > 0 && (pass > 1 || module > 0));
+    }
+  }
 }
 
 }  // namespace

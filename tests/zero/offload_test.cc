@@ -214,7 +214,6 @@ TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
       toy_initialize(*engine);
       for (int64_t step = 0; step < 3; ++step) {
         EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 0, step));
-        engine->extend_batch();
         EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 1, step));
         engine->step();
       }

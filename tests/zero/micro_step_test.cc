@@ -1,0 +1,380 @@
+// Rounds of gradients, contributions that come several times or late, and the order of buckets.
+#include "zero/micro_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/zero/offload_config.h"
+#include "tests/zero/toy_run.h"
+#include "tests/zero/wrapped_communicator.h"
+#include "zero/memory_plan.h"
+#include "zerorun/error.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun::micro_step {
+namespace {
+
+using testing::base_config;
+using ::testing::HasSubstr;
+using testing::offloaded;
+using testing::run_ranks;
+using testing::toy_initialize;
+using testing::toy_specs;
+using testing::ToyModel;
+using testing::WrappedCommunicator;
+
+int64_t reductions(const CommStats& stats, int stage) {
+  return stats[stage == 0 ? Collective::all_reduce : Collective::reduce_scatter].calls;
+}
+
+// This rank's gradient of a parameter for one of several contributions, in the model's dtype.
+std::vector<float> gradient_of(const Engine& engine, ParameterId id, int rank, int64_t part,
+                               int64_t step) {
+  std::vector<float> values(static_cast<size_t>(engine.numel(id)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = ToyModel::noise(id, static_cast<int64_t>(i), rank, part, step);
+  }
+  return values;
+}
+
+void contribute(Engine& engine, ParameterId id, int rank, int64_t part, int64_t step) {
+  std::vector<float> values = gradient_of(engine, id, rank, part, step);
+  engine.contribute(id, view_of(std::span<float>(values)));
+}
+
+std::vector<ParameterId> trainable(const Engine& engine) {
+  std::vector<ParameterId> ids;
+  for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+    const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
+    if (spec.trainable && spec.alias_of.empty()) ids.push_back(id);
+  }
+  std::reverse(ids.begin(), ids.end());
+  return ids;
+}
+
+using Batch = std::function<void(Engine&, Communicator&, int64_t step)>;
+
+struct Result {
+  uint64_t hash = 0;
+  std::vector<double> norms;
+  bool operator==(const Result&) const = default;
+};
+
+// Three steps on two ranks; `batch` ends with end_micro_step.
+Result train(const Config& config, const Batch& batch) {
+  Result result;
+  std::mutex mutex;
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    Result own;
+    for (int64_t step = 0; step < 3; ++step) {
+      batch(*engine, comm, step);
+      own.norms.push_back(engine->step().grad_norm);
+    }
+    own.hash = engine->states().parameter_hash();
+    const std::lock_guard lock(mutex);
+    if (comm.rank() == 0) result = own;
+  });
+  return result;
+}
+
+// One contribution of each parameter.
+void backward(Engine& engine, int rank, int64_t step, int64_t part) {
+  for (const ParameterId id : trainable(engine)) contribute(engine, id, rank, part, step);
+}
+
+class MicroStepTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, MicroStepTest, ::testing::Range(0, 4));
+
+TEST_P(MicroStepTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
+                                       toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const auto count = [&] { return reductions(comm.stats(), GetParam()); };
+    const int64_t before = count();
+    backward(*engine, comm.rank(), 0, 0);
+    const int64_t buckets = count() - before;
+    EXPECT_GT(buckets, 2);
+    EXPECT_EQ(engine->batch().phase, BatchPhase::open);
+    EXPECT_TRUE(engine->end_micro_step());
+    EXPECT_EQ(count() - before, buckets);
+    EXPECT_EQ(engine->batch().phase, BatchPhase::step_due);
+    engine->step();
+    EXPECT_EQ(engine->batch().phase, BatchPhase::idle);
+  });
+}
+
+// Sums of the toy's gradients are exact, so the split of a gradient shows in no bit.
+TEST_P(MicroStepTest, LateContributionsCountAtThePriceOfOneRound) {
+  Config config = base_config(GetParam(), DType::fp32);
+  const auto at_once = [](Engine& engine, Communicator& comm, int64_t step) {
+    for (const ParameterId id : trainable(engine)) {
+      std::vector<float> sum = gradient_of(engine, id, comm.rank(), 0, step);
+      if (step == 1 && comm.rank() == 1) {
+        for (const int64_t part : {1, 2}) {
+          const std::vector<float> more = gradient_of(engine, id, comm.rank(), part, step);
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+        }
+      }
+      engine.contribute(id, view_of(std::span<float>(sum)));
+    }
+    EXPECT_TRUE(engine.end_micro_step());
+  };
+  for (const int64_t accumulation : {1, 2}) {
+    config.batch.accumulation_steps = accumulation;
+    const auto late = [&](Engine& engine, Communicator& comm, int64_t step) {
+      backward(engine, comm.rank(), step, 0);
+      if (step == 1 && comm.rank() == 1) {
+        for (const int64_t part : {1, 2}) backward(engine, comm.rank(), step, part);
+      }
+      EXPECT_TRUE(engine.end_micro_step());
+    };
+    const auto padded = [&](const Batch& batch) -> Batch {
+      return [&, batch](Engine& engine, Communicator& comm, int64_t step) {
+        for (int64_t i = 1; i < accumulation; ++i) EXPECT_FALSE(engine.end_micro_step());
+        batch(engine, comm, step);
+      };
+    };
+    EXPECT_EQ(train(config, padded(late)), train(config, padded(at_once)))
+        << "accumulation " << accumulation;
+  }
+}
+
+TEST_P(MicroStepTest, OneCollectiveDecidesUnlessGradientsWereLate) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
+                                       toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const auto step_stats = [&](int64_t step, bool late) {
+      backward(*engine, comm.rank(), step, 0);
+      if (late && comm.rank() == 0) contribute(*engine, trainable(*engine)[0], 0, 1, step);
+      engine->end_micro_step();
+      const CommStats before = comm.stats();
+      engine->step();
+      CommStats stats = comm.stats();
+      for (size_t op = 0; op < stats.by_op.size(); ++op) {
+        stats.by_op[op].calls -= before.by_op[op].calls;
+        stats.by_op[op].elements -= before.by_op[op].elements;
+      }
+      return stats;
+    };
+    step_stats(0, false);
+    const CommStats ordinary = step_stats(1, false);
+    EXPECT_EQ(ordinary[Collective::all_reduce].calls, 1);
+    EXPECT_LE(ordinary[Collective::all_reduce].elements, ExactSum::kWords + 8);
+    EXPECT_EQ(ordinary[Collective::broadcast].calls, 0);
+    const CommStats late = step_stats(2, true);
+    EXPECT_GT(reductions(late, GetParam()), reductions(ordinary, GetParam()));
+    const CommStats again = step_stats(3, false);
+    EXPECT_EQ(again[Collective::all_reduce].calls, 1);
+  });
+}
+
+// As stage 2 has it, where reduced gradients have memory of their own.
+TEST_P(MicroStepTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
+  const auto rounds = [](int count) -> Batch {
+    return [count](Engine& engine, Communicator& comm, int64_t step) {
+      for (int64_t round = 0; round < count; ++round) {
+        backward(engine, comm.rank(), step, round);
+        engine.reduce_gradients();
+        EXPECT_EQ(engine.batch().phase, BatchPhase::reduced);
+      }
+      EXPECT_TRUE(engine.end_micro_step());
+    };
+  };
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    for (const int count : {1, 2, 3}) {
+      const Result expected = train(base_config(2, dtype), rounds(count));
+      const Config config = base_config(GetParam(), dtype);
+      EXPECT_EQ(train(config, rounds(count)), expected) << count << " rounds";
+      if (GetParam() == 0) continue;  // no offload
+      for (const double ratio : {0.5, 1.0}) {
+        EXPECT_EQ(train(offloaded(config, ratio), rounds(count)),
+                  train(offloaded(base_config(2, dtype), ratio), rounds(count)))
+            << count << " rounds, offload " << ratio;
+      }
+    }
+  }
+}
+
+TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
+  const auto twice = [](Engine& engine, Communicator& comm, int64_t step) {
+    for (int64_t part = 0; part < 2; ++part) {
+      backward(engine, comm.rank(), step, part);
+      EXPECT_TRUE(engine.end_micro_step());
+    }
+  };
+  const auto once = [](Engine& engine, Communicator& comm, int64_t step) {
+    for (const ParameterId id : trainable(engine)) {
+      std::vector<float> sum = gradient_of(engine, id, comm.rank(), 0, step);
+      const std::vector<float> more = gradient_of(engine, id, comm.rank(), 1, step);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+      engine.contribute(id, view_of(std::span<float>(sum)));
+    }
+    EXPECT_TRUE(engine.end_micro_step());
+  };
+  const Config config = base_config(GetParam(), DType::fp32);
+  EXPECT_EQ(train(config, twice), train(config, once));
+}
+
+TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
+  const auto late_boundary = [](Engine& engine, Communicator& comm, int64_t step) {
+    engine.set_batch_rule({.boundary = false});
+    backward(engine, comm.rank(), step, 0);
+    engine.reduce_gradients();
+    EXPECT_FALSE(engine.batch().last);
+    engine.set_batch_rule({.boundary = true});
+    EXPECT_TRUE(engine.end_micro_step());
+  };
+  const auto plain = [](Engine& engine, Communicator& comm, int64_t step) {
+    backward(engine, comm.rank(), step, 0);
+    EXPECT_TRUE(engine.end_micro_step());
+  };
+  const Config config = base_config(GetParam(), DType::fp32);
+  EXPECT_EQ(train(config, late_boundary), train(config, plain));
+}
+
+TEST_P(MicroStepTest, ADroppedBatchLeavesNothing) {
+  const auto plain = [](Engine& engine, Communicator& comm, int64_t step) {
+    backward(engine, comm.rank(), step, 0);
+    EXPECT_TRUE(engine.end_micro_step());
+  };
+  const auto dropped = [&](Engine& engine, Communicator& comm, int64_t step) {
+    for (int64_t part = 5; part < 7; ++part) backward(engine, comm.rank(), step, part);  // late
+    engine.drop_batch();
+    EXPECT_EQ(engine.batch().phase, BatchPhase::idle);
+    plain(engine, comm, step);
+  };
+  const Config config = base_config(GetParam(), DType::fp32);
+  EXPECT_EQ(train(config, dropped), train(config, plain));
+}
+
+TEST_P(MicroStepTest, CallsOutOfOrderAreErrors) {
+  run_ranks(1, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(base_config(GetParam()), *device, comm, toy_specs(), ToyModel::groups());
+    const auto message = [&](const std::function<void()>& call) -> std::string {
+      try {
+        call();
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "nothing was thrown";
+    };
+    const ParameterId id = engine->parameter_id("h.0.weight");
+    std::vector<float> values(7);
+    EXPECT_THAT(message([&] { engine->contribute(id, view_of(std::span<float>(values))); }),
+                HasSubstr("gradient of h.0.weight: got 7 elements, expected 1517"));
+    const ParameterId frozen = engine->parameter_id("h.1.frozen");
+    values.resize(static_cast<size_t>(engine->numel(frozen)));
+    EXPECT_THAT(message([&] { engine->contribute(frozen, view_of(std::span<float>(values))); }),
+                HasSubstr("h.1.frozen is frozen"));
+    engine->gradient(id);
+    EXPECT_THAT(message([&] { engine->set_batch_rule({.boundary = true}); }),
+                HasSubstr("within a micro-step"));
+    EXPECT_THAT(message([&] { engine->step(); }), HasSubstr("end_micro_step"));
+    engine->reduce_gradients();
+    EXPECT_THAT(message([&] { engine->set_batch_rule({.accumulation_steps = 0}); }),
+                HasSubstr("accumulation_steps: got 0"));
+  });
+}
+
+// --- the order of buckets ---
+
+constexpr int kLayers = 8;
+
+// As BERT has it: the last module that is registered is never used.
+std::vector<ParameterSpec> with_unused_pooler() {
+  std::vector<ParameterSpec> specs;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const std::string module = "h." + std::to_string(layer);
+    specs.push_back({module + ".weight", {64, 64}, module, 0, true, ""});
+  }
+  specs.push_back({"pooler.weight", {64, 64}, "pooler", 0, true, ""});
+  return specs;
+}
+
+class UnusedPoolerTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, UnusedPoolerTest, ::testing::Values(1, 2, 3));
+
+TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
+  Config config;
+  config.zero.stage = GetParam();
+  config.zero.reduce_bucket_size = 64 * 64;
+  config.zero.param_persistence_threshold = 0;
+  const MemoryPlan plan = plan_memory(config, with_unused_pooler(), 2, true);
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(config, *device, comm, with_unused_pooler(), {ParameterGroup{}});
+    toy_initialize(*engine);
+    const auto buckets = [&] { return device->memory_use(MemoryCategory::buckets).live_bytes; };
+    for (int step = 0; step < 3; ++step) {
+      const int64_t before = reductions(comm.stats(), GetParam());
+      for (int layer = kLayers; layer-- > 0;) {
+        engine->device().fill(engine->device().inline_stream(), engine->gradient(layer).view, 1);
+        engine->grad_ready(layer);
+        const int64_t gone = reductions(comm.stats(), GetParam()) - before;
+        EXPECT_EQ(gone, step == 0 ? 0 : kLayers - layer) << "step " << step;
+        if (step > 0) {
+          EXPECT_LE(static_cast<double>(buckets()),
+                    1.03 * static_cast<double>(plan.buckets + plan.gathered));
+        }
+      }
+      engine->end_micro_step();
+      engine->step();
+    }
+  });
+}
+
+// A transport on which gathers need the other ranks, as NCCL is.
+class BlindCommunicator final : public WrappedCommunicator {
+ public:
+  using WrappedCommunicator::WrappedCommunicator;
+  bool reads_peers() const override { return false; }
+};
+
+TEST(GatherOrders, ThatDifferEndAtTheStepOnEveryRank) {
+  Config config = base_config(3, DType::fp32);
+  config.share_parameters = false;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.prefetch_bucket_size = 0;
+  for (const bool differ : {false, true}) {
+    run_ranks(2, [&](Communicator& comm) {
+      BlindCommunicator blind(comm);
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, blind, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      std::vector<std::string> modules = {"h.0", "expert"};
+      if (differ && comm.rank() == 1) std::reverse(modules.begin(), modules.end());
+      for (const std::string& module : modules) {
+        engine->gather(engine->module_id(module));
+        engine->release(engine->module_id(module));
+      }
+      backward(*engine, comm.rank(), 0, 0);
+      engine->end_micro_step();
+      std::string message = "nothing was thrown";
+      try {
+        engine->step();
+      } catch (const CommError& error) {
+        message = error.what();
+      }
+      EXPECT_THAT(message, HasSubstr(differ ? "ranks used different modules" : "nothing"));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::micro_step

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "zerorun/communicator.h"
+
+namespace zerorun::testing {
+
+// Passes everything on to another communicator. Tests derive from it to see or change a call.
+class WrappedCommunicator : public Communicator {
+ public:
+  explicit WrappedCommunicator(Communicator& inner) : inner_(inner) {}
+
+  int rank() const override { return inner_.rank(); }
+  int world_size() const override { return inner_.world_size(); }
+  std::string transport() const override { return inner_.transport(); }
+  std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
+    return inner_.allocate(nbytes, sharing);
+  }
+  Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output, Stream& stream,
+                   std::string_view label) override {
+    return inner_.all_reduce(in, out, op, output, stream, label);
+  }
+  Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
+                       std::string_view label) override {
+    return inner_.reduce_scatter(in, out, output, stream, label);
+  }
+  Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
+                   std::string_view label) override {
+    return inner_.all_gather(in, out, sync, stream, label);
+  }
+  Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) override {
+    return inner_.broadcast(inout, root, stream, label);
+  }
+  Event barrier(Stream& stream, std::string_view label) override {
+    return inner_.barrier(stream, label);
+  }
+  Event coalesced(Stream& stream, const std::function<void()>& calls) override {
+    return inner_.coalesced(stream, calls);
+  }
+  bool reads_peers() const override { return inner_.reads_peers(); }
+  void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
+  CommStats stats() const override { return inner_.stats(); }
+
+ private:
+  Communicator& inner_;
+};
+
+}  // namespace zerorun::testing
