@@ -3,10 +3,8 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "zerorun/device.h"
 
@@ -29,28 +27,15 @@ class MemoryLedger {
   std::string summary() const;
   // In the device's own memory, without what is kept.
   int64_t live_bytes() const;
-  // What is in force, and no advice.
-  void use_settings(const MemorySettings& settings);
-  // Settings that would make up for the `missing` bytes of a request, for messages: each that is
-  // enough by itself, or else all together where they are.
-  std::string advice(const MemoryRequest& request, size_t missing) const;
+  // A request that `missing` bytes are missing for.
+  MemoryShortage shortage(const MemoryRequest& request, size_t missing) const;
 
  private:
-  struct Remedy {
-    std::string_view setting;
-    std::string_view of;  // what it acts on
-    size_t nbytes = 0;
-  };
-  // From what costs a step the least time to what costs the most.
-  std::vector<Remedy> remedies(const MemoryRequest& request) const;
-
   struct Entry {
     std::atomic<int64_t> live{0};
     std::atomic<int64_t> peak{0};
   };
   std::array<Entry, kMemoryCategories> entries_;
-  mutable std::mutex mutex_;
-  MemorySettings settings_;  // guarded by mutex_
 };
 
 }  // namespace zerorun

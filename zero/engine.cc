@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "zero/bucket_memory.h"
 #include "zero/gradient_reducer.h"
+#include "zero/memory_advice.h"
 #include "zero/micro_step.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
@@ -388,11 +389,7 @@ void EngineImpl::refresh_from_masters() {
 std::unique_ptr<Engine> Engine::create(const Config& config, Device& device, Communicator& comm,
                                        std::vector<ParameterSpec> specs,
                                        std::vector<ParameterGroup> groups) {
-  const OffloadConfig& offload = config.offload;
-  device.use_settings({.stage = static_cast<int>(config.zero.stage),
-                       .offload_optimizer = offload.optimizer.device != OffloadDevice::none &&
-                                            offload.optimizer.ratio > 0,
-                       .offload_param = offload.param.device != OffloadDevice::none});
+  device.use_memory_adviser(memory_adviser(memory_settings(config)));
   return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups),
                                       make_optimizers(config.optimizer, config.precision));
 }

@@ -111,13 +111,14 @@ size_t CudaDevice::kept() const {
 
 void CudaDevice::refuse(const MemoryRequest& request, size_t room) const {
   const auto& [nbytes, category, purpose] = request;
-  fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}. {}",
+  const std::string advice =
+      adviser_ ? adviser_(ledger_->shortage(request, nbytes - std::min(nbytes, room))) : "";
+  fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}{}{}",
                     name_, format_bytes(nbytes), purpose, format_bytes(room),
                     memory_limit_ == 0
                         ? std::string()
                         : fmt::format(" of the limit of {}", format_bytes(memory_limit_)),
-                    ledger_->summary(), format_bytes(kept()),
-                    ledger_->advice(request, nbytes - std::min(nbytes, room)));
+                    ledger_->summary(), format_bytes(kept()), advice.empty() ? "" : ". ", advice);
 }
 
 Buffer CudaDevice::allocate_pinned(size_t nbytes) {

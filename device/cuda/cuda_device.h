@@ -55,7 +55,7 @@ class CudaDevice final : public Device {
   void use_inline_stream(void* handle) override;
   void use_reclaimer(const std::function<void()>& reclaim) override { reclaim_ = reclaim; }
   void trim_unused() override;
-  void use_settings(const MemorySettings& settings) override { ledger_->use_settings(settings); }
+  void use_memory_adviser(const MemoryAdviser& adviser) override { adviser_ = adviser; }
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;
@@ -90,6 +90,7 @@ class CudaDevice final : public Device {
   const std::shared_ptr<Device> host_;
   CudaStreamImpl inline_stream_;
   std::function<void()> reclaim_;
+  MemoryAdviser adviser_;
   std::mutex mutex_;                // guards the next
   std::unique_ptr<Cublas> cublas_;  // made when it is first needed
 };

@@ -29,17 +29,20 @@ enum class MemoryCategory : uint8_t {
 inline constexpr int kMemoryCategories = 9;
 ZR_API std::string_view name_of(MemoryCategory category);
 
-// What an engine has in force that bears on the memory of its device.
-struct MemorySettings {
-  int stage = 0;
-  bool offload_optimizer = false;
-  bool offload_param = false;
-};
-
 struct MemoryUse {
   int64_t live_bytes = 0;
   int64_t peak_bytes = 0;
 };
+
+// An allocation that a device refuses for want of memory.
+struct MemoryShortage {
+  size_t nbytes = 0;  // that were asked for
+  MemoryCategory category = MemoryCategory::other;
+  size_t missing = 0;                                   // of these bytes
+  std::array<int64_t, kMemoryCategories> live_bytes{};  // held now, by category
+};
+// Says what makes room; the text ends the error's message.
+using MemoryAdviser = std::function<std::string(const MemoryShortage&)>;
 
 // A point in a stream's order of work. Copies refer to the same point. A default-constructed event
 // has already happened.
@@ -176,8 +179,8 @@ class ZR_API Device {
   // On a GPU: called where its memory is used up, before an allocation fails, so that another
   // allocator of this process gives back what it keeps for later. Must not throw.
   virtual void use_reclaimer(const std::function<void()>& /*reclaim*/) {}
-  // On a GPU: what errors need not advise when memory is used up.
-  virtual void use_settings(const MemorySettings& /*settings*/) {}
+  // On a GPU: called when an allocation fails; it knows settings, of which a device knows nothing.
+  virtual void use_memory_adviser(const MemoryAdviser& /*adviser*/) {}
   // Called once a step. On a GPU: memory that was freed and that nobody has asked for again since
   // the call before goes back to the driver.
   virtual void trim_unused() {}

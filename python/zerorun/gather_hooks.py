@@ -8,7 +8,6 @@ are done. A unit that no input ends (embeddings) is released at the end of backw
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from zerorun import _C
 from zerorun.external import external_parameters
 from zerorun.full_memory import BucketMemory, full_parameters
 from zerorun.model_layout import ModelLayout
+from zerorun.partition import LeftBehind
 from zerorun.units import Unit
 
 __all__ = ["GatherHooks", "SharedUnit"]
@@ -121,21 +121,16 @@ def _no_hook(*_args: Any) -> None:
     """Replaces the hook in a copied or pickled module."""
 
 
-def _make_no_hook() -> Callable[..., None]:
-    return _no_hook
-
-
-class _Hook:
+class _Hook(LeftBehind):
     """A module hook that stays behind when the module is copied or pickled."""
+
+    in_copies = staticmethod(_no_hook)
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
         self._function, self._arguments = function, arguments
 
     def __call__(self, *args: Any) -> None:
         self._function(*self._arguments, *args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _make_no_hook, ()
 
 
 class _WatchedParameters(dict[str, Any]):
@@ -151,9 +146,6 @@ class _WatchedParameters(dict[str, Any]):
         if parameter is not None and parameter.shape == _EMPTY:
             self._fetch(parameter)
         return parameter
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return copy.deepcopy(dict(self), memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

@@ -17,15 +17,18 @@ _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
 
 
-def _nothing() -> None:
-    """Stands in copies and pickles of a parameter where the original has a LeftBehind."""
+def _replacement(kind: type[LeftBehind]) -> Any:
+    return kind.in_copies
 
 
 class LeftBehind:
-    """An attribute of a parameter that its copies and pickles do not have: they get None."""
+    """An attribute of a parameter or a module that its copies and pickles do not have: they get
+    `in_copies` instead."""
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _nothing, ()
+    in_copies: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _replacement, (type(self),)
 
 
 class _Method(LeftBehind):

@@ -8,6 +8,7 @@
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
+#include "zero/memory_advice.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
@@ -22,6 +23,7 @@ class OutOfMemoryTest : public testing::FakeCudaTest {};
 TEST_F(OutOfMemoryTest, SaysWhatIsHeldAndWhichSettingsMakeRoom) {
   fake_.set_memory(size_t{8} << 20);
   CudaDevice device(0, 0);
+  device.use_memory_adviser(memory_adviser({}));
   const Buffer states = device.allocate(size_t{5} << 20, MemoryCategory::optimizer);
   const Buffer gradients = device.allocate(size_t{1} << 20, MemoryCategory::gradients);
   try {
@@ -80,7 +82,7 @@ TEST_F(AdviceTest, NamesTheNextSettingOfEachStage) {
   const Buffer gradients = device.allocate(kMiB, MemoryCategory::gradients);
   const Buffer parameters = device.allocate(2 * kMiB, MemoryCategory::parameters);
   const auto advice = [&](const MemorySettings& settings) {
-    device.use_settings(settings);
+    device.use_memory_adviser(memory_adviser(settings));
     const std::string error = error_of(device, 4 * kMiB, MemoryCategory::other);
     return error.substr(error.find("Any of these"));
   };
@@ -98,6 +100,7 @@ TEST_F(AdviceTest, NamesTheNextSettingOfEachStage) {
 TEST_F(AdviceTest, SaysTogetherOnlyWhereThatIsEnough) {
   fake_.set_memory(8 * kMiB);
   CudaDevice device(0, 0);
+  device.use_memory_adviser(memory_adviser({}));
   const Buffer states = device.allocate(3 * kMiB, MemoryCategory::optimizer);
   const Buffer parameters = device.allocate(2 * kMiB, MemoryCategory::parameters);
   EXPECT_THAT(error_of(device, 8 * kMiB, MemoryCategory::other),
@@ -106,7 +109,8 @@ TEST_F(AdviceTest, SaysTogetherOnlyWhereThatIsEnough) {
                         "zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"));
   EXPECT_THAT(error_of(device, 9 * kMiB, MemoryCategory::other),
               HasSubstr("No setting makes enough room: use more ranks"));
-  device.use_settings({.stage = 3, .offload_optimizer = true, .offload_param = true});
+  device.use_memory_adviser(
+      memory_adviser({.stage = 3, .offload_optimizer = true, .offload_param = true}));
   EXPECT_THAT(error_of(device, 8 * kMiB, MemoryCategory::other),
               HasSubstr("No setting makes enough room: use more ranks"));
 }
