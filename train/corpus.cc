@@ -237,7 +237,7 @@ DefaultText find_default_text(const std::string& home) {
   }
   std::sort(libraries.begin(), libraries.end());
   if (!libraries.empty()) {
-    DefaultText text{{}, "the Python sources in " + libraries.back()};
+    DefaultText text{{}, "the Python sources in " + libraries.back(), "\ndef "};
     for (const std::string& path : files_below(libraries.back())) {
       if (!path.ends_with(".py") || path.find("-packages/") != std::string::npos) continue;
       text.paths.push_back(path);

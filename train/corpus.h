@@ -67,6 +67,7 @@ class Corpus {
 struct DefaultText {
   std::vector<std::string> paths;
   std::string description;
+  std::string prompt = "\n";  // what a sample of such text begins with
 };
 // Throws ConfigError naming the places that were searched. `home` may be empty.
 DefaultText find_default_text(const std::string& home);

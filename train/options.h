@@ -19,7 +19,7 @@ struct TrainOptions {
   std::string init;
   int64_t seq_len = 0;
   int64_t micro_batch = 0;
-  int64_t steps = 400;
+  int64_t steps = -1;  // not given
   uint64_t seed = 1;
   std::string dtype;
   std::string save = "out/train";

@@ -18,17 +18,38 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kDefaultSeqLen = 256;
-constexpr int64_t kDefaultMicroBatch = 8;
+// With a config, for what it leaves open.
+constexpr int64_t kConfigSteps = 400;
+constexpr int64_t kConfigMicroBatch = 8;
+constexpr int64_t kConfigSeqLen = 256;  // at most
+// What a run without a config trains with, chosen so that the default one (nano on Python's
+// library, two cores) takes a minute and ends with a sample that looks like Python. For the same
+// work as 400 steps of 2 x 8 sequences of 256 a small model learns more from many small batches.
+constexpr int64_t kSteps = 1200;
+constexpr int64_t kMicroBatch = 4;
+constexpr int64_t kSeqLen = 128;  // at most
+constexpr int64_t kWarmupSteps = 20;
 
-// What trains well without a config: the larger the model, the smaller the learning rate.
-Config default_config(const GptConfig& model) {
+// Depends on the model and the steps alone, so that a resumed run goes on with the same. Muon's
+// rate suits all widths, as its updates have a given norm; the rest's, which AdamW updates, falls
+// with the width.
+Config default_config(const GptConfig& model, int64_t steps) {
   Config config;
   config.zero.stage = 2;
   config.precision.param_dtype = DType::bf16;
-  config.optimizer.lr = std::min(3e-3F, 0.4F / static_cast<float>(model.width));
-  config.optimizer.beta2 = 0.95;
-  config.optimizer.weight_decay = 0.1F;
+  config.batch.micro_batch_size = kMicroBatch;
+  OptimizerConfig& optimizer = config.optimizer;
+  optimizer.type = "Muon";
+  optimizer.muon_lr = 0.03F;
+  optimizer.adam_lr = std::min(6e-3F, 0.5F / static_cast<float>(model.width));
+  optimizer.lr = optimizer.muon_lr;
+  optimizer.momentum = 0.95;
+  optimizer.beta2 = 0.95;
+  optimizer.eps = 1e-10F;
+  optimizer.weight_decay = 0.1F;
+  config.scheduler.type = "linear";
+  config.scheduler.total_num_steps = std::max<int64_t>(1, steps);
+  config.scheduler.warmup_num_steps = std::min(kWarmupSteps, steps / 10);
   config.source = "the default";
   return config;
 }
@@ -46,24 +67,24 @@ void set_dtype(Config& config, const std::string& name) {
   precision.param_dtype = dtype;
 }
 
-Config make_config(const CommandLine& line, const GptConfig& model, int world_size) {
+Config make_config(const CommandLine& line, const TrainOptions& options, const GptConfig& model,
+                   int world_size) {
   ParsedConfig parsed;
   if (line.config) {
     parsed = *line.config;
   } else {
-    parsed.config = default_config(model);
+    parsed.config = default_config(model, options.steps);
   }
   Config& config = parsed.config;
-  set_dtype(config, line.options.dtype);
+  set_dtype(config, options.dtype);
   BatchConfig& batch = config.batch;
-  if (line.options.micro_batch > 0) {
-    batch.micro_batch_size = line.options.micro_batch;
+  if (options.micro_batch > 0) {
+    batch.micro_batch_size = options.micro_batch;
   } else if (batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
-    batch.micro_batch_size = kDefaultMicroBatch;
+    batch.micro_batch_size = kConfigMicroBatch;
   }
   resolve_auto(
-      parsed,
-      {.world_size = world_size, .hidden_size = model.width, .total_steps = line.options.steps});
+      parsed, {.world_size = world_size, .hidden_size = model.width, .total_steps = options.steps});
   return config;
 }
 
@@ -96,7 +117,7 @@ BatchShape make_batch(const TrainOptions& options, const Config& config, const G
   batch.accumulation_steps = config.batch.accumulation_steps;
   batch.world_size = rank.world_size;
   batch.rank = rank.rank;
-  batch.seq_len = options.seq_len > 0 ? options.seq_len : std::min(model.positions, kDefaultSeqLen);
+  batch.seq_len = options.seq_len;
   if (batch.seq_len > model.positions) {
     fail<ConfigError>("--seq_len {} is longer than the model's {} positions", batch.seq_len,
                       model.positions);
@@ -159,21 +180,27 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
                         ActivationMemory activations) {
   RunSetup setup;
   setup.options = line.options;
-  std::vector<std::string> paths = line.options.data;
+  TrainOptions& options = setup.options;
+  if (options.steps < 0) options.steps = line.config ? kConfigSteps : kSteps;
+  std::vector<std::string> paths = options.data;
   setup.data_description = fmt::format("{}", fmt::join(paths, ", "));
   if (paths.empty()) {
     DefaultText text = find_default_text(read_environment("HOME").value_or(""));
     paths = std::move(text.paths);
     setup.data_description = std::move(text.description);
+    if (!options.sample) options.sample = std::move(text.prompt);
   }
   setup.corpus = std::make_unique<Corpus>(paths);
-  setup.model = make_model(line.options, *setup.corpus);
-  setup.config = make_config(line, setup.model, rank.world_size);
-  setup.batch = make_batch(line.options, setup.config, setup.model, rank);
+  setup.model = make_model(options, *setup.corpus);
+  setup.config = make_config(line, options, setup.model, rank.world_size);
+  if (options.seq_len == 0) {
+    options.seq_len = std::min(setup.model.positions, line.config ? kConfigSeqLen : kSeqLen);
+  }
+  setup.batch = make_batch(options, setup.config, setup.model, rank);
   if (activations == ActivationMemory::host) check_memory(setup, rank);
-  setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, line.options.seed);
-  if (!line.options.init.empty()) setup.weights.emplace(line.options.init, setup.model);
-  setup.prompt = make_prompt(line.options, setup);
+  setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, options.seed);
+  if (!options.init.empty()) setup.weights.emplace(options.init, setup.model);
+  setup.prompt = make_prompt(options, setup);
   return setup;
 }
 

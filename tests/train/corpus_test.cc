@@ -154,6 +154,7 @@ TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
   const DefaultText text = find_default_text(home.path());
   EXPECT_FALSE(text.paths.empty());
   EXPECT_FALSE(text.description.empty());
+  EXPECT_EQ(text.prompt, "\ndef ");
   for (const std::string& path : text.paths) {
     EXPECT_EQ(path.find("site-packages"), std::string::npos);
   }

@@ -248,7 +248,7 @@ TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
   });
   const auto error = [&](const char* model) -> std::string {
     try {
-      HfWeights(folder, gpt_config_from_json(model, "test"));
+      HfWeights(folder, gpt_config(folder_.write("other.json", model)));
     } catch (const CheckpointError& problem) {
       return problem.what();
     }
@@ -302,11 +302,36 @@ TEST_F(RunSetupTest, ContradictionsAreNamed) {
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "hello"}), HasSubstr("'hello'"));
 }
 
+TEST_F(RunSetupTest, WithoutAConfigTheRateFallsToZeroByTheLastStep) {
+  const auto setup_of = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"--data", data_});
+    return make_run_setup(parse_command_line(options), {});
+  };
+  const RunSetup setup = setup_of({});
+  EXPECT_EQ(setup.options.steps, 1200);
+  EXPECT_EQ(setup.batch.seq_len, 128);
+  EXPECT_EQ(setup.batch.micro_batch, 4);
+  EXPECT_EQ(setup.config.optimizer.type, "Muon");
+  for (const int64_t steps : {0, 1, 5, 1000}) {
+    const RunSetup shorter = setup_of({"--steps", std::to_string(steps)});
+    EXPECT_EQ(shorter.options.steps, steps);
+    const std::vector<double> lrs = {shorter.config.optimizer.lr};
+    const auto schedule = make_lr_schedule(shorter.config.scheduler, lrs);
+    EXPECT_GT(schedule->values(steps / 2, 0).lr, 0.0) << steps;
+    EXPECT_NEAR(schedule->values(std::max<int64_t>(1, steps), 0).lr, 0.0, 1e-12) << steps;
+  }
+  const std::string file = folder_.write("batch.json", R"({"train_micro_batch_size_per_gpu": 2})");
+  const RunSetup with_config = setup_of({"--config", file});
+  EXPECT_EQ(with_config.options.steps, 400);
+  EXPECT_EQ(with_config.batch.seq_len, 256);
+  EXPECT_EQ(with_config.config.optimizer.type, "AdamW");
+}
+
 TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
   for (const char* micro_batch : {"1000000000", "1000000000000000000"}) {
     EXPECT_THAT(
         error_of({"--data", data_, "--micro_batch", micro_batch}),
-        AllOf(HasSubstr(std::string("--micro_batch ") + micro_batch + " with --seq_len 256"),
+        AllOf(HasSubstr(std::string("--micro_batch ") + micro_batch + " with --seq_len 128"),
               HasSubstr(" GiB for the activations"), HasSubstr("or --recompute")));
   }
   EXPECT_THAT(error_of({"--data", data_, "--micro_batch", "9223372036854775807"}),
