@@ -25,6 +25,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND warnings -Wno-restrict -Wno-maybe-uninitialized)
 endif()
 target_compile_options(zerorun_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
+# Highway's kernels are compiled once per instruction set: not for CPUs of 2006 and 2007 alone, on
+# which the portable code runs.
+target_compile_definitions(zerorun_options INTERFACE HWY_DISABLED_TARGETS=HWY_SSSE3)
 
 # For code that need not be fast: command lines, configurations, tests. Compiles in half the time.
 set(zerorun_light_options $<IF:$<BOOL:${ZERORUN_SANITIZE}>,-O0,-O1>)

@@ -1,5 +1,6 @@
 # The CUDA compiler and what every .cu file is compiled with. Sets ZERORUN_HAVE_CUDA.
-set(ZERORUN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is), ON or OFF")
+set(ZERORUN_CUDA AUTO CACHE STRING
+  "Build the CUDA backend: AUTO (where nvcc and NVIDIA's driver are), ON or OFF")
 set(ZERORUN_CUDA_ARCHITECTURES "80;86;89;90;100;120" CACHE STRING
   "GPU architectures to compile for; PTX of the last one lets later GPUs run too")
 set(ZERORUN_HAVE_CUDA OFF)
@@ -9,6 +10,15 @@ endif()
 # Sanitizers watch host code; the backend's runs under them in tests/cuda, on a fake of CUDA.
 if(ZERORUN_CUDA STREQUAL "OFF" OR ZERORUN_SANITIZE)
   return()
+endif()
+if(ZERORUN_CUDA STREQUAL "AUTO")
+  file(GLOB driver /dev/nvidia[0-9]* /dev/dxg /proc/driver/nvidia/version)
+  find_program(nvidia_smi nvidia-smi NO_CACHE)
+  if(NOT driver AND NOT nvidia_smi)
+    message(STATUS "CUDA: no NVIDIA driver, so this build has CPU ranks only; "
+      "-DZERORUN_CUDA=ON builds for other machines")
+    return()
+  endif()
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})

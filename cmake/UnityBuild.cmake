@@ -1,6 +1,6 @@
-# ZERORUN_UNITY compiles the sources that a target has of one directory as one: half the work, as
-# every header is read once. For builds that mostly start from nothing; a change costs more.
-set(ZERORUN_UNITY OFF CACHE BOOL "Compile the sources of each directory together")
+# ZERORUN_UNITY compiles up to so many sources that a target has of one directory as one: half the
+# work, as every header is read once. A change costs more, since its neighbours are compiled too.
+set(ZERORUN_UNITY 0 CACHE STRING "Sources of a directory that are compiled together; 0: none")
 
 # Code that Highway compiles once per instruction set, kernels, and fakes of libraries, whose
 # functions share the names of helpers, stay by themselves.
@@ -17,6 +17,10 @@ function(zerorun_join_sources target)
       cmake_path(GET source PARENT_PATH group)
       cmake_path(RELATIVE_PATH group BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
       string(REPLACE / _ group ${group})
+      list(LENGTH joined_${group} count)
+      list(APPEND joined_${group} ${source})
+      math(EXPR part "${count} / ${ZERORUN_UNITY}")
+      string(APPEND group _${part})
       set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
     endif()
   endforeach()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 NVCC_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
 
 
@@ -22,6 +23,11 @@ def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subproces
     environment = {name: value for name, value in os.environ.items() if name != "CUDACXX"}
     parts = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
     ignored = f"-DCMAKE_IGNORE_PATH={';'.join(hidden)}"
+    # As on a machine with a driver: without one nvcc is not even looked for.
+    smi = folder / "driver" / "nvidia-smi"
+    smi.parent.mkdir(parents=True)
+    smi.touch(mode=0o755)
+    environment["PATH"] = f"{smi.parent}:{environment['PATH']}"
     command = ["cmake", "-S", root, "-B", folder, ignored, *parts, *options]
     return run(command, env=environment)
 
@@ -40,6 +46,20 @@ def test_a_cuda_build_that_is_asked_for_fails_without_nvcc(root: Path, tmp_path:
     result = configure_without_nvcc(root, tmp_path, "-DZERORUN_CUDA=ON")
     assert result.returncode != 0
     assert "ZERORUN_CUDA is ON, but there is no nvcc" in " ".join(result.stderr.split())
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver of NVIDIA's")
+def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(
+    root: Path, tmp_path: Path
+) -> None:
+    parts = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
+    result = run(["cmake", "-S", root, "-B", tmp_path, *parts])
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "CUDA" in line]
+    assert lines == [
+        "-- CUDA: no NVIDIA driver, so this build has CPU ranks only; -DZERORUN_CUDA=ON builds for "
+        "other machines"
+    ]
 
 
 @pytest.mark.parametrize("architectures", ["75", "native", "80,90", "90;75", "80;", ""])
@@ -109,11 +129,47 @@ def test_a_library_that_only_pypi_has_is_found_beside_headers_of_the_toolkit(
 
 
 STUBS = {
-    "cmake": 'echo "$@" >"$LOG"; mkdir -p build/release; touch build/release/build.ninja',
-    "ninja": "exit 0",
+    "cmake": 'echo "$@" >>"$LOG"; mkdir -p build/{release,lint}; touch build/release/build.ninja',
+    "ninja": 'echo "ninja $*" >>"$LOG"',
     "dpkg-query": 'shift 3; printf "%s=installed " "$@"',
-    "nvidia-smi": '[[ -n $CAPABILITIES ]] || { echo failed; exit 9; }; printf "$CAPABILITIES"',
+    "nvcc": "exit 0",
 }
+NVIDIA_SMI = '[[ -n $CAPABILITIES ]] || { echo failed; exit 9; }; printf "$CAPABILITIES"'
+
+
+class Clone:
+    """A folder with ./dev, whose tools only note how they were called."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "log"
+        for name, text in STUBS.items():
+            self.tool(name, text)
+        shutil.copy(root / "dev", folder)
+        (folder / ".venv").mkdir()
+        for name in ("requirements-dev.txt", "requirements-cuda.txt"):  # as if they were installed
+            shutil.copy(root / name, folder / name)
+            shutil.copy(root / name, folder / ".venv" / f"installed-{name}")
+        program = folder / "build/release/bin/zerorun"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/bash\n")
+        program.chmod(0o755)
+
+    def tool(self, name: str, text: str) -> None:
+        tool = self.folder / "tools" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!/bin/bash\n{text}\n")
+        tool.chmod(0o755)
+
+    def dev(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+        self.log.write_text("")
+        path = f"{self.folder}/tools:{os.environ['PATH']}"
+        environment = os.environ | {"PATH": path, "LOG": str(self.log)} | variables
+        return run([self.folder / "dev", *arguments], env=environment)
+
+
+@pytest.fixture
+def clone(root: Path, tmp_path: Path) -> Clone:
+    return Clone(root, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -127,25 +183,71 @@ STUBS = {
     ],
 )
 def test_dev_compiles_for_the_gpus_of_the_machine(
-    root: Path, tmp_path: Path, capabilities: str, chosen: str, architectures: str
+    clone: Clone, capabilities: str, chosen: str, architectures: str
 ) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name, text in STUBS.items():
-        (tools / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tools / name).chmod(0o755)
-    shutil.copy(root / "dev", tmp_path)
-    (tmp_path / ".venv").mkdir()
-    for name in ("requirements-dev.txt", "requirements-cuda.txt"):  # as if they were installed
-        shutil.copy(root / name, tmp_path / name)
-        shutil.copy(root / name, tmp_path / ".venv" / f"installed-{name}")
-    environment = os.environ | {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "LOG": str(tmp_path / "log"),
-        "CAPABILITIES": capabilities,
-        "ZERORUN_CUDA_ARCHITECTURES": chosen,
-    }
-    result = run([tmp_path / "dev", "build"], env=environment)
+    clone.tool("nvidia-smi", NVIDIA_SMI)
+    result = clone.dev("build", CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen)
     assert result.returncode == 0, result.stderr
-    arguments = (tmp_path / "log").read_text().split()
+    arguments = clone.log.read_text().split()
     assert f"-DZERORUN_CUDA_ARCHITECTURES={architectures}" in arguments
+    assert "-DZERORUN_CUDA=ON" in arguments
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver of NVIDIA's")
+def test_dev_train_compiles_the_programs_alone_and_no_cuda_where_no_driver_is(clone: Clone) -> None:
+    result = clone.dev("train")
+    assert result.returncode == 0, result.stderr
+    log = clone.log.read_text()
+    for part in ("PYTHON", "TESTS", "BENCH", "CUDA"):
+        # CMake takes the last of two.
+        assert log.rindex(f"-DZERORUN_{part}=OFF") > log.rfind(f"-DZERORUN_{part}=ON"), part
+    assert log.splitlines()[-1] == "ninja -C build/release zerorun_command train"
+    assert "compiling without CUDA; ./dev build compiles everything" in result.stderr
+
+    assert clone.dev("build").returncode == 0
+    assert "-DZERORUN_CUDA=ON" in clone.log.read_text()
+    assert "=OFF" not in clone.log.read_text()
+    result = clone.dev("train")  # what was configured for everything stays so
+    assert clone.log.read_text() == "ninja -C build/release zerorun_command train\n"
+    assert "without CUDA" not in result.stderr
+
+
+def test_dev_train_compiles_cuda_where_a_driver_is(clone: Clone) -> None:
+    clone.tool("nvidia-smi", NVIDIA_SMI)
+    assert clone.dev("train", CAPABILITIES="9.0\\n").returncode == 0
+    assert "-DZERORUN_CUDA=ON" in clone.log.read_text()
+    assert "=OFF" not in clone.log.read_text()
+
+
+def test_dev_names_its_commands_when_it_is_given_another(clone: Clone) -> None:
+    result = clone.dev("tset")
+    assert result.returncode == 2
+    assert "unknown command 'tset': expected one of build train test" in result.stderr
+    for word in result.stderr.split("one of ")[1].split(";")[0].split():
+        assert f"\n  {word} " in clone.dev("help").stdout
+
+
+@pytest.mark.parametrize("failing", ["none", "daily", "rest"])
+def test_ci_runs_everything_and_adds_up_though_a_part_fails(
+    root: Path, tmp_path: Path, failing: str
+) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(root / ".ci/run", tmp_path / ".ci/run")
+    lines = {
+        "daily": "7 passed, 0 failed, 1 skipped in 3 s",
+        "rest": "2 passed, 0 failed, 0 skipped in 4 s",
+    }
+    script = "#!/bin/bash\npart=daily; [[ $* == test ]] || part=rest\n"
+    script += f"[[ $part != {failing} ]] || exit 1\n"  # before its last line
+    script += "".join(f'[[ $part != {part} ]] || echo "{line}"\n' for part, line in lines.items())
+    (tmp_path / "dev").write_text(script)
+    (tmp_path / "dev").chmod(0o755)
+    result = run([tmp_path / ".ci/run"])
+    last = result.stdout.splitlines()[-1].rsplit(" in ", 1)[0]
+    expected = {
+        "none": "9 passed, 0 failed, 1 skipped",
+        "daily": "2 passed, 1 failed, 0 skipped",
+        "rest": "7 passed, 1 failed, 1 skipped",
+    }
+    assert last == expected[failing]
+    assert (result.returncode == 0) == (failing == "none")
