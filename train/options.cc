@@ -54,18 +54,19 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
                             "Start from the safetensors of a Hugging Face GPT-2 in this folder"),
              "DIR");
   takes_integer(app.add_option("--seq_len", options.seq_len,
-                               "Tokens in a sequence. Default: the model's positions, at most 128; "
-                               "with a config at most 256"),
+                               "Tokens in a sequence. Default: the model's positions, at most 256; "
+                               "without a config at most 128"),
                 "N", 1);
   takes_integer(
       app.add_option(
           "--micro_batch", options.micro_batch,
-          "Sequences of a rank in a micro-step. Default: 4; with a config its own, else 8"),
+          "Sequences of a rank in a micro-step. Default: the config's, else 8; without a config 4"),
       "N", 1);
-  takes_integer(app.add_option("--steps", options.steps,
-                               "Optimizer steps in all, those before --resume included. "
-                               "Default: 1200; with a config 400"),
-                "N", 0);
+  takes_integer(
+      app.add_option("--steps", options.steps,
+                     "Optimizer steps in all, those before --resume included. Default: 400; "
+                     "without a config 1200"),
+      "N", 0);
   takes_integer(app.add_option("--seed", options.seed,
                                "Seed of the initial parameters, the data order and samples"),
                 "N", 0)
@@ -97,7 +98,7 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
       ->capture_default_str();
   app.add_option("--sample", options.sample,
                  "Prompt that is continued at the end; token ids for .bin data; \"\": none. "
-                 "Default: for text a line break, for Python's library \"def \"")
+                 "Default: a line break, for text; the start of a function for Python's library")
       ->type_name("PROMPT");
   takes_text(app.add_option("--metrics", options.metrics, "File for one JSON object a step"),
              "FILE");
@@ -141,11 +142,11 @@ constexpr auto kConfigOptions =
 
 void add_config_options(CLI::App& app) {
   begin_group(app, "Config");
-  takes_text(
-      app.add_option("--config",
-                     "A ds_config.json. Default: ZeRO stage 2, bf16, Muon, a learning rate that "
-                     "falls to 0, gradients clipped at 1"),
-      "FILE");
+  takes_text(app.add_option(
+                 "--config",
+                 "A ds_config.json. Default: ZeRO stage 2, bf16, Muon, a falling rate, gradients "
+                 "clipped at 1"),
+             "FILE");
   app.add_option("--deepspeed", "The same as --config")->expected(0, 1)->type_name("[FILE]");
   takes_text(app.add_option("--deepspeed_config", "The same as --config"), "FILE");
   app.add_option("--local_rank", "Accepted and ignored")->type_name("N");

@@ -55,7 +55,7 @@ def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(
     parts = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
     result = run(["cmake", "-S", root, "-B", tmp_path, *parts])
     assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if "cuda" in line.lower()]
+    lines = [line for line in result.stdout.splitlines() if "CUDA" in line]
     assert lines == [
         "-- CUDA: no NVIDIA driver, so this build has CPU ranks only; -DZERORUN_CUDA=ON builds for "
         "other machines"

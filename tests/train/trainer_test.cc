@@ -248,7 +248,7 @@ TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
   });
   const auto error = [&](const char* model) -> std::string {
     try {
-      HfWeights(folder, gpt_config_from_json(model, "test"));
+      HfWeights(folder, gpt_config(folder_.write("other.json", model)));
     } catch (const CheckpointError& problem) {
       return problem.what();
     }
