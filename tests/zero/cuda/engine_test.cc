@@ -17,6 +17,7 @@
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
+#include "tests/paths.h"
 #include "tests/zero/toy_model.h"
 #include "tests/zero/toy_run.h"
 #include "zero/memory_plan.h"
@@ -48,7 +49,7 @@ Config config_of(const Setting& setting) {
   config.gradient_clipping = 0.5;
   config.offload.sub_group_size = 256;
   config.offload.param.device = setting.param;
-  config.offload.param.nvme_path = ZERORUN_BUILD_DIR;
+  config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 500;
   config.offload.aio.block_size = 4096;
   if (setting.offloaded > 0) {
