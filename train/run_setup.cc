@@ -129,8 +129,9 @@ BatchShape make_batch(const TrainOptions& options, const Config& config, const G
 void check_memory(const RunSetup& setup, const RankInfo& rank) {
   const BatchShape& batch = setup.batch;
   const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
-  const double needed =
-      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32);
+  const double needed = std::min(
+      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32),
+      0x1p63);  // as much as can be shown
   const size_t available = host_limits().available_bytes();
   if (needed * rank.local_world_size <= static_cast<double>(available)) return;
   fail<ConfigError>(

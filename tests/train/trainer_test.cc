@@ -17,6 +17,7 @@ namespace zerorun::train::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -332,7 +333,7 @@ TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
     EXPECT_THAT(
         error_of({"--data", data_, "--micro_batch", micro_batch}),
         AllOf(HasSubstr(std::string("--micro_batch ") + micro_batch + " with --seq_len 128"),
-              HasSubstr(" GiB for the activations"), HasSubstr("or --recompute")));
+              ContainsRegex(" [PE]iB for the activations"), HasSubstr("or --recompute")));
   }
   EXPECT_THAT(error_of({"--data", data_, "--micro_batch", "9223372036854775807"}),
               HasSubstr("micro_batch"));
@@ -374,8 +375,8 @@ TEST_F(RunSetupTest, WithoutConfigItIsStage2InBf16WithClipping) {
   EXPECT_EQ(setup.config.zero.stage, 2);
   EXPECT_EQ(setup.config.precision.param_dtype, DType::bf16);
   EXPECT_EQ(setup.config.gradient_clipping, 1.0);
-  EXPECT_EQ(setup.config.optimizer.type, "AdamW");
-  EXPECT_EQ(setup.batch.global_batch(), 16);
+  EXPECT_EQ(setup.config.optimizer.type, "Muon");
+  EXPECT_EQ(setup.batch.global_batch(), 8);
 }
 
 TEST_F(RunSetupTest, TheConfigDecidesWhatTheCommandLineLeavesOpen) {
