@@ -45,7 +45,7 @@ TensorView HostPipeline::outgoing(int64_t numel, DType dtype) {
 Event HostPipeline::send(TensorView staged, TensorView dst) {
   up_->wait(compute_->record());
   device_.upload(*up_, staged.data, dst);
-  const Event sent = up_->record();
+  Event sent = up_->record();
   outgoing_.release(outgoing_.last(), sent);
   return sent;
 }

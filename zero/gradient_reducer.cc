@@ -96,8 +96,8 @@ Event GradientReducer::store(const Bucket& bucket, TensorView reduced) {
     return stream_.record();
   }
   if (last && first) norm_.add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
-  const Event taken = offload_->gradients->take(
-      bucket, gradients, reduced, first ? Output::overwrite : Output::accumulate, stream_);
+  Event taken = offload_->gradients->take(bucket, gradients, reduced,
+                                          first ? Output::overwrite : Output::accumulate, stream_);
   if (last && !first) {
     norm_.add(bucket, gradients.reduced.slice(0, bucket.stored.host_from), 0, stream_);
     norm_.add_host(bucket, gradients, *offload_->pipeline);

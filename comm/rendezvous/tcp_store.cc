@@ -55,9 +55,9 @@ class ClientTcpStore final : public TcpStore {
     granted(request(store_protocol::kSet + frame_of(key) + value, answer_timeout()));
   }
   std::optional<std::string> find(const std::string& key) override {
-    std::string answer = request(store_protocol::kFind + key, answer_timeout());
+    const std::string answer = request(store_protocol::kFind + key, answer_timeout());
     if (answer == std::string{store_protocol::kAbsent}) return std::nullopt;
-    return granted(std::move(answer));
+    return granted(answer);
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto explain = [&](const CommError& error) {
@@ -91,7 +91,7 @@ class ClientTcpStore final : public TcpStore {
     return answer;
   }
 
-  static std::string granted(std::string answer) {
+  static std::string granted(const std::string& answer) {
     if (!answer.starts_with(store_protocol::kGranted)) fail<CommError>("rank 0 refused a request");
     return answer.substr(1);
   }

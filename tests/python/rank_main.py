@@ -53,6 +53,9 @@ def run_in_fork(name: str, folder: Path, cases: list[str]) -> int:
 
 
 def main() -> None:
+    # The launcher's socket goes on holding the port, and each file's rank 0 listens beside it: one
+    # that has listened cannot do so again on its port.
+    os.environ.pop("ZERORUN_STORE_FD", None)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         connection.sendall(f"{os.environ['RANK']}\n".encode())
