@@ -165,6 +165,7 @@ def case_an_engine_ends_after_its_ranks_have_failed(_folder: Path) -> None:
     model = make()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
     weight = model.blocks[0].up.weight
+    engine.communicator.barrier()  # all have made theirs
     engine.communicator.abort("forward of blocks.1 failed: ValueError")
     raises(zerorun.CommError, "forward of blocks.1 failed", lambda: train(engine, 1))
     engine.destroy()

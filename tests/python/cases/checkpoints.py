@@ -266,6 +266,7 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         (shards,) = shards_in(path)
         assert len(list(shards.iterdir())) == WORLD_SIZE
         file = shards / f"rank{WORLD_SIZE - 1}.pt"
+        engine.communicator.barrier()  # all have counted
         if RANK == 0:
             damage(file, how)
         engine.communicator.barrier()
