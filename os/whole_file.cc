@@ -76,9 +76,10 @@ void sync_folder_of(const fs::path& path) {
 
 // `old` describes the file that is replaced, if there is one.
 void replace_whole_file(const fs::path& path, std::string_view text, const struct stat* old) {
-  const fs::path temporary = fs::path(path) += ".tmp";
+  // Its own name for each process: a file of the user's and other writers' stay as they are.
+  const fs::path temporary = fs::path(path) += ".tmp-" + std::to_string(::getpid());
   std::error_code ignored;
-  fs::remove(temporary, ignored);  // of a process that was killed in here
+  fs::remove(temporary, ignored);  // of a killed process that had this number
   try {
     const FileDescriptor file = open_whole_file(temporary, O_WRONLY | O_CREAT | O_EXCL);
     if (old != nullptr) {

@@ -1,10 +1,14 @@
 #include <fmt/core.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
 #include "core/log.h"
 #include "core/printable.h"
 #include "launcher/guardian.h"
@@ -51,7 +55,12 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   try {
-    return run(std::vector<std::string>(argv + 1, argv + argc));
+    const int code = run(std::vector<std::string>(argv + 1, argv + argc));
+    // What fits into the buffer is written only now.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      fail<IoError>("cannot write to standard output: {}", std::strerror(errno));
+    }
+    return code;
   } catch (const std::exception& error) {
     Logger().log(LogLevel::error, "{}", printable_lines(error.what()));
     return dynamic_cast<const ConfigError*>(&error) != nullptr ? kBadInput : kFailure;

@@ -97,10 +97,11 @@ class ZeroEngine(ShardedModule):
         if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self.micro_step_applied = False
-        if self.core.end_micro_step():
+        if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()
+        if self.core.end_micro_step():
             self.last_step = self.optimizer.update()
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1

@@ -112,10 +112,11 @@ TEST(WriteWholeFile, OnAFullDiskKeepsTheOldContentAndLeavesNothing) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_EQ(content_of(file), "old");
   EXPECT_EQ(entries_of(folder.path()), 1U);
-  folder.write("file.tmp", "of a process that was killed");
+  const fs::path other = folder.write("file.tmp", "the user's own");
   write_whole_file(file, "new");
   EXPECT_EQ(content_of(file), "new");
-  EXPECT_EQ(entries_of(folder.path()), 1U);
+  EXPECT_EQ(content_of(other), "the user's own");
+  EXPECT_EQ(entries_of(folder.path()), 2U);
 }
 
 TEST(WriteWholeFile, ErrorsNameThePathAndKeepTheOldContent) {

@@ -233,3 +233,13 @@ def test_control_c_on_a_terminal_lets_ranks_save(tmp_path, command, environment)
     assert terminal.wait() == 128 + signal.SIGINT
     assert "saved 0" in terminal.text
     assert "saved 1" in terminal.text
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["plan", "--model", "gpt2"]])
+def test_output_that_a_full_disk_takes_is_an_error(zerorun, arguments):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [zerorun, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 1
+    assert "cannot write to standard output: No space left on device" in result.stderr
