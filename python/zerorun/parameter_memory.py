@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.utils.dlpack
 from torch import nn
-from torch.utils.dlpack import from_dlpack
 
 from zerorun import _C
 from zerorun.model_layout import DTYPES, ModelLayout
@@ -29,7 +29,7 @@ _MAX_CHANGED = 1 << 22
 
 def tensor_of(capsule: object) -> torch.Tensor:
     """The memory behind a DLPack capsule, without a copy."""
-    return from_dlpack(capsule)
+    return torch.utils.dlpack.from_dlpack(capsule)
 
 
 def full_view(engine: _C.Engine, layout: ModelLayout, parameter: nn.Parameter) -> torch.Tensor:

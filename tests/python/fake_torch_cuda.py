@@ -224,7 +224,7 @@ class FakeTorchCuda:
         self.library = fake_library()
         self.current = self.library.fake_torch_stream()
         self._from_dlpack = torch.from_dlpack
-        torch.from_dlpack = self._import
+        torch.from_dlpack = torch.utils.dlpack.from_dlpack = self._import
         self._patch_cuda()
         self._api = self._exchange_api()
         torch.Tensor.__dlpack_c_exchange_api__ = (

@@ -78,7 +78,7 @@ def interrupt(job):
     [
         (["--stepz", 3], "unknown option --stepz; did you mean --steps?"),
         (["--temperature", "nan"], "--temperature: expected a number from 0 to 100, got 'nan'"),
-        (["--micro_batch", 10**12], "GiB for the activations of each of 2 ranks"),
+        (["--micro_batch", 10**12], "iB for the activations of each of 2 ranks"),
         (["--model", "text.json"], "/n_positions is missing"),
         (["--config", "text.json", "--deepspeed", "model.json"], "got two: "),
         (["--data", "nowhere"], "cannot open nowhere"),
