@@ -195,21 +195,6 @@ def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> No
     engine.destroy()
 
 
-def case_gathers_in_another_order_end_at_the_step(_folder: Path) -> None:
-    """NCCL does not notice them."""
-    model = make()
-    keys = config(3)["zero_optimization"] | {"stage3_prefetch_bucket_size": 0}
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, zero_optimization=keys))
-    train(engine, 2)
-    blocks = [unit for unit in engine.shards.gather_hooks.units if unit.name.startswith("blocks")]
-    for unit in blocks if RANK == 0 else reversed(blocks):
-        unit.acquire()
-        unit.release()
-    if WORLD_SIZE > 1:
-        raises(zerorun.CommError, "ranks used different modules", lambda: train(engine, 1))
-    engine.destroy()
-
-
 def case_a_sharded_optimizer_works_where_the_parameters_are(_folder: Path) -> None:
     for make_optimizer in (adamw, lambda model: adamw(model, amsgrad=True)):
         expected, _ = reference(make_optimizer, steps=3, clip=1e9)
