@@ -18,7 +18,6 @@ from zerorun import device
 
 from cases.models import (
     DEVICE,
-    RANK,
     STAGES,
     WORLD_SIZE,
     Model,
