@@ -16,13 +16,14 @@ __all__ = ["TorchStates"]
 class TorchStates:
     """A torch optimizer that steps this rank's flat fp32 shards instead of the model's parameters.
 
-    The states that the optimizer has already are cut like the parameters. Raises ConfigError, and
-    changes nothing, for states that cannot be.
+    The states that the optimizer has already are cut like the parameters. Raises ConfigError on
+    every rank, and changes nothing, for states that cannot be.
     """
 
     def __init__(
         self, core: _C.Engine, layout: ModelLayout, optimizer: torch.optim.Optimizer
     ) -> None:
+        _check_states(optimizer, layout)
         self._optimizer = optimizer
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
         self._members: list[list[torch.nn.Parameter]] = [[] for _ in optimizer.param_groups]
@@ -38,12 +39,11 @@ class TorchStates:
             self._members[layout.group_of[parameter]].append(shard)
             given = optimizer.state.get(parameter)
             if given is not None:
-                shape, name = layout.shapes[parameter], layout.names[parameter]
                 part = slice(interval.begin, interval.begin + interval.numel)
                 states[shard] = {
-                    key: value
-                    if key == "step"
-                    else _shard_of(value, shape, part, f"{key} of {name}", shard)
+                    key: value.detach().flatten()[part].to(shard.device, copy=True)
+                    if _is_cut(key, value, layout.shapes[parameter])
+                    else value
                     for key, value in given.items()
                 }
         optimizer.state.clear()
@@ -88,14 +88,24 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
-def _shard_of(value: Any, shape: torch.Size, part: slice, what: str, shard: torch.Tensor) -> Any:
-    """This rank's part of a state that the optimizer had before it was sharded."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 != len(shape):
-        return value
-    if value.shape != shape:
-        raise _C.ConfigError(
-            f"{what} has shape {tuple(value.shape)}, the parameter {tuple(shape)}: an optimizer "
-            "whose states are not its parameters' shape, or are made from partitioned parameters, "
-            "cannot run on shards"
-        )
-    return value.detach().flatten()[part].to(shard.device, copy=True)
+def _is_cut(key: str, value: Any, shape: torch.Size) -> bool:
+    """True for a state with an element for each of the parameter's."""
+    if key == "step" or not isinstance(value, torch.Tensor):
+        return False
+    return value.dim() > 0 or len(shape) == 0
+
+
+def _check_states(optimizer: torch.optim.Optimizer, layout: ModelLayout) -> None:
+    """Raises ConfigError for a state that the optimizer has already and that cannot be cut.
+
+    It looks at all parameters, whichever rank keeps them, so that no rank goes on alone.
+    """
+    for parameter in layout.group_of:
+        name, shape = layout.names[parameter], layout.shapes[parameter]
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if _is_cut(key, value, shape) and value.shape != shape:
+                raise _C.ConfigError(
+                    f"{key} of {name} has shape {tuple(value.shape)}, the parameter "
+                    f"{tuple(shape)}: an optimizer whose states are not its parameters' shape, or "
+                    "are made from partitioned parameters, cannot run on shards"
+                )

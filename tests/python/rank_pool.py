@@ -119,8 +119,12 @@ class CaseResults:
         """Fails with the ranks' tracebacks unless the case passed on all of them."""
         results, output = self._job(ranks)
         assert len(results) == ranks, output
-        for rank, result in enumerate(results):
-            assert result.get(case) == "passed", f"rank {rank}: {result.get(case, output)}"
+        failed = [
+            f"rank {rank}: {result.get(case, 'not reached')}"
+            for rank, result in enumerate(results)
+            if result.get(case) != "passed"
+        ]
+        assert not failed, "\n".join([*failed, output])
 
     def _job(self, ranks: int) -> tuple[list[dict[str, str]], str]:
         if ranks not in self._jobs:
