@@ -7,7 +7,7 @@ namespace zerorun {
 
 namespace {
 
-// Whether `count` numbers are the same, from their sum and the sum of their squares: only then is
+// True if `count` numbers are the same, from their sum and the sum of their squares: only then is
 // the mean of the squares the square of the mean.
 bool all_equal(int count, int64_t sum, int64_t squares) {
   return static_cast<__int128>(count) * squares == static_cast<__int128>(sum) * sum;

@@ -25,7 +25,7 @@ class GradientNorm {
   // Forgets what was added, after what is on the stream.
   void restart(Stream& stream);
 
-  // What this rank tells the others with the sum, so that it takes no collective of its own.
+  // News that this rank sends with the sum, so that it takes no collective of its own.
   struct Votes {
     bool late = false;         // gradients came after their bucket had gone out
     bool new_order = false;    // buckets should go out in another order

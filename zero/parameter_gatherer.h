@@ -62,7 +62,7 @@ class ParameterGatherer {
   void finish(const Bucket& bucket);
   void drop(const Bucket& bucket);
   void prefetch();
-  // Whether a gather of this bucket needs the other ranks' help.
+  // True if a gather of this bucket needs the other ranks' help.
   bool is_collective(const Bucket& bucket) const;
   void make_room(int64_t numel);
   bool is_sharded(const Module& module) const;

@@ -80,14 +80,14 @@ enum class BatchPhase : uint8_t {
   step_due  // the batch is complete
 };
 
-// What ends a batch.
+// The end of a batch.
 struct BatchRule {
   int64_t accumulation_steps = 1;  // micro-steps; the average is over the configuration's
   std::optional<bool> boundary{};  // instead of counting: whether each micro-step ends a batch
   bool no_sync = false;            // no micro-step does, whatever the others say
 };
 
-// Where an engine is in its current batch.
+// The engine's place in its current batch.
 struct BatchState {
   BatchPhase phase = BatchPhase::idle;
   int64_t micro_steps = 0;  // ended ones
@@ -233,8 +233,8 @@ class ZR_API Engine {
   // 3).
   virtual TensorView parameter(ParameterId id) const = 0;
 
-  // Where backward writes this parameter's gradient, on the device's inline stream. Throws
-  // InternalError for frozen parameters.
+  // The place where backward writes this parameter's gradient, on the device's inline stream.
+  // Throws InternalError for frozen parameters.
   virtual GradientView gradient(ParameterId id) = 0;
   // The gradient that was written there is this rank's whole contribution to the micro-step; its
   // bucket is reduced as soon as all of its parameters are ready.

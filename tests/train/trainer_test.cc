@@ -40,7 +40,7 @@ class TrainerTest : public ::testing::Test {
                                                     stage, more));
   }
 
-  // What all ranks do: `body` with a trainer that is set up from these options.
+  // Runs `body` on all ranks, with a trainer that is set up from these options.
   void run(int world_size, std::vector<std::string> options,
            const std::function<void(Trainer&, const RunSetup&, Communicator&)>& body) const {
     options.insert(options.begin(),

@@ -90,8 +90,8 @@ std::vector<std::string> functions_at(void* address) {
   return functions;
 }
 
-// Of the standard library: what calls a std::function's content, in a build that does not inline
-// it.
+// True for the standard library's: it calls a std::function's content, in a build that does not
+// inline it.
 bool is_library(const std::string& function) {
   return function.starts_with("std::") || function == "_M_invoke";
 }
