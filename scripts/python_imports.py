@@ -12,9 +12,18 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "units", "torch_groups"],
-    ["environment", "config", "agreement", "dataloader", "lr_scheduler", "partition"],
-    ["communicator", "device", "external", "program_state", "model_layout"],
+    ["_C", "torch_groups"],
+    [
+        "environment",
+        "config",
+        "agreement",
+        "dataloader",
+        "lr_scheduler",
+        "partition",
+        "unit_policy",
+    ],
+    ["communicator", "device", "external", "program_state", "units", "materialization"],
+    ["model_layout"],
     ["parameter_memory", "full_state"],
     ["full_memory", "torch_states"],
     ["gather_hooks"],
@@ -25,6 +34,7 @@ LAYERS = [
     ["sharded_module", "sharded_optimizer"],
     ["engine"],
     ["initialization"],
+    ["sharding"],
     ["zero", "consolidate", "compat"],
     ["__init__"],
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from zerorun.shards import Shards
 
 __all__ = ["Training", "load", "save"]
 
+_logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 
 
@@ -115,7 +116,7 @@ def load(  # noqa: PLR0913 - likewise
     """
     folder = os.fspath(directory)
     if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
-        warnings.warn(f"no file '{_LATEST}' in {folder}: no checkpoint was loaded", stacklevel=3)
+        _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     name = "" if tag is None else str(tag)
     optimizer = training.optimizer if optimizer_states else None

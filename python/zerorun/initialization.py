@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.shards import Shards
+from zerorun.unit_policy import UnitPolicy
 
 __all__ = ["initialize"]
 
@@ -31,6 +33,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     collate_fn: Callable[..., Any] | None = None,
     *,
     config: str | os.PathLike[str] | Mapping[str, Any],
+    units: UnitPolicy | None = None,
     engine_class: type[ZeroEngine] = ZeroEngine,
 ) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
     """Shards `model` over the ranks of the job; returns (engine, optimizer, dataloader, scheduler).
@@ -46,6 +49,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `training_data`: a dataset, for a data loader that gives each rank its part.
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
       stepped with the engine. Schedulers that are not given here just change the groups' lr.
+    - `units`: the modules that are gathered as one at stage 3; see :func:`zerorun.shard`.
 
     Raises :class:`zerorun.ConfigError` for contradictions, naming the parameter or key.
     """
@@ -59,11 +63,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    rule = UpdateRule(None)
-    if basic is not None and optimizer is not None:
-        rule = rule_of(basic)
-    groups = basic.param_groups if basic is not None else []
-    layout = ModelLayout.of(model, groups)
+    rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
+    layout = ModelLayout.of(model, basic.param_groups if basic is not None else [], units)
     dtype = layout.dtype(settings.precision.param_dtype)
     adapted = _C.adapt_config(
         settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
@@ -80,7 +81,22 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                 training_data, batch.micro_batch_size, world, collate_fn
             )
     release_cached_memory(device)
+    _log(parsed, layout, world, f"{device}, {dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _log(
+    parsed: configuration.ParsedConfig, layout: ModelLayout, world: _C.Communicator, kind: str
+) -> None:
+    """Logs on rank 0 what was made, and what the configuration's reader found odd."""
+    if world.rank > 0:
+        return
+    logger = logging.getLogger("zerorun")
+    for warning in parsed.warnings:
+        logger.warning("%s", warning)
+    stage, names, units = parsed.config.zero.stage, len(layout.names), len(layout.units)
+    what = "stage %d over %d ranks on %s: %d parameters in %d units"
+    logger.info(what, stage, world.world_size, kind, names, units)
 
 
 def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:

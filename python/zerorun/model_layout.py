@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.unit_policy import UnitPolicy
 from zerorun.units import Unit, find_units
 
 __all__ = ["DTYPES", "ModelLayout", "param_groups_of"]
@@ -45,10 +46,15 @@ class ModelLayout:
     group_count: int = 0
 
     @classmethod
-    def of(cls, model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> ModelLayout:
+    def of(
+        cls,
+        model: nn.Module,
+        groups: Iterable[Mapping[str, Any]],
+        units: UnitPolicy | None = None,
+    ) -> ModelLayout:
         """Raises ConfigError for parameters without data and groups that are not the model's."""
         layout = cls.of_parameters(model.named_parameters(remove_duplicate=False), groups)
-        layout.units = find_units(model)
+        layout.units = find_units(model, units)
         return layout
 
     @classmethod
@@ -159,7 +165,7 @@ def _check(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.is_meta:
         raise _C.ConfigError(
-            f"parameter {name} is on the meta device and has no values: materialise the model "
-            "(model.to_empty(device='cpu') and its initialisation, or from_pretrained) before "
-            "initialize"
+            f"parameter {name} is on the meta device and has no values: give zerorun.shard its "
+            "init= or weights=, or materialise the model (model.to_empty(device='cpu') and its "
+            "initialisation, or from_pretrained) before initialize"
         )

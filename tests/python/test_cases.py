@@ -10,6 +10,8 @@ FILES = (
     "optimizers",
     "sharded_optimizer",
     "zero",
+    "native",
+    "pytorch_page",
     "placement",
     "checkpoints",
     "untrusted",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -99,6 +101,23 @@ def assert_close(losses: list[float], expected: list[float], tolerance: float = 
     assert all(map(math.isfinite, losses + expected)), f"{losses} instead of {expected}"
     worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
     assert worst <= tolerance, f"relative difference {worst}: {losses} instead of {expected}"
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What is logged to "zerorun" within the block, line by line."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")
+    logger = logging.getLogger("zerorun")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
