@@ -66,4 +66,14 @@ constexpr KeyBinding bind_member() {
   };
 }
 
+// The same for a number of which 0 means the default.
+template <auto... Members>
+constexpr KeyBinding bind_unless_zero() {
+  KeyBinding binding = bind_member<Members...>();
+  binding.set = [](Config& config, const JsonNode& value) {
+    if (value.number != 0) read_value(value, follow<Members...>(config));
+  };
+  return binding;
+}
+
 }  // namespace zerorun
