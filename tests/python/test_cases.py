@@ -16,6 +16,7 @@ FILES = (
     "bad_input",
     "compat",
     "compat_engine",
+    "compat_surface",
 )
 
 
