@@ -155,6 +155,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
         elif settings.type != "Muon":  # whose matrices have a momentum, and the rest betas
             defaults["betas"] = (settings.beta1, settings.beta2)
         super().__init__(groups, defaults)
+        self.fused_rule = settings.type
 
 
 def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config) -> Any:

@@ -18,6 +18,7 @@ FILES = (
     "bad_input",
     "compat",
     "compat_engine",
+    "compat_surface",
 )
 
 

@@ -324,21 +324,22 @@ def case_optimizers_of_deepspeed(_folder: Path) -> None:
         losses = [train(engine, 1, first=0)[0] for _ in range(STEPS)]  # one batch, again and again
         assert losses[-1] < losses[0], kind
         engine.destroy()
-    from deepspeed.runtime.fp16.onebit import OnebitAdam
+    from deepspeed.ops.adam import ZenFlowCPUAdam
 
-    assert OnebitAdam.__name__ == "OnebitAdam"
-    raises(NotImplementedError, "OnebitAdam", lambda: OnebitAdam([]))
+    assert ZenFlowCPUAdam.__name__ == "ZenFlowCPUAdam"
+    raises(NotImplementedError, "ZenFlowCPUAdam", lambda: ZenFlowCPUAdam([]))
 
 
 def case_what_is_absent_says_so(_folder: Path) -> None:
     from deepspeed.moe.layer import MoE
     from deepspeed.pipe import PipelineModule
 
-    raises(NotImplementedError, "deepspeed.pipe.PipelineModule", lambda: PipelineModule(layers=[]))
+    raises(NotImplementedError, ".PipelineModule is not", lambda: PipelineModule(layers=[]))
     raises(NotImplementedError, "zerorun", lambda: MoE(1))
+    assert not isinstance(make(), (MoE, PipelineModule))
     raises(NotImplementedError, "init_inference", lambda: deepspeed.init_inference(make()))
     raises(AttributeError, "nothing_known", lambda: deepspeed.nothing_known)
-    raises(ModuleNotFoundError, "zerorun", lambda: importlib.import_module("deepspeed.unheard_of"))
+    assert importlib.util.find_spec("deepspeed.unheard_of") is None
 
 
 def case_layers_may_be_named_leaves(_folder: Path) -> None:

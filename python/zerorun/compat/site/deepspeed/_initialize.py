@@ -13,6 +13,7 @@ import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed.runtime.config import adapt_config, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.lr_schedules import maker_of
 from deepspeed.utils.logging import logger
 
 
@@ -76,15 +77,21 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
         if given is not None and settings.pop(section, None):
             logger.warning("%s: the program's own goes before the configuration's", section)
-    result = zerorun.initialize(
+    if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
+        lr_scheduler = maker_of(settings.get("scheduler"))
+        if lr_scheduler is not None:
+            del settings["scheduler"]
+    engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
         model,
         optimizer,
         model_parameters,
-        training_data,
-        lr_scheduler,
-        collate_fn,
+        lr_scheduler=lr_scheduler,
         config=settings,
         engine_class=DeepSpeedEngine,
     )
-    result[0].config = raw
-    return result
+    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
+    if not engine.managed_gradient_accumulation():
+        engine.core.boundary = True  # each step() ends a batch
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data)
+    return engine, optimizer_of_engine, engine.training_dataloader, scheduler

@@ -1,17 +1,20 @@
-"""DeepSpeedEngine: zerorun's engine with DeepSpeed's queries."""
+"""DeepSpeedEngine: zerorun's engine with DeepSpeed's methods."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import zerorun
+from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, check_offload_states
+from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
+from deepspeed.runtime.dataloader import DeepSpeedDataLoader
+from deepspeed.runtime.engine_queries import ConfigQueries
 from zerorun.agreement import all_or_none
 from zerorun.config import BatchConfig
-from zerorun.dataloader import make_dataloader
 from zerorun.full_state import full_state_dict
-
-from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 
 # A script that DeepSpeed's users expect in a checkpoint's folder.
 _ZERO_TO_FP32 = """#!/usr/bin/env python3
@@ -24,10 +27,16 @@ sys.exit(main())
 """
 
 
-class DeepSpeedEngine(zerorun.ZeroEngine):
+class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     optimizer_class = DeepSpeedOptimizer
+    client_optimizer: Any = None
+    collate_fn: Any = None
+    mpu = None
+    pipeline_parallelism = False
+    has_moe_layers = False
+    _is_compiled = False
 
     # --- sizes and settings ---
 
@@ -39,6 +48,9 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
 
     def gradient_accumulation_steps(self) -> int:
         return self.batch.accumulation_steps
+
+    def is_first_weights_partition_group(self) -> bool:
+        return self.zero_optimization_partition_weights()
 
     def get_batch_info(self) -> tuple[int, int, int]:
         batch = self.batch
@@ -52,13 +64,6 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
 
     def zero_optimization_partition_weights(self) -> bool:
         return self.zero_optimization_stage() == 3
-
-    def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        zero = self.config.get("zero_optimization", {})
-        return bool(zero.get("stage3_gather_16bit_weights_on_model_save", False))
-
-    def zero_offload_param(self) -> Any:
-        return self.config.get("zero_optimization", {}).get("offload_param")
 
     def fp16_enabled(self) -> bool:
         return self.core.param_dtype == "fp16"
@@ -76,6 +81,19 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         dtype = next(self.module.parameters()).dtype
         return dtype, torch.float32
 
+    def initial_dynamic_scale(self) -> float:
+        return 2.0**self.settings.precision.loss_scaler.initial_scale_power
+
+    def dynamic_loss_scale_args(self) -> dict[str, float]:
+        scaler = self.settings.precision.loss_scaler
+        return {
+            "init_scale": self.initial_dynamic_scale(),
+            "scale_window": scaler.window,
+            "min_scale": scaler.min_scale,
+            "delayed_shift": scaler.hysteresis,
+            "consecutive_hysteresis": scaler.consecutive_hysteresis,
+        }
+
     def dynamic_loss_scale(self) -> bool:
         return self.fp16_enabled() and self.config["fp16"].get("loss_scale", 0) == 0
 
@@ -89,6 +107,33 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         steps = self.batch.accumulation_steps
         self.set_batch(BatchConfig(micro_batch_size=micro_batch_size, accumulation_steps=steps))
 
+    # --- the training loop ---
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.torch_autocast_enabled():
+            return super().forward(*args, **kwargs)
+        with torch.autocast(self.device.type, self.torch_autocast_dtype()):
+            return super().forward(*args, **kwargs)
+
+    def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
+        """Several backward passes inside make one micro-step, for the step() after it."""
+        if not self.managed_gradient_accumulation():
+            raise AssertionError(
+                "coalesce_grad_reduction: with managed_gradient_accumulation false every step() "
+                "takes all backward passes before it already"
+            )
+        if self.core.no_sync:
+            raise AssertionError("coalesce_grad_reduction cannot be nested inside another no_sync")
+        return self.no_sync()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        if not self.managed_gradient_accumulation():
+            raise AssertionError(
+                "set_gradient_accumulation_boundary: with managed_gradient_accumulation false "
+                "every step() is the boundary"
+            )
+        super().set_gradient_accumulation_boundary(is_boundary)
+
     # --- progress ---
 
     def get_lr(self) -> list[float]:
@@ -99,7 +144,8 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
     def get_type(self) -> list[Any]:
-        return [type(self.optimizer.optimizer).__name__]
+        groups = self.optimizer.param_groups
+        return [self.settings.optimizer.type] * len(groups)
 
     def loss_scale(self) -> float:
         return self.core.loss_scale
@@ -129,14 +175,60 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
     dp_world_size = world_size
     mp_world_size = 1
 
+    def get_data_parallel_rank(self) -> int:
+        return self.global_rank
+
+    def get_tensor_parallel_rank(self) -> int:
+        return 0
+
+    get_model_parallel_rank = get_tensor_parallel_rank
+
+    @property
+    def data_parallel_group(self) -> Any:
+        return dist.group.WORLD
+
     # --- data and state ---
 
-    def deepspeed_io(
-        self, dataset: Any, batch_size: int | None = None, collate_fn: Any = None, **_options: Any
+    @staticmethod
+    def is_map_style_dataset(obj: Any) -> bool:
+        return hasattr(obj, "__getitem__") and hasattr(obj, "__len__")
+
+    @staticmethod
+    def is_iterable_style_dataset(obj: Any) -> bool:
+        return isinstance(obj, torch.utils.data.IterableDataset)
+
+    def deepspeed_io(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = ROUTE_TRAIN,
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Any = None,
+        num_local_io_workers: int | None = None,
     ) -> Any:
-        """A loader with this rank's part of a dataset."""
-        size = batch_size or self.batch.micro_batch_size
-        return make_dataloader(dataset, size, self.communicator, collate_fn)
+        """A loader with this rank's part of a dataset: shuffled, unless `route` is for evaluation
+        or `data_sampler` says otherwise. An iterable dataset gives each rank what it is."""
+        if not (self.is_map_style_dataset(dataset) or self.is_iterable_style_dataset(dataset)):
+            raise ValueError(f"deepspeed_io: got {type(dataset)}, expected a torch Dataset")
+        if route not in {ROUTE_TRAIN, ROUTE_EVAL, ROUTE_PREDICT}:
+            raise ValueError(
+                f"deepspeed_io: got route {route!r}, expected '{ROUTE_TRAIN}', '{ROUTE_EVAL}' or "
+                f"'{ROUTE_PREDICT}'"
+            )
+        return DeepSpeedDataLoader(
+            dataset,
+            batch_size or self.batch.micro_batch_size,
+            pin_memory=pin_memory and self.device.type != "cpu",
+            local_rank=self.local_rank,
+            collate_fn=collate_fn or self.collate_fn,
+            num_local_io_workers=num_local_io_workers,
+            data_sampler=data_sampler,
+            data_parallel_world_size=self.world_size,
+            data_parallel_rank=self.global_rank,
+            dataloader_drop_last=bool(self.dataloader_drop_last()),
+            shuffle=route == ROUTE_TRAIN,
+        )
 
     def module_state_dict(
         self, exclude_frozen_parameters: bool | None = False, **_options: Any
@@ -188,12 +280,15 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
 
     # --- what the host's memory makes needless ---
 
-    def offload_states(self, *_args: Any, **_kwargs: Any) -> None:
+    def offload_states(
+        self,
+        include: Container[Any] | None = None,
+        device: Any = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
         """States of CPU ranks are in host memory already; those of GPUs stay on the device."""
-        if self.device.type != "cpu":
-            raise NotImplementedError(
-                "offload_states is not part of zerorun on GPUs: use offload_optimizer"
-            )
+        check_offload_states(self, include, device)
 
     def reload_states(self, non_blocking: bool = False) -> None:
         """As offload_states."""
@@ -211,3 +306,8 @@ class DeepSpeedEngine(zerorun.ZeroEngine):
         if self.zero_optimization_partition_weights():
             raise zerorun.ConfigError("compile: parameters come and go at stage 3; use stage 0-2")
         self.module.compile(backend=backend, **(compile_kwargs or {}))
+        self._is_compiled = True
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._is_compiled

@@ -1,5 +1,6 @@
 """The five schedules of DeepSpeed, computed by zerorun's core."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,12 +31,46 @@ class _Schedule(LrScheduler):
         if twice:
             raise TypeError(f"{name}: got multiple values for {', '.join(sorted(twice))}")
         given |= params
+        self.params = given
         basic = getattr(optimizer, "optimizer", optimizer)
+        self.org_lrs = [float(group["lr"]) for group in basic.param_groups]
         super().__init__(basic, _parse(name, given))
         continued_from = given.get("last_batch_iteration", -1)
         if continued_from >= 0:
             self._applied = continued_from - self.last_batch_iteration
             self._set()
+
+    def __getattr__(self, name: str) -> Any:
+        """Parameters under DeepSpeed's names: a value, or a list with one for each group."""
+        known = _ATTRIBUTES.get(name)
+        if name == "params" or known is None or known[0] not in type(self).positional:
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+        key, default, per_group = known
+        value = self.params.get(key, default)
+        if not per_group:
+            return value
+        return list(value) if isinstance(value, list | tuple) else [value] * len(self.org_lrs)
+
+
+# Attributes: the parameter's name, its default, and whether each group has its own.
+_ATTRIBUTES: dict[str, tuple[str, Any, bool]] = {
+    "cos_min_ratio": ("cos_min_ratio", 0.0001, False),
+    "cycle_momentum": ("cycle_momentum", True, False),
+    "decay_lr_rate": ("decay_lr_rate", 0.0, False),
+    "decay_mom_rate": ("decay_mom_rate", 0.0, False),
+    "decay_step_size": ("decay_step_size", 0, False),
+    "first_step_size": ("cycle_first_step_size", 2000, False),
+    "max_lrs": ("warmup_max_lr", 0.001, True),
+    "min_lr": ("lr_range_test_min_lr", 0.001, True),
+    "min_lrs": ("warmup_min_lr", 0.0, True),
+    "staircase": ("lr_range_test_staircase", False, False),
+    "step_rate": ("lr_range_test_step_rate", 1.0, False),
+    "step_size": ("lr_range_test_step_size", 2000, False),
+    "total_num_steps": ("total_num_steps", None, False),
+    "warmup_min_ratio": ("warmup_min_ratio", 0.0, False),
+    "warmup_num_steps": ("warmup_num_steps", 1000, False),
+    "warmup_type": ("warmup_type", "log", False),
+}
 
 
 def _parse(name: str, params: dict[str, Any]) -> configuration.Config:
@@ -76,6 +111,23 @@ class OneCycle(_Schedule):
         "last_batch_iteration",
     )
 
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """The betas of each group; None where momentum does not cycle."""
+        found = [self._schedule.values(self._applied, i)[1] for i in range(len(self._groups))]
+        return None if None in found else found
+
+    @property
+    def min_lrs(self) -> list[float]:
+        return self._limits("cycle_min_lr")
+
+    @property
+    def max_lrs(self) -> list[float]:
+        return self._limits("cycle_max_lr")
+
+    def _limits(self, key: str) -> list[float]:
+        value = self.params[key]
+        return list(value) if isinstance(value, list | tuple) else [value] * len(self._groups)
+
 
 class WarmupLR(_Schedule):
     """A warm-up to a constant rate."""
@@ -89,7 +141,7 @@ class WarmupLR(_Schedule):
     )
 
 
-class WarmupDecayLR(_Schedule):
+class WarmupDecayLR(WarmupLR):
     """A warm-up, then a linear decay to zero."""
 
     positional = ("total_num_steps", *WarmupLR.positional)
@@ -106,3 +158,40 @@ class WarmupCosineLR(_Schedule):
         "warmup_type",
         "last_batch_iteration",
     )
+
+    def get_lr_ratio(self) -> float:
+        """The current rate as a part of the optimizer's own; 0 before the first step."""
+        return self.get_lr()[0] / self.org_lrs[0] if self.last_batch_iteration >= 0 else 0.0
+
+
+_CLASSES = {
+    kind.__name__: kind for kind in (LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR)
+}
+
+
+def maker_of(section: Mapping[str, Any] | None) -> Callable[[torch.optim.Optimizer], Any] | None:
+    """Makes the schedule of a configuration's section; None if that is none of these."""
+    section = section or {}
+    kind = _CLASSES.get(section.get("type", ""))
+    if kind is None:
+        return None
+    params = section.get("params") or {}
+    return lambda optimizer: kind(optimizer, **params)
+
+
+def get_torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer itself or, of one that wraps it, what is inside."""
+    for found in (optimizer, getattr(optimizer, "optimizer", None)):
+        if isinstance(found, torch.optim.Optimizer):
+            return found
+    raise TypeError(f"{type(optimizer).__name__} is not a subclass of torch.optim.Optimizer")
+
+
+def update_lr(param_groups: list[dict[str, Any]], lrs: list[Any]) -> list[Any]:
+    """Sets each group's rate, in place where it is a tensor; returns the rates."""
+    for group, lr in zip(param_groups, lrs, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+    return [group["lr"] for group in param_groups]

@@ -4,7 +4,6 @@ import gc
 from typing import Any
 
 import torch
-
 from deepspeed.utils.logging import logger
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.utils.checkpoint
-
 from deepspeed.utils.logging import logger
 
 _configured = False

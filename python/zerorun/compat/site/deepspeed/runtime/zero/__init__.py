@@ -1,14 +1,12 @@
 """deepspeed.zero."""
 
+from deepspeed.runtime.zero.partition_parameters import Init
 from zerorun.zero import (
     GatheredParameters,
     ZeroParamStatus,
     register_external_parameter,
     unregister_external_parameter,
 )
-
-from deepspeed._placeholders import lazy_submodules
-from deepspeed.runtime.zero.partition_parameters import Init
 
 __all__ = [
     "GatheredParameters",
@@ -17,5 +15,3 @@ __all__ = [
     "register_external_parameter",
     "unregister_external_parameter",
 ]
-
-__getattr__ = lazy_submodules(__name__)

@@ -1,0 +1,156 @@
+"""Finds the modules of this package: files where zerorun has one, else made of names alone.
+
+A file that lies where DeepSpeed defines something is all that has to be written for it: packages
+that only pass names on need no file, and every module has DeepSpeed's other names as placeholders.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from deepspeed._names import Names, all_names, names_of, passed_on_by
+from deepspeed._placeholders import absent_method, is_placeholder, placeholder
+
+_ROOT = "deepspeed"
+_FOLDER = os.path.dirname(__file__)
+
+
+def short(module: str) -> str:
+    """A module's name in _names.txt."""
+    return "" if module == _ROOT else module.removeprefix(f"{_ROOT}.")
+
+
+def full(module: str) -> str:
+    return f"{_ROOT}.{module}" if module else _ROOT
+
+
+def fallback(module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module: DeepSpeed's names that are not in the module's file."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the module's
+        value = _find(module, name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return __getattr__
+
+
+def _find(module: str, name: str) -> Any:
+    own = short(module)
+    names = names_of(own)
+    if names is not None and not name.startswith("__"):
+        if name in names.own():
+            return _own(module, name, names)
+        if name in names.imports:
+            source, old = names.imports[name]
+            found = importlib.import_module(full(source))
+            return getattr(found, old) if old else found
+        for star in names.stars:
+            if name in all_names(star):
+                return getattr(importlib.import_module(full(star)), name)
+    submodule = f"{own}.{name}" if own else name
+    if names_of(submodule) is not None or _file_of(submodule) is not None:
+        return importlib.import_module(full(submodule))
+    raise AttributeError(f"module '{module}' (zerorun's) has no attribute '{name}'")
+
+
+def _own(module: str, name: str, names: Names) -> Any:
+    """What DeepSpeed defines in a module, for which zerorun has no file or not this name there."""
+    served = _in_a_package_above(short(module), name)
+    if served is not None:
+        return served
+    return names.literals[name] if name in names.literals else placeholder(f"{module}.{name}")
+
+
+def _in_a_package_above(module: str, name: str) -> Any:
+    """What zerorun defines in a package to which DeepSpeed passes the name on from `module`."""
+    package = module
+    while package:
+        package = package.rpartition(".")[0]
+        above = sys.modules.get(full(package or _ROOT))
+        value = vars(above).get(name) if above is not None else None
+        if value is None or isinstance(value, ModuleType):
+            continue
+        if passed_on_by(package, module, name):
+            return value
+    return None
+
+
+def _shadow_submodules(package: ModuleType) -> None:
+    """Binds names that a package has from submodules of the same name, which are imported for it:
+    their import later on would take the name."""
+    own = short(package.__name__)
+    for name, (source, old) in names_of(own).imports.items() if names_of(own) else ():
+        if old and source == f"{own}.{name}":
+            value = getattr(package, name)
+            importlib.import_module(full(source))
+            setattr(package, name, value)
+
+
+def _file_of(module: str) -> str | None:
+    """zerorun's file for a module."""
+    path = os.path.join(_FOLDER, *module.split("."))
+    candidates = (f"{path}.py", os.path.join(path, "__init__.py"))
+    return next(filter(os.path.isfile, candidates), None)
+
+
+class _FileLoader(importlib.machinery.SourceFileLoader):
+    """Runs zerorun's file, then adds what it does not define."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__getattr__ = fallback(module.__name__)
+        super().exec_module(module)
+        names = names_of(short(module.__name__))
+        for name, members in names.classes.items() if names is not None else ():
+            kind = vars(module).get(name)
+            if isinstance(kind, type) and not is_placeholder(kind):
+                for member in members:
+                    if not hasattr(kind, member):
+                        full_name = f"{module.__name__}.{name}.{member}"
+                        setattr(kind, member, absent_method(full_name))
+        _shadow_submodules(module)
+
+
+class _NamesLoader(importlib.abc.Loader):
+    """Makes a module that has DeepSpeed's names and no file."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """As usual."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__getattr__ = fallback(module.__name__)
+        module.__all__ = sorted(all_names(short(module.__name__)))
+        _shadow_submodules(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Comes before the search of the path, which would not give a file its placeholders."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(f"{_ROOT}."):
+            return None
+        module = short(fullname)
+        file, names = _file_of(module), names_of(module)
+        if file is not None:
+            loader = _FileLoader(fullname, file)
+            return importlib.util.spec_from_file_location(fullname, file, loader=loader)
+        if names is None:
+            return None
+        spec = importlib.machinery.ModuleSpec(fullname, _NamesLoader(), is_package=names.is_package)
+        if names.is_package:
+            spec.submodule_search_locations = [os.path.join(_FOLDER, *module.split("."))]
+        return spec
+
+
+def install() -> None:
+    """Makes all modules of the package importable."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,230 @@
+"""The device that this process's ranks use, with the methods that scripts call."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _resident(key: str) -> int:
+    """Bytes of this process, by a line of /proc."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        return int(next(line.split()[1] for line in file if line.startswith(key))) * 1024
+
+
+def _numa_nodes() -> int:
+    try:
+        names = os.listdir("/sys/devices/system/node")
+    except OSError:
+        return 1
+    return max(1, sum(name.startswith("node") and name[4:].isdigit() for name in names))
+
+
+class DeepSpeedAccelerator:
+    """What is the same on every device, and the host's answers."""
+
+    BFloat16Tensor = staticmethod(torch.BFloat16Tensor)
+    ByteTensor = staticmethod(torch.ByteTensor)
+    DoubleTensor = staticmethod(torch.DoubleTensor)
+    FloatTensor = staticmethod(torch.FloatTensor)
+    HalfTensor = staticmethod(torch.HalfTensor)
+    IntTensor = staticmethod(torch.IntTensor)
+    LongTensor = staticmethod(torch.LongTensor)
+    Stream: Any = None
+    Event: Any = None
+    _name = "cpu"
+    _communication_backend_name = "gloo"
+    _compile_backend = "inductor"
+
+    # --- devices ---
+
+    def device_name(self, device_index: Any = None) -> str:
+        return self._name
+
+    def device(self, device_index: Any = None) -> torch.device:
+        return torch.device(self.device_name(device_index))
+
+    def current_device(self) -> int:
+        return 0
+
+    def current_device_name(self) -> str:
+        return self._name
+
+    def set_device(self, device_index: int) -> None:
+        """There is one host."""
+
+    def device_count(self) -> int:
+        """Ranks of this host (LOCAL_SIZE), without a launcher its NUMA nodes."""
+        started = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or "0"
+        return int(started) or _numa_nodes()
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_synchronized_device(self) -> bool:
+        return True
+
+    use_host_timers = resolves_data_dependency = is_synchronized_device
+    handles_memory_backpressure = is_synchronized_device
+
+    def communication_backend_name(self) -> str:
+        return self._communication_backend_name
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self._name
+
+    def visible_devices_envs(self) -> list[str]:
+        return ["CUDA_VISIBLE_DEVICES"]
+
+    def set_visible_devices_envs(
+        self, current_env: dict[str, str], local_accelerator_ids: list[int]
+    ) -> None:
+        for name in self.visible_devices_envs():
+            current_env[name] = ",".join(map(str, local_accelerator_ids))
+
+    def export_envs(self) -> list[str]:
+        return []
+
+    # --- dtypes ---
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    is_fp64_supported = is_fp16_supported
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.float, torch.half, torch.bfloat16]
+
+    def is_triton_supported(self) -> bool:
+        return False
+
+    prefer_triton_grouped_mm = supports_nvtx_domain = is_triton_supported
+
+    # --- random numbers ---
+
+    def random(self) -> Any:
+        return torch.random
+
+    def manual_seed(self, seed: int) -> Any:
+        return torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
+
+    def default_generator(self, device_index: Any) -> torch.Generator:
+        return torch.default_generator
+
+    def get_rng_state(self, device_index: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: Any = None) -> None:
+        torch.set_rng_state(new_state)
+
+    # --- streams and graphs ---
+
+    def synchronize(self, device_index: Any = None) -> None:
+        """The host runs in order."""
+
+    def stream(self, stream: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def current_stream(self, device_index: Any = None) -> Any:
+        return None
+
+    default_stream = current_stream
+
+    def lazy_call(self, callback: Callable[[], Any]) -> Any:
+        return callback()
+
+    def create_graph(self) -> Any:
+        return None
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        return contextlib.nullcontext()
+
+    def replay_graph(self, graph: Any) -> None:
+        """A graph of the host's is what ran."""
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def get_compile_backend(self) -> str:
+        return self._compile_backend
+
+    def set_compile_backend(self, backend: str) -> None:
+        if backend not in torch._dynamo.list_backends(exclude_tags=()):
+            raise ValueError(f"set_compile_backend: torch.compile has no backend {backend!r}")
+        self._compile_backend = backend
+
+    def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
+        """No profiler ranges."""
+
+    def range_pop(self, domain: Any = None) -> None:
+        """No profiler ranges."""
+
+    # --- memory ---
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
+
+    def memory_allocated(self, device_index: Any = None) -> int:
+        return _resident("VmRSS")
+
+    memory_reserved = memory_cached = memory_allocated
+
+    def max_memory_allocated(self, device_index: Any = None) -> int:
+        return _resident("VmHWM")
+
+    max_memory_reserved = max_memory_cached = max_memory_allocated
+
+    def reset_peak_memory_stats(self, device_index: Any = None) -> None:
+        """The peak is the process's."""
+
+    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+    def memory_stats(self, device_index: Any = None) -> dict[str, int]:
+        return {
+            "allocated_bytes.all.current": self.memory_allocated(),
+            "allocated_bytes.all.peak": self.max_memory_allocated(),
+        }
+
+    def total_memory(self, device_index: Any = None) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def available_memory(self, device_index: Any = None) -> int:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            return int(next(x.split()[1] for x in file if x.startswith("MemAvailable"))) * 1024
+
+    def pin_memory(self, tensor: torch.Tensor, *_args: Any, **_options: Any) -> torch.Tensor:
+        return tensor
+
+    unpin_memory = pin_memory
+
+    def pin_empty(self, *size: Any, **options: Any) -> torch.Tensor:
+        return torch.empty(*size, **options)
+
+    def pin_empty_like(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu", **options)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    # --- operators ---
+
+    def op_builder_dir(self) -> str:
+        return "deepspeed.ops.op_builder"
+
+    def get_op_builder(self, class_name: str) -> Any:
+        from deepspeed.ops import op_builder
+
+        return getattr(op_builder, class_name)
+
+    def create_op_builder(self, class_name: str) -> Any:
+        return self.get_op_builder(class_name)()

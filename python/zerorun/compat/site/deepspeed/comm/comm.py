@@ -1,3 +1,0 @@
-"""As deepspeed.comm."""
-
-from deepspeed.comm import *  # noqa: F403

@@ -1,7 +1,0 @@
-"""Adagrad."""
-
-import torch
-
-
-class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
-    """torch's, on shards."""

@@ -1,5 +1,0 @@
-"""Parts of the runtime that scripts import."""
-
-from deepspeed._placeholders import lazy_submodules
-
-__getattr__ = lazy_submodules(__name__)

@@ -1,0 +1,231 @@
+"""The questions about its configuration that DeepSpeed's engine answers."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from zerorun import config as configuration
+from zerorun.model_layout import DTYPES
+
+_ZERO = "/zero_optimization/"
+# Methods that return the value of a key. Of a key with two names the one that is given counts.
+_KEYS = {
+    "autotuning_enabled": "/autotuning/enabled",
+    "autotuning_end_profile_step": "/autotuning/end_profile_step",
+    "autotuning_metric": "/autotuning/metric",
+    "autotuning_metric_path": "/autotuning/metric_path",
+    "autotuning_model_info_path": "/autotuning/model_info_path",
+    "autotuning_start_profile_step": "/autotuning/start_profile_step",
+    "bf16_master_weights_and_gradients": "/bf16/bf16_master_weights_and_grads",
+    "bf16_optimizer_states": "/bf16/bf16_optimizer_states",
+    "checkpoint_serialization_enabled": "/checkpoint/checkpoint_serialization",
+    "cpuadam_cores_perc": f"{_ZERO}offload_optimizer/cpuadam_cores_perc",
+    "data_efficiency_enabled": "/data_efficiency/enabled",
+    "dataloader_drop_last": "/dataloader_drop_last",
+    "dump_state": "/dump_state",
+    "flops_profiler_detailed": "/flops_profiler/detailed",
+    "flops_profiler_enabled": "/flops_profiler/enabled",
+    "flops_profiler_module_depth": "/flops_profiler/module_depth",
+    "flops_profiler_output_file": "/flops_profiler/output_file",
+    "flops_profiler_profile_step": "/flops_profiler/profile_step",
+    "flops_profiler_recompute_fwd_factor": "/flops_profiler/recompute_fwd_factor",
+    "flops_profiler_top_modules": "/flops_profiler/top_modules",
+    "fp16_auto_cast": "/fp16/auto_cast",
+    "fp16_master_weights_and_gradients": "/fp16/fp16_master_weights_and_grads",
+    "gradient_predivide_factor": "/gradient_predivide_factor",
+    "is_sanity_checks_enabled": f"{_ZERO}enable_sanity_checks",
+    "load_universal_checkpoint": "/checkpoint/load_universal",
+    "log_level": "/log_level",
+    "memory_breakdown": "/memory_breakdown",
+    "optimizer_legacy_fusion": "/optimizer/legacy_fusion",
+    "super_offload": f"{_ZERO}offload_optimizer/super_offload",
+    "use_node_local_storage": "/checkpoint/use_node_local_storage",
+    "wall_clock_breakdown": "/wall_clock_breakdown",
+    "zero_allgather_bucket_size": f"{_ZERO}allgather_bucket_size",
+    "zero_allgather_partitions": f"{_ZERO}allgather_partitions",
+    "zero_allgather_sequential": f"{_ZERO}stage3_allgather_sequential",
+    "zero_allow_untested_optimizer": "/zero_allow_untested_optimizer",
+    "zero_compute_grad_norm": f"{_ZERO}compute_grad_norm",
+    "zero_contiguous_gradients": f"{_ZERO}contiguous_gradients",
+    "zero_elastic_checkpoint": f"{_ZERO}elastic_checkpoint",
+    "zero_force_ds_cpu_optimizer": "/zero_force_ds_cpu_optimizer",
+    "zero_hpz_partition_size": f"{_ZERO}zero_hpz_partition_size",
+    "zero_ignore_unused_parameters": f"{_ZERO}ignore_unused_parameters",
+    "zero_legacy_stage1": f"{_ZERO}legacy_stage1",
+    "zero_load_from_fp32_weights": f"{_ZERO}load_from_fp32_weights",
+    "zero_log_trace_cache_warnings": f"{_ZERO}log_trace_cache_warnings",
+    "zero_max_live_parameters": f"{_ZERO}stage3_max_live_parameters",
+    "zero_max_reuse_distance": f"{_ZERO}stage3_max_reuse_distance",
+    "zero_model_persistence_threshold": f"{_ZERO}stage3_model_persistence_threshold",
+    "zero_module_granularity_threshold": f"{_ZERO}stage3_module_granularity_threshold",
+    "zero_multi_rank_bucket_allreduce": f"{_ZERO}use_multi_rank_bucket_allreduce",
+    "zero_param_persistence_threshold": f"{_ZERO}stage3_param_persistence_threshold",
+    "zero_parameter_alignment": f"{_ZERO}parameter_alignment",
+    "zero_partial_offload": f"{_ZERO}offload_optimizer/ratio",
+    "zero_prefetch_bucket_size": f"{_ZERO}stage3_prefetch_bucket_size",
+    "zero_quantized_gradients": f"{_ZERO}zero_quantized_gradients",
+    "zero_quantized_nontrainable_weights": f"{_ZERO}zero_quantized_nontrainable_weights",
+    "zero_quantized_weights": f"{_ZERO}zero_quantized_weights",
+    "zero_reduce_bucket_size": f"{_ZERO}reduce_bucket_size",
+    "zero_reduce_scatter": f"{_ZERO}reduce_scatter",
+    "zero_round_robin_gradients": f"{_ZERO}round_robin_gradients",
+    "zero_save_muon_momentum_buffer_in_memory": f"{_ZERO}save_muon_momentum_buffer_in_memory",
+    "zero_sub_group_size": f"{_ZERO}sub_group_size",
+}
+# Methods that return a whole section as it was given, None without it.
+_SECTIONS = {
+    "aio_config": "aio",
+    "data_efficiency_config": "data_efficiency",
+    "swap_tensor_config": "aio",
+    "tensor_parallel_config": "tensor_parallel",
+}
+# Parts that zerorun does not have, which are therefore off.
+_OFF = (
+    "checkpoint_writer_enabled",
+    "compile_autosp",
+    "compile_autotp",
+    "curriculum_learning_enabled",
+    "data_sampling_enabled",
+    "is_deepcompile_active",
+    "is_deepcompile_enabled",
+    "random_ltd_enabled",
+    "uses_parallelization_pass_only",
+)
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return configuration.schema()
+
+
+def _default(pointer: str) -> Any:
+    found = _schema()
+    for name in pointer.strip("/").split("/"):
+        found = found["properties"][name]
+    return found.get("default")
+
+
+class ConfigQueries:
+    """Answers from `config`, the dictionary that was given."""
+
+    config: dict[str, Any]
+
+    def _value(self, pointer: str) -> Any:
+        """A key's value or default, also under its name without `stage3_`."""
+        default = _default(pointer)
+        for name in (pointer, pointer.replace("/stage3_", "/")):
+            given = self._section(*name.strip("/").split("/"))
+            if given is not None and given != "auto":
+                if isinstance(default, bool):
+                    return bool(given)
+                is_count = isinstance(given, float) and given.is_integer()
+                return int(given) if is_count and isinstance(default, int) else given
+        return default
+
+    def _section(self, *path: str) -> Any:
+        found: Any = self.config
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    # --- what more than one key says ---
+
+    def _offload_device(self, kind: str) -> str:
+        section = self._section("zero_optimization", kind)
+        return (section or {}).get("device") or "none"
+
+    def zero_offload_optimizer(self) -> Any:
+        return self._section("zero_optimization", "offload_optimizer")
+
+    def zero_offload_param(self) -> Any:
+        return self._section("zero_optimization", "offload_param")
+
+    def zero_overlap_comm(self) -> bool:
+        given = self._value(f"{_ZERO}overlap_comm")
+        return self._value(f"{_ZERO}stage") == 3 if given is None else given
+
+    def zero_use_cpu_optimizer(self) -> bool:
+        return self._offload_device("offload_optimizer") in {"cpu", "nvme"}
+
+    def zero_cpu_offload(self) -> bool:
+        return self._offload_device("offload_optimizer") == "cpu"
+
+    def zero_nvme_offload_optimizer(self) -> bool:
+        return self._offload_device("offload_optimizer") == "nvme"
+
+    def zenflow_config(self) -> None:
+        """ZenFlow is not part of zerorun."""
+
+    def checkpoint_tag_validation_enabled(self) -> bool:
+        return self._value("/checkpoint/tag_validation").lower() != "ignore"
+
+    def checkpoint_tag_validation_fail(self) -> bool:
+        return self._value("/checkpoint/tag_validation").lower() == "fail"
+
+    def optimizer_name(self) -> str | None:
+        name = self._section("optimizer", "type")
+        return name.lower() if name else None
+
+    def optimizer_params(self) -> Any:
+        return self._section("optimizer", "params")
+
+    def scheduler_name(self) -> str | None:
+        return self._section("scheduler", "type")
+
+    def scheduler_params(self) -> Any:
+        return self._section("scheduler", "params")
+
+    def postscale_gradients(self) -> bool:
+        return not self._value("/prescale_gradients")
+
+    def autotp_size(self) -> int:
+        return self._value("/tensor_parallel/autotp_size") or 0
+
+    def managed_gradient_accumulation(self) -> bool:
+        return self.config.get("managed_gradient_accumulation", True) is not False
+
+    def torch_autocast_enabled(self) -> bool:
+        return bool(self._section("torch_autocast", "enabled"))
+
+    def torch_autocast_dtype(self) -> torch.dtype:
+        name = str(self._section("torch_autocast", "dtype") or "bfloat16").removeprefix("torch.")
+        return {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16}.get(name, torch.float16)
+
+    def torch_autocast_lower_precision_safe_modules(self) -> Any:
+        return self._section("torch_autocast", "lower_precision_safe_modules")
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        return self._value(f"{_ZERO}stage3_gather_16bit_weights_on_model_save")
+
+    @property
+    def communication_data_type(self) -> torch.dtype | None:
+        """The dtype of gradients on the wire; None: that of the parameters."""
+        given = self._value("/communication_data_type")
+        return DTYPES[given] if given else None
+
+
+def _key_query(pointer: str) -> Callable[[ConfigQueries], Any]:
+    def query(self: ConfigQueries) -> Any:
+        return self._value(pointer)
+
+    return query
+
+
+def _section_query(name: str) -> Callable[[ConfigQueries], Any]:
+    def query(self: ConfigQueries) -> Any:
+        return self._section(name)
+
+    return query
+
+
+def _off(self: ConfigQueries) -> bool:
+    return False
+
+
+for _name, _pointer in _KEYS.items():
+    setattr(ConfigQueries, _name, _key_query(_pointer))
+for _name, _key in _SECTIONS.items():
+    setattr(ConfigQueries, _name, _section_query(_key))
+for _name in _OFF:
+    setattr(ConfigQueries, _name, _off)

@@ -1,5 +1,0 @@
-"""fp16 optimizers."""
-
-from deepspeed._placeholders import lazy_submodules
-
-__getattr__ = lazy_submodules(__name__)

@@ -1,0 +1,245 @@
+"""What DeepSpeed's public classes and methods do, against plain PyTorch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import deepspeed
+import torch
+import zerorun
+
+from cases.compat import start
+from cases.models import (
+    RANK,
+    WORLD_SIZE,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+
+def summed_reference(batches: int, passes: int) -> list[float]:
+    """Losses after each step of one process that sums the gradients of several passes."""
+    model = make()
+    optimizer = adamw(model)
+    losses = []
+    for batch in range(batches):
+        optimizer.zero_grad()
+        for index in range(passes):
+            loss_of(model, batch_of(batch + index)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            losses.append(loss_of(model, batch_of(0)).item())
+    return losses
+
+
+def mean_loss(engine: zerorun.ZeroEngine) -> float:
+    with torch.no_grad():
+        loss = loss_of(engine, part_of(batch_of(0)))
+    engine.communicator.all_reduce(loss, "sum", "loss")
+    return loss.item() / WORLD_SIZE
+
+
+def case_several_backward_passes_are_one_step(_folder: Path) -> None:
+    expected = summed_reference(3, passes=2)
+    for stage in range(4):
+        engine, *_ = start(stage)
+        losses = []
+        for batch in range(3):
+            with engine.coalesce_grad_reduction():
+                for index in range(2):
+                    engine.backward(loss_of(engine, part_of(batch_of(batch + index))))
+                raises(zerorun.Error, "no_sync", engine.step)
+                raises(AssertionError, "nested", engine.coalesce_grad_reduction)
+            engine.step()
+            losses.append(mean_loss(engine))
+        assert engine.global_steps == 3
+        assert_close(losses, expected)
+        engine.destroy()
+
+
+def case_the_program_ends_batches_itself(_folder: Path) -> None:
+    """managed_gradient_accumulation false: each step() takes the backward passes before it."""
+    expected = summed_reference(3, passes=2)
+    for stage in range(4):
+        engine, *_ = start(stage, managed_gradient_accumulation=False)
+        assert not engine.managed_gradient_accumulation()
+        losses = []
+        for batch in range(3):
+            for index in range(2):
+                engine.backward(loss_of(engine, part_of(batch_of(batch + index))))
+            engine.step()
+            assert engine.was_step_applied()
+            losses.append(mean_loss(engine))
+        assert_close(losses, expected)
+        raises(AssertionError, "step()", engine.coalesce_grad_reduction)
+        raises(
+            AssertionError, "step()", lambda e=engine: e.set_gradient_accumulation_boundary(True)
+        )
+        engine.destroy()
+
+
+def case_forward_runs_under_torchs_autocast(_folder: Path) -> None:
+    model = make()
+    optimizer = adamw(model)
+    expected = []
+    for step in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, batch_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        expected.append(loss.item())
+    autocast = {"enabled": True, "dtype": "bfloat16"}
+    for stage in (1, 3):
+        engine, *_ = start(stage, torch_autocast=autocast)
+        assert engine.torch_autocast_enabled()
+        assert engine.torch_autocast_dtype() == torch.bfloat16
+        assert engine.core.param_dtype == "fp32"
+        assert_close(train(engine, 3), expected, tolerance=2e-2)
+        with torch.no_grad():
+            inside = loss_of(engine, part_of(batch_of(0))).item()
+            plain = loss_of(engine.module, part_of(batch_of(0))).item()
+        assert inside != plain
+        assert abs(inside - plain) < 0.05
+        engine.destroy()
+    raises(
+        deepspeed.DeepSpeedConfigError,
+        "/torch_autocast/dtype",
+        lambda: start(1, torch_autocast={"enabled": True, "dtype": "float16"}),
+    )
+
+
+def case_schedules_have_deepspeeds_classes_and_attributes(_folder: Path) -> None:
+    schedules = deepspeed.runtime.lr_schedules
+    params = {"warmup_max_lr": 0.01, "warmup_num_steps": 4, "total_num_steps": 10}
+    engine, optimizer, _, scheduler = start(
+        1, scheduler={"type": "WarmupDecayLR", "params": {**params, "warmup_type": "linear"}}
+    )
+    assert type(scheduler) is schedules.WarmupDecayLR
+    assert isinstance(scheduler, schedules.WarmupLR)
+    assert (scheduler.min_lrs, scheduler.max_lrs) == ([0.0], [0.01])
+    assert (scheduler.warmup_num_steps, scheduler.total_num_steps) == (4, 10)
+    assert schedules.get_torch_optimizer(optimizer) is optimizer
+    train(engine, 2)
+    assert engine.get_lr() == scheduler.get_last_lr() == [0.01 * 1 / 4]
+    raises(AttributeError, "step_size", lambda: scheduler.step_size)
+    engine.destroy()
+    cosine = schedules.WarmupCosineLR(torch.optim.SGD(make().parameters(), lr=0.5), 10, 0.0, 4)
+    assert cosine.get_lr_ratio() == 0.0
+    cosine.step(8)
+    assert abs(cosine.get_lr_ratio() - cosine.get_last_lr()[0] / 0.5) < 1e-12
+    cycle = schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_min_mom=0.8, cycle_max_mom=0.9)
+    assert (cycle.min_lrs, cycle.max_lrs) == ([0.01], [0.1])
+    assert cycle.get_mom()[0][0] == cycle.optimizer.param_groups[0]["betas"][0]
+    assert schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_momentum=False).get_mom() is None
+
+
+def case_fused_optimizers_take_arguments_by_place(_folder: Path) -> None:
+    ops = deepspeed.ops
+    expected, _ = reference(
+        lambda m: torch.optim.AdamW(m.parameters(), 1e-2, (0.8, 0.99), 1e-6, 0.1), steps=3
+    )
+    for make_optimizer in (
+        lambda m: ops.adam.FusedAdam(m.parameters(), 1e-2, True, (0.8, 0.99), 1e-6, True, 0.1),
+        lambda m: ops.adam.DeepSpeedCPUAdam(
+            m.parameters(), 1e-2, True, (0.8, 0.99), 1e-6, 0.1, False, True, False
+        ),
+    ):
+        model = make()
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(model), config=config(2)
+        )
+        assert_close(train(engine, 3), expected)
+        engine.destroy()
+    for wrong in (
+        lambda: ops.adam.FusedAdam(make().parameters(), bias_correction=False),
+        lambda: ops.lamb.FusedLamb(make().parameters(), max_coeff=5.0),
+    ):
+        raises(NotImplementedError, "configuration", wrong)
+    raises(RuntimeError, "amsgrad", lambda: ops.adam.FusedAdam(make().parameters(), amsgrad=True))
+    engine, optimizer, *_ = start(2)
+    assert isinstance(optimizer, ops.adam.FusedAdam)
+    assert isinstance(optimizer.optimizer, ops.adam.FusedAdam)
+    assert not isinstance(torch.optim.SGD(make().parameters()), ops.adam.FusedAdam)
+    engine.destroy()
+
+
+def case_loaders_of_routes_and_samplers(_folder: Path) -> None:
+    engine, *_ = start(1, dataloader_drop_last=True)
+    data = torch.arange(18)
+    shuffled = engine.deepspeed_io(data, 2)
+    assert len(shuffled) == 18 // WORLD_SIZE // 2
+    ordered = engine.deepspeed_io(data, 3, route="eval", num_local_io_workers=0)
+    assert torch.equal(torch.cat(list(ordered)), torch.arange(RANK, 18, WORLD_SIZE))
+    own = torch.utils.data.SequentialSampler(data)
+    mine = engine.deepspeed_io(data, 4, data_sampler=own, collate_fn=lambda rows: sum(rows).item())
+    assert next(mine) == 0 + 1 + 2 + 3
+    assert list(mine) == [6, 22, 38, 54]  # the last two rows are dropped
+    assert isinstance(mine, torch.utils.data.DataLoader)
+    raises(ValueError, "route", lambda: engine.deepspeed_io(data, route="test"))
+    raises(ValueError, "Dataset", lambda: engine.deepspeed_io(iter([1])))
+    engine.destroy()
+
+
+def case_states_stay_where_they_are(_folder: Path) -> None:
+    kinds = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
+    engine, optimizer, *_ = start(3)
+    before = engine.core.parameter_hash()
+    for owner in (engine, optimizer):
+        owner.offload_states(include=[kinds.optim_states, "hp_params"], non_blocking=True)
+        owner.reload_states()
+    engine.empty_partition_cache()
+    assert engine.core.parameter_hash() == before
+    raises(ValueError, "nvme", lambda: engine.offload_states(device="nvme"))
+    raises(ValueError, "gradients", lambda: engine.offload_states(include=["gradients"]))
+    engine.destroy()
+    judge, *_ = deepspeed.initialize(model=make(), config=config(3))
+    raises(AssertionError, "optimizer", judge.offload_states)
+    judge.destroy()
+
+
+def case_the_engine_answers_what_is_configured(_folder: Path) -> None:
+    offload = {"device": "cpu", "ratio": 0.5}
+    zero = {"stage": 2, "reduce_bucket_size": 1e5, "offload_optimizer": offload}
+    engine, *_ = start(2, zero_optimization=zero, checkpoint={"tag_validation": "FAIL"})
+    assert engine.zero_reduce_bucket_size() == 100000
+    assert isinstance(engine.zero_reduce_bucket_size(), int)
+    assert engine.zero_allgather_bucket_size() == 500000000
+    assert (engine.zero_cpu_offload(), engine.zero_nvme_offload_optimizer()) == (True, False)
+    assert engine.zero_partial_offload() == 0.5
+    assert engine.checkpoint_tag_validation_fail()
+    assert engine.optimizer_name() == "adamw"
+    assert engine.optimizer_params()["lr"] == 1e-2
+    assert engine.get_type() == ["AdamW"]
+    assert not engine.is_deepcompile_enabled()
+    assert engine.dynamic_loss_scale_args()["init_scale"] == 2.0**16
+    raises(NotImplementedError, "sparse_allreduce is not part of zerorun", engine.sparse_allreduce)
+    engine.destroy()
+
+
+def case_the_accelerator_of_cpu_ranks(_folder: Path) -> None:
+    accelerator = deepspeed.get_accelerator()
+    assert isinstance(accelerator, deepspeed.accelerator.DeepSpeedAccelerator)
+    assert accelerator.device_count() == WORLD_SIZE == int(os.environ["LOCAL_SIZE"])
+    assert accelerator.communication_backend_name() == "gloo"
+    assert 0 < accelerator.available_memory() <= accelerator.total_memory()
+    state = accelerator.get_rng_state()
+    drawn = torch.rand(3)
+    accelerator.set_rng_state(state)
+    assert torch.equal(torch.rand(3), drawn)
+    assert accelerator.FloatTensor([1.5]).dtype == torch.float32
+    builder = accelerator.create_op_builder("CPUAdamBuilder")
+    assert not builder.is_compatible()
+    raises(NotImplementedError, "CPUAdamBuilder", builder.load)
+    raises(NotImplementedError, "zerorun", accelerator.build_extension)

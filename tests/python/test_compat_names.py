@@ -1,0 +1,118 @@
+"""Every public name of DeepSpeed, from the list of names in the stand-in."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import environment
+
+WALK = """
+import importlib, sys, warnings
+import zerorun.compat
+zerorun.compat.install()
+warnings.simplefilter("ignore")
+import deepspeed
+from deepspeed import _names
+from deepspeed._finder import full
+from deepspeed._hints import hint_of
+from deepspeed._placeholders import is_placeholder
+
+def problem_of(name, value, own_name):
+    if not is_placeholder(value):
+        return None
+    try:
+        value()
+    except NotImplementedError as error:
+        wanted = ("zerorun", name.rpartition(".")[2], hint_of(own_name))
+        missing = [text for text in wanted if text not in str(error)]
+        return missing and f"{name}: {missing} not in: {error}"
+    return f"{name}: can be called"
+
+walked = 0
+for module in _names.modules():
+    loaded = importlib.import_module(full(module))
+    assert loaded.__name__ == full(module)
+    names = _names.names_of(module)
+    for name in sorted(_names.all_names(module)):
+        value, walked = getattr(loaded, name), walked + 1
+        own_name = f"{value.__module__}.{name}" if is_placeholder(value) else name
+        problem = problem_of(f"{full(module)}.{name}", value, own_name)
+        if problem:
+            print(problem)
+        for member in names.classes.get(name, []) if not is_placeholder(value) else []:
+            place = f"{full(module)}.{name}.{member}"
+            problem = problem_of(place, getattr(value, member), place)
+            if problem:
+                print(problem)
+print("walked", walked)
+"""
+
+
+@pytest.fixture
+def program(build: Path) -> dict[str, str]:
+    """The environment of a program that finds the stand-in and no launcher's variables."""
+    return environment(build, ZERORUN_COMPAT="")
+
+
+def test_every_name_works_or_says_what_does(program: dict[str, str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WALK], env=program, capture_output=True, text=True, check=False
+    )
+    *problems, last = result.stdout.splitlines() or [result.stderr]
+    assert problems == []
+    assert last.startswith("walked ")
+    assert int(last.split()[1]) > 3000, result.stderr
+
+
+def test_the_page_is_what_the_stand_in_has(root: Path, program: dict[str, str]) -> None:
+    script = root / "scripts" / "deepspeed_page.py"
+    page = subprocess.run(
+        [sys.executable, script], env=program, capture_output=True, text=True, check=True
+    )
+    assert page.stdout == (root / "docs" / "deepspeed_names.md").read_text(), (
+        f"PYTHONPATH=build/release/python {os.fspath(script)} > docs/deepspeed_names.md"
+    )
+
+
+def test_names_are_found_without_importing_anything(root: Path, tmp_path: Path) -> None:
+    """Of a package that cannot be imported."""
+    package = tmp_path / "deepspeed"
+    (package / "part").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import no_such_library\n"
+        "from .part.inner import Thing, helper as renamed\n"
+        "from . import part\n"
+        "from .part.inner import *\n"
+        "from os import path\n"
+    )
+    (package / "part" / "__init__.py").write_text("")
+    (package / "part" / "_private.py").write_text("def hidden(): pass\n")
+    (package / "part" / "inner.py").write_text(
+        "LIMIT = 3\n"
+        "WORDS = 'a sentence is not a fact'\n"
+        "try:\n    import torch\n    FOUND = True\nexcept ImportError:\n    FOUND = False\n"
+        "class Thing:\n    def method(self): pass\n"
+        "class RepeatingLoader(Thing):\n    size = 1\n"
+        "def helper(): pass\n"
+        "def _internal(): pass\n"
+        "first, second = object(), object()\n"
+    )
+    script = root / "scripts" / "deepspeed_names.py"
+    result = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == [
+        "deepspeed/",
+        " from part part=",
+        " from part.inner * Thing renamed=helper",
+        "part/",
+        "part.inner",
+        " class Thing",
+        " class RepeatingLoader: method size",
+        " def helper",
+        " value WORDS first second",
+        " FOUND = True",
+        " LIMIT = 3",
+    ]
