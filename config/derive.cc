@@ -199,8 +199,8 @@ DType model_dtype(const GivenKeys& keys) {
 Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   Config config;
   apply_values(table, keys, config);
-  if (!is_given(keys, "/zero_optimization/overlap_comm")) {
-    config.zero.overlap_comm = config.zero.stage == 3;  // DeepSpeed 0.19, zero/config.py
+  if (!is_given(keys, "/zero_optimization/overlap_comm") && config.zero.stage == 3) {
+    config.zero.overlap_comm = true;  // DeepSpeed 0.19, zero/config.py
   }
   derive_precision(keys, config.precision);
   derive_muon(keys, config.optimizer);

@@ -51,7 +51,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
         context_{make_sharding(config, model_.specs(), rules.front(), comm.world_size(),
                                comm.rank(), device.is_host()),
                  device, comm},
-        comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
+        comm_stream_(*context_.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         offload_(make_offload(context_, buckets_, rules)),
         memory_(context_, buckets_,

@@ -53,6 +53,16 @@ TEST(RankVariables, EveryRankSeesAllGpusOfTheJob) {
   EXPECT_EQ(rank_variables(job, 1, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
 }
 
+TEST(RankVariables, OfGpuJobsSetWhatTheUserHasNot) {
+  JobSettings job = two_ranks();
+  EXPECT_FALSE(rank_variables(job, 0, 1, {}).contains("NCCL_LAUNCH_ORDER_IMPLICIT"));
+  job.gpus = {"0", "1"};
+  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
+  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+  EXPECT_FALSE(rank_variables(job, 0, 1, {{"CUDA_DEVICE_MAX_CONNECTIONS", "1"}})
+                   .contains("CUDA_DEVICE_MAX_CONNECTIONS"));
+}
+
 TEST(RankVariables, KeepTheUsersThreadCount) {
   EXPECT_FALSE(
       rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", "3"}}).contains("OMP_NUM_THREADS"));

@@ -156,6 +156,9 @@ TEST(OffloadOverlap, ParametersComeUpBesideWorkInTheLearnedOrder) {
   EXPECT_NEAR(gather_seconds(1.0, 2 * kNumel), kModules, 1e-3);
   EXPECT_NEAR(gather_seconds(3.0, 2 * kNumel), 3 * kModules, 3.0 + 1e-3);
   EXPECT_NEAR(gather_seconds(1.0, 0), 2 * kModules, 1e-3);
+  // Modules that are larger than the limit come early one at a time.
+  EXPECT_NEAR(gather_seconds(1.0, kNumel / 8), kModules, 1e-3);
+  EXPECT_NEAR(gather_seconds(3.0, kNumel / 8), 3 * kModules, 3.0 + 1e-3);
 }
 
 TEST(OffloadOverlap, TheDevicesPartIsSteppedBesideTheHosts) {
