@@ -12,10 +12,10 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "units", "torch_groups"],
+    ["_C", "block8", "units", "torch_groups"],
     ["environment", "config", "agreement", "dataloader", "lr_scheduler", "partition"],
     ["communicator", "device", "external", "program_state", "model_layout"],
-    ["parameter_memory", "full_state"],
+    ["buffers", "parameter_memory", "full_state"],
     ["full_memory", "torch_states"],
     ["gather_hooks"],
     ["engine_partition"],

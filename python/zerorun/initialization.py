@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.buffers import cast_buffers
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
@@ -20,6 +22,8 @@ from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.shards import Shards
 
 __all__ = ["initialize"]
+
+_SHARDS_PARAMETERS = 3  # the stage
 
 
 def initialize(  # noqa: PLR0913 - DeepSpeed's signature
@@ -59,17 +63,17 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    rule = UpdateRule(None)
-    if basic is not None and optimizer is not None:
-        rule = rule_of(basic)
     groups = basic.param_groups if basic is not None else []
-    layout = ModelLayout.of(model, groups)
-    dtype = layout.dtype(settings.precision.param_dtype)
+    layout = ModelLayout.of(model, groups, settings.precision.param_dtype)
+    rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
+    cast_buffers(model, parsed, layout.dtype)
     adapted = _C.adapt_config(
-        settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
+        settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
+    _warn_of_outside(layout, settings.zero.stage)
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
-    with Shards(layout, adapted, own, device, model) as shards:
+    rounded = engine_class.round_masters
+    with Shards(layout, adapted, own, device, model, round_masters=rounded) as shards:
         engine = engine_class(model, shards, batch)
         engine.config = given
         if basic is not None:
@@ -90,6 +94,20 @@ def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
     if isinstance(config, str | os.PathLike):
         return configuration.load(config), configuration.read(config)
     raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+
+
+def _warn_of_outside(layout: ModelLayout, stage: int) -> None:
+    """At stage 3, where they cost the memory that sharding should save."""
+    if stage < _SHARDS_PARAMETERS or not layout.outside:
+        return
+    name = next(iter(layout.outside.values()))
+    nbytes = sum(parameter.nbytes for parameter in layout.outside)
+    others = f" and {len(layout.outside) - 1} more" if len(layout.outside) > 1 else ""
+    warnings.warn(
+        f"frozen parameters of another dtype than {layout.dtype} are not sharded at stage 3: {name}"
+        f"{others}, {nbytes} bytes on every rank",
+        stacklevel=3,
+    )
 
 
 def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:
