@@ -158,10 +158,16 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .type = KeyType::string,
      .choices = kDTypes,
      .doc = "Must agree with bf16.enabled and fp16.enabled, which decide."},
-    no_effect("/data_types/buffer_dtype", KeyType::string, "null", "dtype of a module's buffers.",
-              "buffers keep their dtype"),
-    not_yet("/data_types/keep_in_fp32_modules", KeyType::string | KeyType::strings, R"("auto")",
-            "Modules whose parameters stay fp32."),
+    {.pointer = "/data_types/buffer_dtype",
+     .type = KeyType::string,
+     .choices = kDTypes,
+     .doc = "dtype of a PyTorch module's floating-point buffers. Not given: they keep their own."},
+    {.pointer = "/data_types/keep_in_fp32_modules",
+     .type = KeyType::string | KeyType::strings,
+     .fallback = R"("auto")",
+     .doc = "Buffers that are fp32 in 16-bit training, by patterns of their names in which `*` is "
+            "any text; \"auto\": those that a Hugging Face model names. Parameters follow `bf16` "
+            "and `fp16`."},
 });
 
 }  // namespace

@@ -12,7 +12,7 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "torch_groups"],
+    ["_C", "block8", "torch_groups"],
     [
         "environment",
         "config",
@@ -24,7 +24,7 @@ LAYERS = [
     ],
     ["communicator", "device", "external", "program_state", "units", "materialization"],
     ["model_layout"],
-    ["parameter_memory", "full_state"],
+    ["buffers", "parameter_memory", "full_state"],
     ["full_memory", "torch_states"],
     ["gather_hooks"],
     ["engine_partition"],

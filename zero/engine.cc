@@ -156,6 +156,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
   double gradient_average() const override { return control_.decider().average(); }
+  void accept_gradients() override { reducer_.measure(); }
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
 

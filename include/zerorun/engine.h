@@ -195,6 +195,9 @@ class ZR_API EngineHooks {
   virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
   // The factor that turns StateInterval::grad into the average of unscaled gradients.
   virtual double gradient_average() const = 0;
+  // Call after writing to StateInterval::grad: the step's norm, clipping and decision about values
+  // that are not finite follow what was written. Between reduce_gradients and step.
+  virtual void accept_gradients() = 0;
 };
 
 // Shards one model's states over the ranks of a communicator (ZeRO stage 0 to 3) and steps it.

@@ -290,6 +290,12 @@ void define_steps(Engines& engine) {
           "refresh_from_masters. "
           "Collective.")
       .def(
+          "accept_gradients",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.hooks().accept_gradients(); });
+          },
+          "After gradients were written: the next step's norm and decision follow them.")
+      .def(
           "parameter_hash",
           [](const EngineHandle& self) {
             return unlocked(self, [](Engine& core) { return core.states().parameter_hash(); });

@@ -35,6 +35,7 @@ class ZeroEngine(ShardedModule):
     """
 
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
+    round_masters = False  # masters of 16-bit parameters begin at the unrounded values
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)

@@ -12,6 +12,7 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.buffers import cast_buffers
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
@@ -22,6 +23,8 @@ from zerorun.shards import Shards
 from zerorun.unit_policy import UnitPolicy
 
 __all__ = ["initialize"]
+
+_SHARDS_PARAMETERS = 3  # the stage
 
 
 def initialize(  # noqa: PLR0913 - DeepSpeed's signature
@@ -63,14 +66,16 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
+    groups = basic.param_groups if basic is not None else []
+    layout = ModelLayout.of(model, groups, settings.precision.param_dtype, units)
     rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
-    layout = ModelLayout.of(model, basic.param_groups if basic is not None else [], units)
-    dtype = layout.dtype(settings.precision.param_dtype)
+    cast_buffers(model, parsed, layout.dtype)
     adapted = _C.adapt_config(
-        settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
+        settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
-    with Shards(layout, adapted, own, device, model) as shards:
+    rounded = engine_class.round_masters
+    with Shards(layout, adapted, own, device, model, round_masters=rounded) as shards:
         engine = engine_class(model, shards, batch)
         engine.config = given
         if basic is not None:
@@ -81,7 +86,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                 training_data, batch.micro_batch_size, world, collate_fn
             )
     release_cached_memory(device)
-    _log(parsed, layout, world, f"{device}, {dtype}")
+    _log(parsed, layout, world, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -95,6 +100,16 @@ def _log(
     for warning in parsed.warnings:
         logger.warning("%s", warning)
     stage, names, units = parsed.config.zero.stage, len(layout.names), len(layout.units)
+    if stage == _SHARDS_PARAMETERS and layout.outside:
+        nbytes = sum(parameter.nbytes for parameter in layout.outside)
+        logger.warning(
+            "%d frozen parameters of another dtype than %s are not sharded at stage 3, the first is "
+            "%s: %d bytes on every rank",
+            len(layout.outside),
+            layout.dtype,
+            next(iter(layout.outside.values())),
+            nbytes,
+        )
     what = "stage %d over %d ranks on %s: %d parameters in %d units"
     logger.info(what, stage, world.world_size, kind, names, units)
 

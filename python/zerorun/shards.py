@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from zerorun import _C, torch_groups
+from zerorun.buffers import share, share_buffers
 from zerorun.engine_partition import EnginePartition
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
-from zerorun.parameter_memory import by_parameter, cast_buffers, full_view, load_parameters
+from zerorun.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.partition import LeftBehind, PrivatePartition, partition_of
 from zerorun.torch_states import TorchStates
 
@@ -60,9 +61,12 @@ class Shards:
         communicator: _C.Communicator,
         device: torch.device,
         model: nn.Module | None = None,
+        *,
+        round_masters: bool = False,
     ) -> None:
         """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
-        the parameters are not of one module, and somebody else calls the collector."""
+        the parameters are not of one module, and somebody else calls the collector.
+        `round_masters`: as in load_parameters()."""
         torch_groups.end_at_exit()
         self.layout = layout
         self.settings = settings
@@ -80,8 +84,10 @@ class Shards:
         self.core = _C.Engine(settings, communicator, layout.specs(), groups)
         with self:
             if model is not None:
-                cast_buffers(model, settings.precision.param_dtype, communicator)
-            load_parameters(self.core, layout, communicator)
+                share_buffers(model, communicator)
+            for parameter, name in layout.outside.items():
+                share(parameter, communicator, f"initial values of {name}")
+            load_parameters(self.core, layout, communicator, round_masters=round_masters)
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
                 self._collect_gradients()

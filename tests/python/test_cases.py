@@ -7,6 +7,7 @@ from ranks import cases_in
 FILES = (
     "training",
     "accumulation",
+    "numbers",
     "optimizers",
     "sharded_optimizer",
     "zero",

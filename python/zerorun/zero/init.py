@@ -118,7 +118,7 @@ class Init:
 
     def _partition(self, module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
-            usable = parameter.is_floating_point() and not parameter.is_meta
+            usable = parameter.dtype in DTYPES.values() and not parameter.is_meta
             if not usable or partition_of(parameter) is not None:
                 continue
             parameter.data = parameter.data.to(self._device, self._dtype)
