@@ -103,8 +103,8 @@ def _log(
     if stage == _SHARDS_PARAMETERS and layout.outside:
         nbytes = sum(parameter.nbytes for parameter in layout.outside)
         logger.warning(
-            "%d frozen parameters of another dtype than %s are not sharded at stage 3, the first is "
-            "%s: %d bytes on every rank",
+            "%d frozen parameters of another dtype than %s are not sharded at stage 3, the first "
+            "is %s: %d bytes on every rank",
             len(layout.outside),
             layout.dtype,
             next(iter(layout.outside.values())),
