@@ -62,7 +62,6 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
-    gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
@@ -73,7 +72,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     adapted = _C.adapt_config(
         settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
     rounded = engine_class.round_masters
     with Shards(layout, adapted, own, device, model, round_masters=rounded) as shards:
         engine = engine_class(model, shards, batch)
