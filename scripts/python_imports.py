@@ -12,14 +12,23 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "block8", "units", "torch_groups"],
-    ["environment", "config", "agreement", "dataloader", "lr_scheduler", "partition"],
+    ["_C", "block8", "silent_results", "units", "torch_groups"],
+    [
+        "environment",
+        "config",
+        "agreement",
+        "dataloader",
+        "lr_scheduler",
+        "optimizer_probe",
+        "partition",
+    ],
     ["communicator", "device", "external", "program_state", "model_layout"],
     ["buffers", "parameter_memory", "full_state"],
     ["full_memory", "torch_states"],
     ["gather_hooks"],
     ["engine_partition"],
     ["shards"],
+    ["shard_states"],
     ["optimizer", "shard_files", "state_access"],
     ["checkpoint"],
     ["sharded_module", "sharded_optimizer"],
