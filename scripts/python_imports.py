@@ -12,13 +12,14 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "block8", "torch_groups"],
+    ["_C", "block8", "silent_results", "torch_groups"],
     [
         "environment",
         "config",
         "agreement",
         "dataloader",
         "lr_scheduler",
+        "optimizer_probe",
         "partition",
         "unit_policy",
     ],
@@ -29,6 +30,7 @@ LAYERS = [
     ["gather_hooks"],
     ["engine_partition"],
     ["shards"],
+    ["shard_states"],
     ["optimizer", "shard_files", "state_access"],
     ["checkpoint"],
     ["sharded_module", "sharded_optimizer"],

@@ -138,7 +138,7 @@ class ShardedOptimizer(ShardOptimizer):
         """
         with all_or_none(self.shards.communicator, "load_state_dict"):
             self._check(state_dict)
-        super().load_state_dict(state_dict)
+        self.load_group_settings(state_dict["param_groups"])
         states = state_dict.get("state", {})
         steps = [float(state["step"]) for state in states.values() if "step" in state]
         parameter_of = {index: parameter for parameter, index in self.shards.layout.ids.items()}

@@ -17,6 +17,7 @@ from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
 from zerorun.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.partition import LeftBehind, PrivatePartition, partition_of
+from zerorun.silent_results import warn_of_clipping, warn_of_empty_state
 from zerorun.torch_states import TorchStates
 
 __all__ = ["CHECK_PARTS", "Shards", "shards_of"]
@@ -39,6 +40,10 @@ def shards_of(parameter: nn.Parameter) -> Shards | None:
     """The shards that a parameter belongs to, if it belongs to any."""
     reference = getattr(parameter, _ATTRIBUTE, None)
     return None if reference is None else reference()
+
+
+def _belongs_to_engine(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, _ATTRIBUTE)
 
 
 def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
@@ -68,6 +73,7 @@ class Shards:
         the parameters are not of one module, and somebody else calls the collector.
         `round_masters`: as in load_parameters()."""
         torch_groups.end_at_exit()
+        warn_of_clipping(_belongs_to_engine)
         self.layout = layout
         self.settings = settings
         self.communicator = communicator
@@ -143,6 +149,9 @@ class Shards:
                 EnginePartition(hooks, self.communicator, unit, parameter, own)
             unit.place()
         hooks.attach()
+        names = [*self.layout.names.items(), *((p, name) for name, p in self.layout.aliases)]
+        sharded = {name for p, name in names if self.core.is_sharded(self.layout.ids[p])}
+        self._handles.append(warn_of_empty_state(model, sharded))
 
     def check_places(self) -> None:
         """Raises ConfigError naming a parameter whose memory the program has replaced.

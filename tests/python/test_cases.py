@@ -8,6 +8,7 @@ FILES = (
     "training",
     "accumulation",
     "numbers",
+    "silence",
     "optimizers",
     "sharded_optimizer",
     "zero",
