@@ -17,6 +17,7 @@ FILES = (
     "compat",
     "compat_engine",
     "compat_surface",
+    "compat_tools",
 )
 
 
