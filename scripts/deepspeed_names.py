@@ -35,7 +35,6 @@ WITH_MEMBERS = {
     "DeepSpeedCPUAdam",
     "DeepSpeedDataLoader",
     "DeepSpeedEngine",
-    "DeepSpeedZeroConfig",
     "FusedAdam",
     "Init",
     "LRRangeTest",

@@ -21,6 +21,7 @@ FILES = (
     "compat",
     "compat_engine",
     "compat_surface",
+    "compat_tools",
 )
 
 

@@ -243,3 +243,17 @@ def case_the_accelerator_of_cpu_ranks(_folder: Path) -> None:
     assert not builder.is_compatible()
     raises(NotImplementedError, "CPUAdamBuilder", builder.load)
     raises(NotImplementedError, "zerorun", accelerator.build_extension)
+
+
+def case_optimizers_have_the_class_of_their_stage(_folder: Path) -> None:
+    zero = deepspeed.runtime.zero
+    for stage, kind in (
+        (1, zero.stage_1_and_2.DeepSpeedZeroOptimizer),
+        (3, zero.stage3.DeepSpeedZeroOptimizer_Stage3),
+    ):
+        engine, optimizer, *_ = start(stage)
+        assert type(optimizer) is kind
+        with zero.stage3.unwrap_model_for_generation(engine) as module:
+            assert module is engine.module
+            assert module.blocks[0].up.weight.shape == make().blocks[0].up.weight.shape
+        engine.destroy()

@@ -65,7 +65,14 @@ def _own(module: str, name: str, names: Names) -> Any:
     served = _in_a_package_above(short(module), name)
     if served is not None:
         return served
-    return names.literals[name] if name in names.literals else placeholder(f"{module}.{name}")
+    if name in names.literals:
+        return names.literals[name]
+    if name.endswith("Config"):
+        config_utils = importlib.import_module("deepspeed.runtime.config_utils")
+        section = config_utils.section_class(f"{short(module)}.{name}")
+        if section is not None:
+            return section
+    return placeholder(f"{module}.{name}")
 
 
 def _in_a_package_above(module: str, name: str) -> Any:

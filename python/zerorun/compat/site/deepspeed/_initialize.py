@@ -11,10 +11,10 @@ import zerorun
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
-from deepspeed.runtime.config import adapt_config, read_config
+from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
-from deepspeed.utils.logging import logger
+from deepspeed.utils.logging import logger, set_log_level_from_string
 
 
 @functools.cache
@@ -49,6 +49,7 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     return config if config is not None else config_params
 
 
+@deepspeeds_errors()
 def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     args: Any = None,
     model: Any = None,
@@ -74,6 +75,8 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(raw)
+    if raw.get("log_level"):
+        set_log_level_from_string(raw["log_level"])
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
         if given is not None and settings.pop(section, None):
             logger.warning("%s: the program's own goes before the configuration's", section)

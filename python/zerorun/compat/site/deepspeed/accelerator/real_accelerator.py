@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 from zerorun.device import local_device
+
+from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 
 _current: DeepSpeedAccelerator | None = None
 

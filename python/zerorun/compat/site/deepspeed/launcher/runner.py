@@ -1,10 +1,22 @@
-"""The command `deepspeed`: zerorun's launcher with the compatibility active."""
+"""The command `deepspeed`: zerorun's launcher with the compatibility active, and DeepSpeed's
+functions for lists of hosts."""
 
+import base64
+import json
 import os
+import re
 import shutil
 import sys
+from collections.abc import Mapping
+
+from deepspeed.utils.logging import logger
 
 DEEPSPEED_ENVIRONMENT_NAME = os.getenv("DS_ENV_FILE", ".deepspeed_env")
+DEEPSPEED_ENVIRONMENT_PATHS = [os.path.expanduser("~"), "."]
+DLTS_HOSTFILE = "/job/hostfile"
+_HOST = re.compile(r"(\S+)\s+slots=(\d+)")
+
+Slots = dict[str, list[int]]  # the slots of each host, in the order of ranks
 
 
 def main(args: list[str] | None = None) -> None:
@@ -13,6 +25,100 @@ def main(args: list[str] | None = None) -> None:
     if command is None:
         sys.exit("deepspeed (zerorun): the command zerorun is not in PATH")
     os.execv(command, [command, "--deepspeed_compat", *(sys.argv[1:] if args is None else args)])
+
+
+def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
+    """The number of slots of each host; None where there is no file.
+
+    Raises ValueError for a line that is not `HOST slots=N`, for a host given twice and for a file
+    without hosts.
+    """
+    if not os.path.isfile(hostfile_path):
+        logger.warning("no hostfile %s: training on this host alone", hostfile_path)
+        return None
+    found: dict[str, int] = {}
+    with open(hostfile_path, encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            line, place = text.strip(), f"Hostfile {hostfile_path}:{number}"
+            if not line or line.startswith("#"):
+                continue
+            match = _HOST.match(line)
+            if match is None:
+                raise ValueError(f"{place}: got {line!r}, expected HOST slots=N")
+            if match[1] in found:
+                raise ValueError(f"{place}: multiple entries for {match[1]}")
+            found[match[1]] = int(match[2])
+    if not found:
+        raise ValueError(f"Hostfile {hostfile_path} is empty, expected lines HOST slots=N")
+    return found
+
+
+def parse_node_config(node_config: str) -> tuple[str, list[int]]:
+    """`HOST` or `HOST:0,2`: the host and its slots, none for all."""
+    host, separator, slots = node_config.partition(":")
+    return host, [int(slot) for slot in slots.split(",")] if separator else []
+
+
+def parse_node_config_list(node_config_list: str) -> Slots:
+    """Hosts that `@` separates, with sorted slots; one that is there twice has those of both."""
+    found: Slots = {}
+    for text in node_config_list.split("@"):
+        host, slots = parse_node_config(text)
+        found[host] = sorted({*found.get(host, []), *slots})
+    return found
+
+
+def parse_resource_filter(
+    host_info: Mapping[str, list[int]], include_str: str = "", exclude_str: str = ""
+) -> Slots:
+    """Hosts and slots as --include or --exclude name them, in the order of `host_info`.
+
+    Raises ValueError for both at once and for hosts or slots that are not there.
+    """
+    if include_str and exclude_str:
+        raise ValueError("include_str and exclude_str are mutually exclusive.")
+    if not include_str and not exclude_str:
+        return dict(host_info)
+    named = parse_node_config_list(include_str or exclude_str)
+    for host, slots in named.items():
+        if host not in host_info:
+            raise ValueError(f"Hostname '{host}' not found in hostfile")
+        unknown = [slot for slot in slots if slot not in host_info[host]]
+        if unknown:
+            raise ValueError(f"No slot '{unknown[0]}' specified on host '{host}'")
+    chosen: Slots = {}
+    for host, slots in host_info.items():
+        wanted = named.get(host, []) or slots  # a host alone stands for all of its slots
+        is_named = host in named
+        if include_str:
+            chosen[host] = list(dict.fromkeys(wanted)) if is_named else []
+        else:
+            chosen[host] = [slot for slot in slots if not (is_named and slot in wanted)]
+    return {host: slots for host, slots in chosen.items() if slots}
+
+
+def parse_inclusion_exclusion(
+    resource_pool: Mapping[str, int], inclusion: str, exclusion: str
+) -> Slots:
+    """As parse_resource_filter, of hosts with their numbers of slots."""
+    hosts = {host: list(range(slots)) for host, slots in resource_pool.items()}
+    return parse_resource_filter(hosts, inclusion, exclusion)
+
+
+def apply_num_nodes_and_gpus(
+    active_resources: Mapping[str, list[int]], num_nodes: int, num_gpus: int
+) -> Slots:
+    """The first `num_nodes` hosts with `num_gpus` slots each; numbers below 1 change nothing."""
+    hosts = list(active_resources)[: num_nodes if num_nodes > 0 else None]
+    return {
+        host: list(range(num_gpus)) if num_gpus > 0 else list(active_resources[host])
+        for host in hosts
+    }
+
+
+def encode_world_info(world_info: Mapping[str, list[int]]) -> str:
+    """URL-safe base64 of the hosts and slots as JSON."""
+    return base64.urlsafe_b64encode(json.dumps(world_info).encode()).decode()
 
 
 if __name__ == "__main__":

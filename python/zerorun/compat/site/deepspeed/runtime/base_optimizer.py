@@ -4,10 +4,11 @@ import functools
 from collections.abc import Container, Iterator
 from typing import Any
 
-from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from torch import nn
 from zerorun.external import external_parameters
 from zerorun.optimizer import ZeroOptimizer
+
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

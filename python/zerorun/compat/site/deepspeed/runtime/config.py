@@ -1,14 +1,30 @@
 """DeepSpeed configurations, read by zerorun."""
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import zerorun
-from deepspeed.utils.logging import logger
 from zerorun import config as configuration
 
-DeepSpeedConfigError = zerorun.ConfigError
+from deepspeed.utils.logging import logger
+
+
+class DeepSpeedConfigError(zerorun.ConfigError, AssertionError):
+    """zerorun's, which scripts may also catch as DeepSpeed's and as its assertions."""
+
+
+@contextlib.contextmanager
+def deepspeeds_errors() -> Iterator[None]:
+    """Within, zerorun's ConfigError becomes DeepSpeed's."""
+    try:
+        yield
+    except DeepSpeedConfigError:
+        raise
+    except zerorun.ConfigError as error:
+        raise DeepSpeedConfigError(str(error)) from error
 
 
 def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,13 +89,18 @@ def read_config(config: Any) -> dict[str, Any]:
 
 
 class DeepSpeedConfig:
-    """The typed values that scripts read, from a file, a dictionary or base64 text."""
+    """The typed values that scripts read, from a file, a dictionary or base64 text.
+
+    Sections of which DeepSpeed has a class are `zero_config`, `float16_config`, `bfloat16_config`
+    and `activation_checkpointing_config`; keys of the top level have their own names.
+    """
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
         self._param_dict = read_config(config)
-        parsed = configuration.parse(adapt_config(self._param_dict)).config
-        world_size = zerorun.communicator.world().world_size
-        batch = configuration.resolve_batch(parsed.batch, world_size)
+        with deepspeeds_errors():
+            parsed = configuration.parse(adapt_config(self._param_dict)).config
+            world_size = zerorun.communicator.world().world_size
+            batch = configuration.resolve_batch(parsed.batch, world_size)
         self.train_batch_size = batch.train_batch_size
         self.train_micro_batch_size_per_gpu = batch.micro_batch_size
         self.gradient_accumulation_steps = batch.accumulation_steps
@@ -90,3 +111,45 @@ class DeepSpeedConfig:
         self.bfloat16_enabled = parsed.precision.param_dtype == "bf16"
         self.optimizer_name = parsed.optimizer.type.lower()
         self.scheduler_name = parsed.scheduler.type or None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from deepspeed.runtime.config_utils import section_class
+
+        if name in _SECTION_ATTRIBUTES:
+            key, kind = _SECTION_ATTRIBUTES[name]
+            return section_class(kind)(**(self._param_dict.get(key) or {}))
+        for section in ("optimizer", "scheduler"):
+            if name == f"{section}_params":
+                return (self._param_dict.get(section) or {}).get("params")
+        known = configuration.schema()["properties"]
+        if name not in known:
+            raise AttributeError(f"DeepSpeedConfig (zerorun's) has no attribute '{name}'")
+        return self._param_dict.get(name, known[name].get("default"))
+
+    def print_user_config(self) -> None:
+        """Logs the configuration as it was given."""
+        logger.info("  json = %s", json.dumps(self._param_dict, indent=4, sort_keys=True))
+
+    def print(self, name: str) -> None:
+        logger.info("%s:", name)
+        for key, value in sorted(vars(self).items()):
+            if not key.startswith("_"):
+                logger.info("  %s = %s", key, value)
+        self.print_user_config()
+
+
+_SECTION_ATTRIBUTES = {
+    "activation_checkpointing_config": (
+        "activation_checkpointing",
+        "runtime.activation_checkpointing.config.DeepSpeedActivationCheckpointingConfig",
+    ),
+    "bfloat16_config": ("bf16", "runtime.precision_config.DeepSpeedBF16Config"),
+    "flops_profiler_config": (
+        "flops_profiler",
+        "profiling.config.DeepSpeedFlopsProfilerConfig",
+    ),
+    "float16_config": ("fp16", "runtime.precision_config.DeepSpeedFP16Config"),
+    "zero_config": ("zero_optimization", "runtime.zero.config.DeepSpeedZeroConfig"),
+}

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import zerorun
+from zerorun.agreement import all_or_none
+from zerorun.config import BatchConfig
+from zerorun.full_state import full_state_dict
+
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, check_offload_states
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import ConfigQueries
-from zerorun.agreement import all_or_none
-from zerorun.config import BatchConfig
-from zerorun.full_state import full_state_dict
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 # A script that DeepSpeed's users expect in a checkpoint's folder.
 _ZERO_TO_FP32 = """#!/usr/bin/env python3
@@ -30,7 +33,6 @@ sys.exit(main())
 class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
-    optimizer_class = DeepSpeedOptimizer
     round_masters = True  # so that the numbers are DeepSpeed's
     client_optimizer: Any = None
     collate_fn: Any = None
@@ -38,6 +40,13 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     pipeline_parallelism = False
     has_moe_layers = False
     _is_compiled = False
+
+    @property
+    def optimizer_class(self) -> type[DeepSpeedOptimizer]:
+        stage = self.zero_optimization_stage()
+        if stage == 0:
+            return DeepSpeedOptimizer
+        return DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
 
     # --- sizes and settings ---
 

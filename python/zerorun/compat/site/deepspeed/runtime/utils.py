@@ -1,26 +1,208 @@
 """Helpers that scripts import."""
 
 import gc
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+
+from deepspeed.accelerator import get_accelerator
 from deepspeed.utils.logging import logger
 
 
-def see_memory_usage(message: str, force: bool = False) -> None:
-    """Logs this process's resident memory when `force` is set."""
-    if not force:
+class DummyOptim:
+    """Stands where a configuration has no optimizer; holds parameters as a group."""
+
+    def __init__(self, params: Any) -> None:
+        self.param_groups = [{"params": params}]
+
+
+class noop_context:  # noqa: N801 - DeepSpeed's name
+    """A block that changes nothing."""
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, *_error: Any) -> None:
+        """Nothing."""
+
+
+def noop_decorator(func: Callable[..., Any]) -> Callable[..., Any]:
+    return func
+
+
+def ensure_directory_exists(filename: str) -> None:
+    os.makedirs(os.path.dirname(filename), exist_ok=True)
+
+
+def set_random_seed(seed: int) -> None:
+    """Of Python, PyTorch and, where it is there, NumPy."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy
+    except ImportError:
         return
-    gc.collect()
-    with open("/proc/self/status", encoding="utf-8") as file:
-        resident = next(line.split()[1] for line in file if line.startswith("VmRSS"))
-    logger.info("%s: resident memory %.2f GB", message, int(resident) / 2**20)
+    numpy.random.seed(seed)
 
 
-def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+def is_model_parallel_parameter(p: Any) -> bool:
+    return bool(getattr(p, "model_parallel", False) or getattr(p, "tensor_model_parallel", False))
+
+
+def copy_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool]) -> Any:
+    """The items of nested lists, tuples and dictionaries that meet the criterion, copied."""
+
+    def copy(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    return _mapped(item, copy, criterion_func)
+
+
+def move_to_device(
+    item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
+) -> Any:
+    """As copy_to_device, but the tensors themselves move."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value.data = value.data.to(device)
+        return value
+
+    return _mapped(item, move, criterion_func or (lambda _: True))
+
+
+def _mapped(item: Any, change: Callable[[Any], Any], chosen: Callable[[Any], bool]) -> Any:
+    if isinstance(item, list | tuple):
+        return type(item)(_mapped(value, change, chosen) for value in item)
+    if isinstance(item, dict):
+        return {key: _mapped(value, change, chosen) for key, value in item.items()}
+    return change(item) if chosen(item) else item
+
+
+def get_global_norm(norm_list: Iterable[float]) -> float:
+    """The L2 norm of parts with these norms."""
+    return sum(norm**2 for norm in norm_list) ** 0.5
+
+
+def get_global_norm_of_tensors(
+    input_tensors: Sequence[torch.Tensor],
+    norm_type: float = 2,
+    mpu: Any = None,
+    moe_ep_group: Any = None,
+) -> float:
+    if mpu is not None or moe_ep_group is not None:
+        raise NotImplementedError(
+            "get_global_norm_of_tensors: model and expert parallelism are not part of zerorun; "
+            "engine.get_global_grad_norm() is the norm over all ranks"
+        )
+    return float(torch.nn.utils.get_total_norm(input_tensors, norm_type))
+
+
+def clip_grad_norm_(
+    parameters: Any, max_norm: float, norm_type: float = 2.0, mpu: Any = None
+) -> torch.Tensor:
     """torch's, for parameters that no engine manages."""
+    if mpu is not None:
+        raise NotImplementedError(
+            "clip_grad_norm_: model parallelism is not part of zerorun; gradient_clipping of the "
+            "configuration clips by the norm over all ranks"
+        )
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
 
+def partition_uniform(num_items: int, num_parts: int) -> list[int]:
+    """Where each of the parts begins, and the end; the first parts are larger by one at most."""
+    size, larger = divmod(num_items, num_parts)
+    return [part * size + min(part, larger) for part in range(num_parts + 1)]
+
+
+def prefix_sum_inc(weights: Iterable[int]) -> list[int]:
+    """Sums up to and with each weight."""
+    total, sums = 0, []
+    for weight in weights:
+        total += weight
+        sums.append(total)
+    return sums
+
+
+def partition_balanced(weights: Sequence[int], num_parts: int) -> list[int]:
+    """Where each part begins, and the end, so that the heaviest part is as light as can be."""
+    if len(weights) <= num_parts:
+        return partition_uniform(len(weights), num_parts)
+    low, high = max(weights), sum(weights)
+    while low < high:
+        limit = (low + high) // 2
+        if len(_parts_below(weights, limit)) <= num_parts:
+            high = limit
+        else:
+            low = limit + 1
+    begins = _parts_below(weights, high)
+    while len(begins) < num_parts:  # as many parts as were asked for: halves of the largest
+        ends = [*begins[1:], len(weights)]
+        sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        widest = sizes.index(max(sizes))
+        begins.insert(widest + 1, begins[widest] + sizes[widest] // 2)
+    return [*begins, len(weights)]
+
+
+def _parts_below(weights: Sequence[int], limit: float) -> list[int]:
+    """Where parts of at most `limit` begin, taken from the front."""
+    begins, total = [0], 0
+    for index, weight in enumerate(weights):
+        if total + weight > limit and index > begins[-1]:
+            begins.append(index)
+            total = 0
+        total += weight
+    return begins
+
+
+def get_only_unique_item(items: Iterable[Any]) -> Any:
+    found = set(items)
+    if len(found) != 1:
+        raise RuntimeError(f"expected all items to be the same, got {found}")
+    return found.pop()
+
+
+def get_tensor_bytes(item: Any) -> int:
+    """Bytes of the tensors in nested lists, tuples and dictionaries."""
+    if isinstance(item, dict):
+        item = list(item.values())
+    if isinstance(item, list | tuple):
+        return sum(map(get_tensor_bytes, item))
+    return item.nbytes if isinstance(item, torch.Tensor) else 0
+
+
+def call_to_str(base: str, *args: Any, **kwargs: Any) -> str:
+    """`base` as a call, for messages."""
+    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return f"{base}({', '.join(given)})"
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """Logs what the accelerator holds when `force` is set."""
+    if not force:
+        return
+    gc.collect()
+    accelerator = get_accelerator()
+    now, peak = accelerator.memory_allocated(), accelerator.max_memory_allocated()
+    logger.info("%s: memory %.2f GB, at most %.2f GB", message, now / 2**30, peak / 2**30)
+
+
+def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> None:
+    """As see_memory_usage, on one rank or on all (-1)."""
+    if print_rank in {-1, int(os.environ.get("RANK", "0"))}:
+        see_memory_usage(msg, force=True)
+    if reset_max:
+        get_accelerator().reset_peak_memory_stats()
+
+
+def get_ma_status() -> int:
+    return get_accelerator().memory_allocated()
+
+
 def empty_cache() -> None:
-    """Nothing is cached."""
+    get_accelerator().empty_cache()
+    get_accelerator().reset_peak_memory_stats()

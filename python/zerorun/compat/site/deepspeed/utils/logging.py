@@ -1,9 +1,12 @@
 """The logger of DeepSpeed scripts."""
 
+import functools
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 logger = logging.getLogger("DeepSpeed")
 if not logger.handlers:
@@ -13,15 +16,99 @@ if not logger.handlers:
     logger.setLevel(logging.WARNING)
     logger.propagate = False
 
+log_levels = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
 
-def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs on `ranks` only; on all when it is empty or holds -1."""
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _is_chosen(ranks: Iterable[int] | None) -> bool:
+    """All ranks where `ranks` is empty or holds -1."""
     chosen = list(ranks or [])
-    rank = int(os.environ.get("RANK", "0"))
-    if not chosen or -1 in chosen or rank in chosen:
-        logger.log(level, "[Rank %d] %s", rank, message)
+    return not chosen or -1 in chosen or _rank() in chosen
+
+
+def get_dist_msg(message: Any, ranks: Iterable[int] | None = None) -> str | None:
+    """The message with this rank's number; None on ranks that were not chosen."""
+    return f"[Rank {_rank()}] {message}" if _is_chosen(ranks) else None
+
+
+def log_dist(message: Any, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
+    """Logs on `ranks` only; on all when it is empty or holds -1."""
+    text = get_dist_msg(message, ranks)
+    if text is not None:
+        logger.log(level, "%s", text)
+
+
+def print_dist(message: Any, ranks: Iterable[int] | None = None) -> None:
+    """As log_dist, whatever the level."""
+    text = get_dist_msg(message, ranks)
+    if text is not None:
+        print(text)
+
+
+@functools.cache
+def _log_once(message: Any, ranks: tuple[int, ...], level: int) -> None:
+    log_dist(message, ranks, level)
+
+
+def log_dist_once(
+    message: Any, ranks: Iterable[int] | None = None, level: int = logging.INFO
+) -> None:
+    _log_once(message, tuple(ranks or ()), level)
+
+
+@functools.cache
+def warning_once(*args: Any, **kwargs: Any) -> None:
+    logger.warning(*args, **kwargs)
+
+
+def print_json_dist(message: dict[str, Any], ranks: Iterable[int] | None, path: str) -> None:
+    """Writes the message and the rank as JSON; `ranks` as in log_dist."""
+    if _is_chosen(ranks):
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({**message, "rank": _rank()}, file)
 
 
 def print_rank_0(message: str, debug: bool = False, force: bool = False) -> None:
-    if force and int(os.environ.get("RANK", "0")) == 0:
+    if force and _rank() == 0:
         logger.warning(message)
+
+
+def print_configuration(args: Any, name: str) -> None:
+    logger.info("%s:", name)
+    for key, value in sorted(vars(args).items()):
+        logger.info("  %s = %s", key, value)
+
+
+def get_log_level_from_string(log_level_str: str) -> int:
+    level = log_levels.get(log_level_str.lower())
+    if level is None:
+        raise ValueError(f"log level: got {log_level_str!r}, expected {', '.join(log_levels)}")
+    return level
+
+
+def set_log_level_from_string(
+    log_level_str: str, custom_logger: logging.Logger | None = None
+) -> None:
+    """Of DeepSpeed's logger, or of another one, and of its handlers."""
+    target = custom_logger or logger
+    level = get_log_level_from_string(log_level_str)
+    for each in (target, *target.handlers):
+        each.setLevel(level)
+
+
+def get_current_level() -> int:
+    return logger.getEffectiveLevel()
+
+
+def should_log_le(max_log_level_str: str) -> bool:
+    """Whether the level is at most this one, so that its messages are shown."""
+    return get_current_level() <= get_log_level_from_string(max_log_level_str)

@@ -1,31 +1,181 @@
 """deepspeed.checkpointing on torch.utils.checkpoint."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils.checkpoint
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.activation_checkpointing.rng_tracker import (
+    MODEL_PARALLEL,
+    CudaRNGStatesTracker,
+)
+from deepspeed.runtime.config import read_config
 from deepspeed.utils.logging import logger
 
-_configured = False
+_NO_EFFECT = {
+    "contiguous_checkpointing": "PyTorch's allocator places what is kept",
+    "synchronize": "nothing has to wait",
+    "profile": "torch.profiler shows the recomputation",
+}
 
 
-def configure(mpu_: Any = None, deepspeed_config: Any = None, **options: Any) -> None:
-    """Accepted; partitioning and offloading of activations are not part of zerorun."""
-    global _configured  # noqa: PLW0603 - DeepSpeed's interface is global
-    wanted = [name for name, value in options.items() if value]
-    if wanted:
-        logger.warning("activation checkpointing: %s has no effect", ", ".join(wanted))
-    _configured = True
+@dataclass
+class _State:
+    """What configure() has set."""
+
+    mpu: Any = None
+    configured: bool = False
+    in_cpu: bool = False
+    partition: bool = False
+    layers: int | None = None
+
+
+_state = _State()
+_tracker = CudaRNGStatesTracker()
+
+
+def configure(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+    mpu_: Any,
+    deepspeed_config: Any = None,
+    partition_activations: bool | None = None,
+    contiguous_checkpointing: bool | None = None,
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,
+    synchronize: bool | None = None,
+    profile: bool | None = None,
+) -> None:
+    """Arguments go before the section activation_checkpointing of `deepspeed_config`.
+
+    Inputs that are kept for the backward pass go to the host's memory with `checkpoint_in_cpu`.
+    `partition_activations` divides them among the ranks of a model-parallel group, which `mpu_` has
+    to have one of: zerorun's ranks each have inputs of their own.
+    """
+    section = {}
+    if deepspeed_config is not None:
+        section = read_config(deepspeed_config).get("activation_checkpointing") or {}
+
+    def chosen(argument: Any, key: str) -> Any:
+        return section.get(key) if argument is None else argument
+
+    _state.mpu, _state.configured = mpu_, True
+    _state.in_cpu = bool(chosen(checkpoint_in_cpu, "cpu_checkpointing"))
+    _state.layers = chosen(num_checkpoints, "number_checkpoints")
+    partition_activations_in_checkpoint(
+        bool(chosen(partition_activations, "partition_activations"))
+    )
+    wanted = {
+        "contiguous_checkpointing": chosen(
+            contiguous_checkpointing, "contiguous_memory_optimization"
+        ),
+        "synchronize": chosen(synchronize, "synchronize_checkpoint_boundary"),
+        "profile": chosen(profile, "profile"),
+    }
+    for name, value in wanted.items():
+        if value:
+            logger.warning("activation checkpointing: %s has no effect: %s", name, _NO_EFFECT[name])
+
+
+def partition_activations_in_checkpoint(partition_activation: bool) -> None:
+    """Without model parallelism a rank's part of its inputs is all of them."""
+    ranks = _state.mpu.get_model_parallel_world_size() if _state.mpu is not None else 1
+    if partition_activation and ranks > 1:
+        raise NotImplementedError(
+            f"partition_activations over {ranks} model-parallel ranks is not part of zerorun: use "
+            "checkpoint_in_cpu, or ZeRO stage 3 instead of model parallelism"
+        )
+    _state.partition = partition_activation
+
+
+def set_num_layers(nlayers: int) -> None:
+    """How many checkpoints there are; memory is given out as they come."""
+    _state.layers = nlayers
 
 
 def is_configured() -> bool:
-    return _configured
+    return _state.configured
 
 
 def reset() -> None:
     """Nothing is kept between iterations."""
 
 
-def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """torch.utils.checkpoint.checkpoint."""
-    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+@contextlib.contextmanager
+def _tracked(states: dict[str, torch.Tensor]) -> Iterator[None]:
+    """The tracker's states as they were in the forward pass."""
+    now = _tracker.get_states()
+    _tracker.set_states(states)
+    try:
+        yield
+    finally:
+        _tracker.set_states(now)
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls the function and keeps its inputs only: backward calls it again, with the same random
+    numbers. Inputs in nested containers and keywords count, as in torch.utils.checkpoint."""
+    states = _tracker.get_states()
+    if _state.in_cpu and get_accelerator().device_name() != "cpu":
+        return _with_inputs_on_the_host(functools.partial(function, **kwargs), states, *args)
+    return torch.utils.checkpoint.checkpoint(
+        functools.partial(function, **kwargs),
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (contextlib.nullcontext(), _tracked(states)),
+    )
+
+
+non_reentrant_checkpoint = checkpoint
+
+
+def _with_inputs_on_the_host(
+    function: Callable[..., Any], states: dict[str, torch.Tensor], *args: Any
+) -> Any:
+    """The reentrant kind, which hands its inputs to autograd to keep, where hooks can move them."""
+    calls = 0
+
+    def run(*inputs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        with _tracked(states) if calls > 1 else contextlib.nullcontext():
+            return function(*inputs)
+
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=True)
+
+
+class CheckpointFunction:
+    """As an autograd function: CheckpointFunction.apply(function, outputs, *args) extends the list
+    `outputs`."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], all_outputs: list[Any], *args: Any) -> None:
+        result = checkpoint(function, *args)
+        all_outputs += result if isinstance(result, tuple) else [result]
+
+
+def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
+    return _tracker
+
+
+def model_parallel_cuda_manual_seed(seed: int) -> None:
+    """The default generator begins with `seed`, the one of model-parallel parts with another on
+    each rank of their group."""
+    _tracker.reset()
+    get_accelerator().manual_seed(seed)
+    _tracker.add(MODEL_PARALLEL, _model_parallel_seed(seed))
+
+
+def model_parallel_reconfigure_tp_seed(seed: int) -> None:
+    """The generator of model-parallel parts begins again."""
+    with _tracker.fork():
+        get_accelerator().manual_seed(_model_parallel_seed(seed))
+
+
+def _model_parallel_seed(seed: int) -> int:
+    rank = _state.mpu.get_model_parallel_rank() if _state.mpu is not None else 0
+    return seed + 2718 + rank  # DeepSpeed's and Megatron's distance

@@ -1,12 +1,13 @@
 """deepspeed.zero."""
 
-from deepspeed.runtime.zero.partition_parameters import Init
 from zerorun.zero import (
     GatheredParameters,
     ZeroParamStatus,
     register_external_parameter,
     unregister_external_parameter,
 )
+
+from deepspeed.runtime.zero.partition_parameters import Init
 
 __all__ = [
     "GatheredParameters",

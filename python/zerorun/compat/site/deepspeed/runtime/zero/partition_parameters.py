@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 import zerorun
-from deepspeed import comm
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.config import adapt_config, read_config
 from zerorun.partition import partition_of
 from zerorun.zero import GatheredParameters, ZeroParamStatus
 from zerorun.zero.status import status_of
+
+from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import adapt_config, read_config
 
 __all__ = [
     "GatheredParameters",

@@ -1,0 +1,5 @@
+"""Exceptions."""
+
+
+class DeprecatedException(Exception):  # noqa: N818 - DeepSpeed's name
+    """For scripts that catch it."""

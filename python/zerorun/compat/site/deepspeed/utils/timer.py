@@ -1,0 +1,149 @@
+"""Timers of the host's clock that wait for the accelerator first."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils.logging import log_dist
+
+
+def trim_mean(data: Sequence[float], trim_percent: float) -> float:
+    """The mean without that part of the smallest and of the largest values."""
+    if not 0.0 <= trim_percent <= 1.0:
+        raise ValueError(f"trim_percent: got {trim_percent}, expected 0 to 1")
+    kept, cut = sorted(data), int(trim_percent * len(data))
+    kept = kept[cut : max(cut + 1, len(kept) - cut)]
+    return sum(kept) / len(kept) if kept else 0.0
+
+
+class _Timer:
+    """One named interval, which may be measured several times."""
+
+    def __init__(self, name: str) -> None:
+        self.name_ = name
+        self.started_ = False
+        self.records: list[float] = []  # seconds
+        self._begin = 0.0
+
+    def start(self) -> None:
+        if self.started_:
+            raise AssertionError(f"timer {self.name_} has already been started")
+        get_accelerator().synchronize()
+        self._begin, self.started_ = time.perf_counter(), True
+
+    def stop(self, reset: bool = False, record: bool = True) -> None:
+        if not self.started_:
+            raise AssertionError(f"timer {self.name_} is not started")
+        get_accelerator().synchronize()
+        self.started_ = False
+        if reset:
+            self.records.clear()
+        if record:
+            self.records.append(time.perf_counter() - self._begin)
+
+    def reset(self) -> None:
+        self.started_ = False
+        self.records.clear()
+
+    def elapsed(self, reset: bool = True) -> float:
+        """Milliseconds so far, of a running timer too."""
+        running = self.started_
+        if running:
+            self.stop()
+        total = sum(self.records) * 1000.0
+        if reset:
+            self.reset()
+        if running:
+            self.start()
+        return total
+
+    def mean(self) -> float:
+        """Milliseconds of a measurement."""
+        return trim_mean(self.records, 0.1) * 1000.0
+
+
+class SynchronizedWallClockTimer:
+    """Timers by name."""
+
+    Timer = _Timer
+
+    def __init__(self) -> None:
+        self.timers: dict[str, _Timer] = {}
+
+    def __call__(self, name: str) -> _Timer:
+        return self.timers.setdefault(name, _Timer(name))
+
+    def get_timers(self) -> dict[str, _Timer]:
+        return self.timers
+
+    def has_timer(self, name: str) -> bool:
+        return name in self.timers
+
+    @staticmethod
+    def memory_usage() -> str:
+        accelerator = get_accelerator()
+        now, peak = accelerator.memory_allocated(), accelerator.max_memory_allocated()
+        return f" | mem_allocated: {now / 2**30:.4f} GB | peak_mem_allocated: {peak / 2**30:.4f} GB"
+
+    def log(
+        self,
+        names: Sequence[str],
+        normalizer: float = 1.0,
+        reset: bool = True,
+        memory_breakdown: bool = False,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        times = [
+            f"{name}: {self.timers[name].elapsed(reset) / normalizer:.2f}"
+            for name in names
+            if name in self.timers
+        ]
+        tail = self.memory_usage() if memory_breakdown else ""
+        log_dist(f"time (ms) | {' | '.join(times)}{tail}", ranks or [0])
+
+    def get_mean(
+        self, names: Sequence[str], normalizer: float = 1.0, reset: bool = True
+    ) -> dict[str, float]:
+        found = {n: self.timers[n].mean() / normalizer for n in names if n in self.timers}
+        for name in found if reset else ():
+            self.timers[name].reset()
+        return found
+
+
+class NoopTimer:
+    """Timers that measure nothing."""
+
+    class Timer:
+        """One of them."""
+
+        def start(self) -> None:
+            """Nothing."""
+
+        def stop(self, **_options: Any) -> None:
+            """Nothing."""
+
+        reset = stop
+
+        def elapsed(self, **_options: Any) -> float:
+            return 0.0
+
+        def mean(self) -> float:
+            return 0.0
+
+    def __init__(self) -> None:
+        self.timer = self.Timer()
+
+    def __call__(self, name: str) -> Any:
+        return self.timer
+
+    def has_timer(self, name: str) -> bool:
+        return True
+
+    def get_timers(self) -> dict[str, Any]:
+        return {}
+
+    def log(self, *_args: Any, **_options: Any) -> None:
+        """Nothing."""
+
+    get_mean = log

@@ -1,0 +1,279 @@
+"""What DeepSpeed's helpers beside the engine do: checkpointing, hosts, logs, tiles, sections."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import types
+from pathlib import Path
+
+import deepspeed
+import torch
+import zerorun
+
+from cases.compat import start
+from cases.models import (
+    RANK,
+    WORLD_SIZE,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+)
+
+
+def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) -> None:
+    checkpointing = deepspeed.checkpointing
+    tracker = checkpointing.get_cuda_rng_tracker()
+    kept = torch.get_rng_state()
+    calls = []
+
+    def layer(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(1)
+        with tracker.fork():
+            x = torch.nn.functional.dropout(x @ weight, 0.5)
+        return torch.nn.functional.dropout(x, 0.5), weight
+
+    def gradient(run) -> torch.Tensor:
+        checkpointing.model_parallel_cuda_manual_seed(7)
+        weight = torch.linspace(-1, 1, 64).view(8, 8).requires_grad_()
+        out, _ = run(layer, torch.ones(4, 8, requires_grad=True), weight)
+        out, _ = run(layer, out, weight)  # the states have gone on from there
+        out.square().sum().backward()
+        return weight.grad
+
+    plain = gradient(lambda function, *args: function(*args))
+    assert len(calls) == 2
+    assert torch.equal(gradient(checkpointing.checkpoint), plain)
+    assert len(calls) == 2 + 4
+    after = tracker.get_states()["model-parallel-rng"]
+    plain_after = gradient(lambda function, *args: function(*args)) is not None
+    assert plain_after
+    assert torch.equal(tracker.get_states()["model-parallel-rng"], after)
+    settings = {"activation_checkpointing": {"cpu_checkpointing": True, "number_checkpoints": 2}}
+    checkpointing.configure(None, deepspeed_config=settings, partition_activations=True)
+    assert checkpointing.is_configured()
+    assert torch.equal(gradient(checkpointing.checkpoint), plain)
+    outputs: list[torch.Tensor] = []
+    checkpointing.CheckpointFunction.apply(lambda x: x * 2, outputs, torch.ones(2))
+    assert outputs[0].tolist() == [2, 2]
+    raises(ValueError, "no state other", lambda: tracker.fork("other").__enter__())
+    raises(ValueError, "is in use", lambda: tracker.add("second", 7 + 2718))
+    grid = types.SimpleNamespace(get_model_parallel_world_size=lambda: 2)
+    raises(
+        NotImplementedError,
+        "partition_activations",
+        lambda: checkpointing.configure(grid, partition_activations=True),
+    )
+    checkpointing.configure(None)
+    torch.set_rng_state(kept)
+
+
+def case_gradients_are_updated_together(_folder: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model, batch_of(0)).backward()
+    for parameter in model.parameters():
+        parameter.grad.mul_(2).add_(parameter, alpha=0.01)
+    optimizer.step()
+    for stage in (1, 2, 3):
+        sharded = make()
+        engine, *_ = deepspeed.initialize(
+            model=sharded,
+            optimizer=torch.optim.SGD(sharded.parameters(), lr=0.1),
+            config=config(stage, gradient_clipping=0),
+        )
+        values = dict(make().named_parameters())
+        names = {parameter: name for name, parameter in sharded.named_parameters()}
+        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        deepspeed.utils.safe_update_full_grad_vectorized(
+            list(sharded.parameters()), lambda grad, p: 2 * grad + 0.01 * values[names[p]]
+        )
+        engine.step()
+        with deepspeed.zero.GatheredParameters(list(sharded.parameters())):
+            for expected, found in zip(model.parameters(), sharded.parameters(), strict=True):
+                torch.testing.assert_close(found.detach(), expected.detach())
+        engine.destroy()
+
+
+def case_lists_of_hosts_are_read_as_by_the_launcher(folder: Path) -> None:
+    runner = deepspeed.launcher.runner
+    folder.mkdir(exist_ok=True)
+    path = folder / f"hosts{RANK}"
+    path.write_text("# ours\nworker-0 slots=4\n\nworker-1 slots=2\n")
+    pool = runner.fetch_hostfile(str(path))
+    assert list(pool.items()) == [("worker-0", 4), ("worker-1", 2)]
+    assert runner.fetch_hostfile(str(folder / "none")) is None
+    everything = {"worker-0": [0, 1, 2, 3], "worker-1": [0, 1]}
+    for include, exclude, expected in (
+        ("", "", everything),
+        ("worker-1@worker-0:0,2", "", {"worker-0": [0, 2], "worker-1": [0, 1]}),
+        ("worker-1", "", {"worker-1": [0, 1]}),
+        ("", "worker-1@worker-0:0,2", {"worker-0": [1, 3]}),
+        ("worker-0:1@worker-0:3", "", {"worker-0": [1, 3]}),
+    ):
+        found = runner.parse_inclusion_exclusion(pool, include, exclude)
+        assert list(found.items()) == list(expected.items())
+        assert runner.parse_resource_filter(everything, include, exclude) == expected
+    assert runner.apply_num_nodes_and_gpus(everything, 1, 2) == {"worker-0": [0, 1]}
+    encoded = runner.encode_world_info({"localhost": [0, 1]})
+    assert json.loads(base64.urlsafe_b64decode(encoded)) == {"localhost": [0, 1]}
+    for wrong, text in (
+        (lambda: runner.parse_resource_filter(everything, "worker-2"), "worker-2"),
+        (lambda: runner.parse_resource_filter(everything, "worker-1:5"), "No slot '5'"),
+        (lambda: runner.parse_resource_filter(everything, "a", "b"), "mutually exclusive"),
+    ):
+        raises(ValueError, text, wrong)
+    for text in ("worker-0 slots=4\nworker-0 slots=4\n", "worker-0\n", "# nothing\n"):
+        path.write_text(text)
+        raises(ValueError, "ostfile", lambda: runner.fetch_hostfile(str(path)))
+
+
+def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
+    log = deepspeed.utils.logging
+    engine, *_ = start(0, log_level="error")
+    assert log.get_current_level() == log.log_levels["error"]
+    assert not log.should_log_le("info")
+    engine.destroy()
+    deepspeed.utils.set_log_level_from_string("warning")
+    raises(ValueError, "loud", lambda: log.set_log_level_from_string("loud"))
+    assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"
+    assert log.get_dist_msg("here", [RANK + 1]) is None
+    folder.mkdir(exist_ok=True)
+    log.print_json_dist({"loss": 1}, [-1], str(folder / f"message{RANK}"))
+    assert json.loads((folder / f"message{RANK}").read_text()) == {"loss": 1, "rank": RANK}
+    timers = deepspeed.utils.timer.SynchronizedWallClockTimer()
+    timers("step").start()
+    raises(AssertionError, "already", timers("step").start)
+    timers("step").stop()
+    assert timers.has_timer("step")
+    assert timers("step").elapsed(reset=False) == sum(timers("step").records) * 1000
+    assert timers.get_mean(["step", "other"]).keys() == {"step"}
+    assert timers("step").records == []
+    assert deepspeed.utils.timer.trim_mean([9, 1, 2, 3, 0], 0.2) == 2.0
+
+
+def case_sections_of_a_configuration_are_objects(_folder: Path) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+
+    zero = DeepSpeedZeroConfig(
+        stage=3, stage3_prefetch_bucket_size=7, offload_optimizer={"device": "cpu"}
+    )
+    assert (zero.stage, zero.prefetch_bucket_size, zero.reduce_bucket_size) == (3, 7, 500000000)
+    assert isinstance(zero.offload_optimizer, DeepSpeedZeroOffloadOptimizerConfig)
+    assert zero.offload_optimizer.device == "cpu"
+    assert zero.offload_optimizer.ratio == 1
+    assert zero.model_dump(exclude_unset=True) == {
+        "stage": 3,
+        "stage3_prefetch_bucket_size": 7,
+        "offload_optimizer": {"device": "cpu"},
+    }
+    assert zero.model_copy(update={"stage": 2}).stage == 2
+    assert json.loads(zero.model_dump_json())["stage"] == 3
+    raises(ValueError, "no key 'stag'", lambda: setattr(zero, "stag", 1))
+    raises(AttributeError, "stag", lambda: zero.stag)
+    for kind in (deepspeed.DeepSpeedConfigError, zerorun.ConfigError, AssertionError):
+        raises(kind, "/zero_optimization/stage", lambda: DeepSpeedZeroConfig(stage=9))
+        raises(kind, "/zero_optimization/stage", lambda: start(9))
+    settings = config(2, fp16={"enabled": False}, prescale_gradients=True)
+    whole = deepspeed.DeepSpeedConfig(settings)
+    assert whole.zero_config.stage == 2
+    assert whole.float16_config.loss_scale_window == 1000
+    assert whole.prescale_gradients is True
+    assert whole.dump_state is False
+    raises(AttributeError, "no_such_thing", lambda: whole.no_such_thing)
+
+
+def case_tiled_layers_are_one_layer(_folder: Path) -> None:
+    tiling = deepspeed.zero
+    torch.manual_seed(3)
+    layer = torch.nn.Linear(7, 5)
+    x = torch.randn(2, 7)
+    tiled = tiling.TiledLinear(7, 5, in_splits=3, out_splits=2, init_linear=layer)
+    torch.testing.assert_close(tiled(x), layer(x))
+    parts = deepspeed.runtime.zero.tiling.split_tensor_along_last_dim(x, tiled.in_parts)
+    assert [part.shape[-1] for part in parts] == [3, 2, 2]
+    apart = tiling.TiledLinear(
+        7,
+        5,
+        in_splits=3,
+        out_splits=2,
+        input_is_already_split=True,
+        combine_out_splits=False,
+        init_linear=layer,
+    )
+    torch.testing.assert_close(torch.cat(apart(parts), -1), layer(x))
+
+    class Biased(torch.nn.Linear):
+        def forward(self, x: torch.Tensor):
+            return x @ self.weight.t(), self.bias
+
+    pair = tiling.TiledLinearReturnBias(
+        7, 5, in_splits=2, out_splits=2, linear_cls=Biased, init_linear=layer
+    )
+    product, bias = pair(x)
+    torch.testing.assert_close(product + bias, layer(x))
+    raises(RuntimeError, "in_splits=8", lambda: tiling.TiledLinear(7, 5, in_splits=8))
+    raises(RuntimeError, "(5, 7)", lambda: tiled.copy_params_from(torch.nn.Linear(5, 7)))
+    engine, *_ = deepspeed.initialize(
+        model=torch.nn.Sequential(tiled),
+        config=config(3, optimizer={"type": "SGD", "params": {"lr": 0.1}}),
+    )
+    engine.backward(engine(x).square().mean())
+    engine.step()
+    layer(x).square().mean().backward()
+    expected = layer.weight - 0.1 * layer.weight.grad * min(1.0, 1.0 / norm_of(layer))
+    tile = tiled.linears[1][2].weight
+    with deepspeed.zero.GatheredParameters(tile):
+        torch.testing.assert_close(tile.detach(), expected[3:, 5:].detach())
+    engine.destroy()
+
+
+def norm_of(module: torch.nn.Module) -> float:
+    return torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
+
+
+def case_helpers_of_the_runtime(_folder: Path) -> None:
+    utils = deepspeed.runtime.utils
+    assert utils.partition_uniform(10, 4) == [0, 3, 6, 8, 10]
+    weights = [1, 9, 1, 1, 8, 1, 3]
+    ends = utils.partition_balanced(weights, 3)
+    loads = [sum(weights[a:b]) for a, b in itertools.pairwise(ends)]
+    splits = itertools.combinations(range(1, 7), 2)
+    assert max(loads) == min(
+        max(sum(weights[:a]), sum(weights[a:b]), sum(weights[b:])) for a, b in splits
+    )
+    nested = {"a": [torch.ones(2)], "b": (torch.ones(3), 4)}
+    moved = utils.move_to_device(nested, "cpu")
+    assert moved["a"][0] is nested["a"][0]
+    assert moved["b"][1] == 4
+    copied = utils.copy_to_device([torch.ones(2), torch.ones(3)], "meta", lambda t: t.numel() == 3)
+    assert [tensor.device.type for tensor in copied] == ["cpu", "meta"]
+    assert utils.get_tensor_bytes({"a": [torch.ones(2)], "b": torch.ones(3).half()}) == 14
+    assert utils.get_global_norm([3.0, 4.0]) == 5.0
+    assert utils.get_global_norm_of_tensors([torch.full((4,), 2.0), torch.zeros(1)]) == 4.0
+    assert utils.call_to_str("f", 1, b=2) == "f(1, b=2)"
+    raises(RuntimeError, "the same", lambda: utils.get_only_unique_item([1, 2]))
+    zero = deepspeed.runtime.zero.utils
+    doubled = zero.apply_to_tensors_only(lambda t: t * 2, [torch.ones(1), {"a": torch.ones(1)}, 3])
+    assert (doubled[0].item(), doubled[1]["a"].item(), doubled[2]) == (2, 2, 3)
+    deepspeed.init_distributed()
+    comm, groups = deepspeed.comm, deepspeed.utils.groups
+    parts = [torch.zeros(WORLD_SIZE), torch.zeros(2 * WORLD_SIZE)]
+    comm.all_gather_coalesced(parts, [torch.tensor([RANK + 1.0]), torch.ones(2)])
+    assert parts[0].tolist() == [rank + 1 for rank in range(WORLD_SIZE)]
+    sums = [torch.ones(2), torch.ones(3)]
+    comm.all_reduce_coalesced(sums, async_op=True).wait()
+    assert torch.cat(sums).tolist() == [WORLD_SIZE] * 5
+    assert comm.get_all_ranks_from_group() == groups._get_data_parallel_group_ranks()
+    assert (groups.get_model_parallel_world_size(), groups._get_broadcast_src_rank()) == (1, 0)
+    raises(NotImplementedError, "data-parallel", lambda: groups.initialize(ep_size=2))
+    zero.assert_ints_same_as_other_ranks([1, 2])
+    if WORLD_SIZE > 1 and RANK > 0:
+        raises(RuntimeError, "[0]", lambda: zero.assert_ints_same_as_other_ranks([RANK]))
+    else:
+        zero.assert_ints_same_as_other_ranks([RANK])
