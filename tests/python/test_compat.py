@@ -105,6 +105,37 @@ def test_the_command_deepspeed(build: Path, ask: Path) -> None:
     assert sorted(lines) == [f"{OURS} False", f"[rank 1] {OURS} False"] or len(lines) == 2
 
 
+def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
+    """Reports are zerorun's; the rest says what to use, and fails."""
+    folder = root / "python" / "zerorun" / "compat" / "bin"
+    commands = {path.name for path in folder.iterdir()}
+    reports = {"ds_report", "dsr"}
+    absent = {"ds_bench", "ds_io", "ds_nvme_tune", "ds_ssh", "ds_to_universal"}
+    assert commands == {"deepspeed", "deepspeed.pt", "ds"} | reports | absent
+    path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
+    starter = tmp_path / "starter.py"
+    starter.write_text(
+        "import subprocess, sys\n"
+        "for command in sys.argv[1:]:\n"
+        "    found = subprocess.run(command, capture_output=True, text=True, shell=True)\n"
+        "    print(command, found.returncode, 'zerorun' in found.stdout + found.stderr)\n"
+    )
+    module = f"{sys.executable} -m deepspeed."
+    lines = python(
+        build,
+        "-m",
+        "zerorun.compat",
+        starter,
+        *sorted(reports | absent),
+        f"{module}env_report",
+        f"{module}checkpoint.ds_to_universal",
+        PATH=path,
+    ).splitlines()
+    expected = [f"{name} {int(name in absent)} True" for name in sorted(reports | absent)]
+    expected += [f"{module}env_report 0 True", f"{module}checkpoint.ds_to_universal 1 True"]
+    assert lines == expected
+
+
 def test_one_rank_without_a_launcher(build: Path, tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(

@@ -20,15 +20,14 @@ _HINTS = {
     "init_inference": "zerorun trains; use the model in zero.GatheredParameters, or save it with "
     "engine.save_16bit_model for an inference server",
     "io": "engine.save_checkpoint writes from all ranks at once",
-    "launcher": "the command `zerorun` (also as `deepspeed`) starts ranks, on several hosts with "
-    "--nnodes and --node_rank",
+    "launcher": "the command `zerorun` (also as `deepspeed`) starts the ranks of this host",
     "linear": "peft's LoRA layers train under ZeRO as they are",
     "model_implementations": "transformers' own models train under ZeRO as they are",
     "module_inject": "transformers' own models train under ZeRO stage 3 in place of tensor slicing",
     "moe": "mixtures of experts of transformers train under ZeRO as they are; for expert "
     "parallelism use another program",
     "monitor": "log engine.get_lr(), get_global_grad_norm() and your loss with the library itself",
-    "nvme": "`zerorun bench` measures files; offload_optimizer and offload_param take device nvme",
+    "nvme": "`zerorun bench nvme` measures a disk as NVMe offload uses it",
     "ops": "zerorun's kernels are compiled into it: nothing is built at run time",
     "ops.adam": "ops.adam.FusedAdam and DeepSpeedCPUAdam, or torch.optim.AdamW, run on the fused "
     "kernel",
