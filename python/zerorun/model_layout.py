@@ -94,7 +94,7 @@ class ModelLayout:
             layout.shapes[parameter] = getattr(parameter, "ds_shape", parameter.shape)
         layout._assign_groups(groups)
         layout.trainable = {p for p in layout.group_of if p.requires_grad}
-        layout.frozen = {p for p in layout.names if not p.requires_grad}
+        layout.frozen = {p for p in layout.names if not p.requires_grad} | layout.outside.keys()
         return layout
 
     def _assign_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
@@ -120,15 +120,15 @@ class ModelLayout:
     def check_unchanged(self, model: nn.Module) -> None:
         """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""
         for name, parameter in model.named_parameters():
-            if parameter not in self.names and parameter.requires_grad:
-                raise _C.ConfigError(
-                    f"parameter {name} joined the model after initialize, and would never be "
-                    "trained: change the model before"
-                )
             if parameter.requires_grad and parameter in self.frozen:
                 raise _C.ConfigError(
                     f"parameter {name} was frozen when initialize was called, and cannot be "
                     "trained now: unfreeze it before"
+                )
+            if parameter.requires_grad and parameter not in self.names:
+                raise _C.ConfigError(
+                    f"parameter {name} joined the model after initialize, and would never be "
+                    "trained: change the model before"
                 )
 
     def specs(self) -> list[_C.ParameterSpec]:

@@ -85,6 +85,7 @@ class Shards:
         self._handles: list[Any] = []
         self._placed: list[nn.Parameter] = []  # those that keep their place
         self._addresses: list[int] = []
+        self._trained = [p for p in layout.names if layout.is_trainable(p)]
         self._checks = 0
         groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
         self.core = _C.Engine(settings, communicator, layout.specs(), groups)
@@ -129,6 +130,8 @@ class Shards:
     def _place(self, model: nn.Module | None) -> None:
         """Makes the parameters views of the engine's memory."""
         reference = _Reference(self)
+        for parameter in self._trained:
+            parameter.grad = None  # of a training before this one
         if self.stage < 3 or model is None:
             for parameter in self.layout.names:
                 setattr(parameter, _ATTRIBUTE, reference)
@@ -154,12 +157,21 @@ class Shards:
         self._handles.append(warn_of_empty_state(model, sharded))
 
     def check_places(self) -> None:
-        """Raises ConfigError naming a parameter whose memory the program has replaced.
+        """Raises ConfigError naming a parameter whose memory the program has replaced, or to which
+        it has assigned a gradient.
 
         Each call looks at a part of the parameters, so that a step does not pay for all.
         """
         part = slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
         self._checks += 1
+        for parameter in self._trained[part]:
+            if parameter.grad is not None:
+                raise _C.ConfigError(
+                    f"parameter {self.layout.names[parameter]} has a .grad that was assigned to "
+                    "it, which a step would not use: gradients come from backward, or are set with "
+                    "zerorun.zero.safe_set_full_grad. (torch.distributed.checkpoint assigns them "
+                    "to read an optimizer's states: use save_checkpoint)"
+                )
         parameters, expected = self._placed[part], self._addresses[part]
         found = _addresses_of(parameters)
         if found == expected:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import zerorun
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 from cases.checkpoints import Normalised, engine_at, sgd
 from cases.models import (
@@ -43,6 +43,24 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Pat
     assert shapes == {name: value.shape for name, value in make().state_dict().items()}
     engine.destroy()
     model.state_dict()  # partitioned as by zero.Init, where libraries look for names
+
+
+def case_gradients_that_are_assigned_are_an_error(_folder: Path) -> None:
+    for stage in (0, 3):
+        model = make()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)  # of a training before this one
+        engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        train(engine, 1)
+        before = engine.core.parameter_hash()
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            raises(
+                zerorun.ConfigError,
+                "has a .grad that was assigned to it",
+                lambda model=model, optimizer=optimizer: get_optimizer_state_dict(model, optimizer),
+            )
+        assert engine.core.parameter_hash() == before
+        engine.destroy()
 
 
 def case_torchs_clipping_tells_where_clipping_is_set(_folder: Path) -> None:
