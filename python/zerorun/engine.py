@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,12 @@ def _to_half(value: torch.Tensor) -> torch.Tensor:
     return value.half() if value.is_floating_point() else value
 
 
+def _leave_gradients(shards: weakref.ref[Shards]) -> None:
+    found = shards()
+    if found is not None:
+        found.leave_gradients()
+
+
 class ZeroEngine(ShardedModule):
     """Wraps a model for ZeRO training; made by :func:`zerorun.initialize`.
 
@@ -38,7 +45,10 @@ class ZeroEngine(ShardedModule):
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
-        shards.finish_reduction = self.finish_reduction
+        finish = weakref.WeakMethod(self.finish_reduction)
+        shards.finish_reduction = lambda: (method := finish()) is not None and method()
+        # A model whose engine is dropped keeps its gradients.
+        weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
         self.batch = batch
         self._average_over = batch.accumulation_steps  # micro-steps; the core's division
         self.last_step: _C.StepResult | None = None
@@ -47,6 +57,7 @@ class ZeroEngine(ShardedModule):
     # --- the training loop ---
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_open("forward")
         if self.settings.precision.auto_cast_inputs:  # fp16.auto_cast
             args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
         return self.module(*args, **kwargs)
@@ -88,8 +99,7 @@ class ZeroEngine(ShardedModule):
 
         A gradient that is not finite skips the update on every rank (`skipped_steps`).
         """
-        if self.core.closed:
-            raise _C.ConfigError("step: the engine was destroyed; make another with initialize")
+        self._check_open("step")
         if self.optimizer is None:
             raise _C.ConfigError(
                 "step: this engine has no optimizer; give one to initialize or in the configuration"
@@ -97,6 +107,7 @@ class ZeroEngine(ShardedModule):
         if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self.micro_step_applied = False
+        self.shards.settle()
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
@@ -108,6 +119,13 @@ class ZeroEngine(ShardedModule):
             if self.lr_scheduler is not None and self.last_step.applied:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
+
+    def _check_open(self, method: str) -> None:
+        if self.core.closed:
+            raise _C.ConfigError(
+                f"{method}: this engine was destroyed, by destroy() or by another initialize of "
+                "its model; use that one, or call initialize again"
+            )
 
     def finish_reduction(self) -> bool:
         """Whether reduced gradients are there: between a backward and the step. Collective."""
@@ -141,12 +159,13 @@ class ZeroEngine(ShardedModule):
     def no_sync(self) -> Iterator[None]:
         """Micro-steps inside do not complete a batch; step() inside is an error."""
         self._reduce_open()
+        before = self.core.no_sync
         self.core.no_sync = True
         try:
             yield
         finally:
             self._reduce_open()
-            self.core.no_sync = False
+            self.core.no_sync = before
 
     # --- gradients and figures ---
 

@@ -11,13 +11,15 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.agreement import all_or_none
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
+from zerorun.leaf_modules import mark_configured
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
-from zerorun.shards import Shards
+from zerorun.shards import Shards, take_over
 
 __all__ = ["initialize"]
 
@@ -47,6 +49,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
       stepped with the engine. Schedulers that are not given here just change the groups' lr.
 
+    A model of another engine leaves that one, which ends as with :meth:`ZeroEngine.destroy`. An
+    error leaves the model as it was, and is one on every rank from where parameters are sharded on.
     Raises :class:`zerorun.ConfigError` for contradictions, naming the parameter or key.
     """
     if not isinstance(model, nn.Module):
@@ -63,13 +67,16 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if basic is not None and optimizer is not None:
         rule = rule_of(basic)
     groups = basic.param_groups if basic is not None else []
+    mark_configured(model, parsed)
+    take_over(model.parameters())
     layout = ModelLayout.of(model, groups)
     dtype = layout.dtype(settings.precision.param_dtype)
     adapted = _C.adapt_config(
         settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
-    with Shards(layout, adapted, own, device, model) as shards:
+    shards = Shards(layout, adapted, own, device, model)
+    with shards, all_or_none(own, "initialize"):
         engine = engine_class(model, shards, batch)
         engine.config = given
         if basic is not None:

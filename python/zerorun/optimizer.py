@@ -10,6 +10,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.shards import Shards
+from zerorun.state_access import StateAccess
 from zerorun.torch_states import TorchStates
 
 __all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "rule_of"]
@@ -84,7 +85,14 @@ class ShardOptimizer(torch.optim.Optimizer):
                 target.beta1 = float(group["momentum"])
             if "eps" in group and isinstance(group["eps"], float):
                 target.eps = group["eps"]
-        result = core.step() if states is None else core.step_with(lambda _: states.step())
+        frozen = self.shards.layout.frozen_since()
+        if states is not None:
+            indices = [self.shards.layout.ids[parameter] for parameter in frozen]
+            result = core.step_with(lambda _: states.step(indices))
+        elif frozen:
+            result = StateAccess(self.shards).keep(frozen, core.step)
+        else:
+            result = core.step()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True

@@ -2,14 +2,18 @@
 
 Elements of a ``ModuleList`` (the blocks of a transformer, the experts of a mixture) are units, the
 innermost ones where lists are nested. Parameters outside of them form one unit per module that owns
-them, except small ones, which join the unit around them.
+them, except small ones, which join the unit around them. A leaf module is one unit with all that is
+inside it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import nn
+
+from zerorun.leaf_modules import is_leaf
 
 __all__ = ["Unit", "find_units"]
 
@@ -44,20 +48,25 @@ class _Finder:
 
     def visit(self, name: str, module: nn.Module, around: Unit, whole: bool) -> None:
         """`around`: the unit that small parameters join; `whole`: all parameters do."""
+        if is_leaf(module):
+            self._take(module.parameters(), self.unit(name, module))
+            return
         own = [p for p in module.parameters(recurse=False) if p not in self.unit_of]
         if own:
-            unit = around
-            if not whole and sum(_numel(p) for p in own) >= _SMALL:
-                unit = self.unit(name, module)
-            for parameter in own:
-                unit.parameters.append(parameter)
-                self.unit_of[parameter] = unit
+            large = not whole and sum(_numel(p) for p in own) >= _SMALL
+            self._take(own, self.unit(name, module) if large else around)
         for child_name, child in module.named_children():
             path = f"{name}.{child_name}" if name else child_name
             if isinstance(module, nn.ModuleList | nn.ModuleDict):
                 self.visit(path, child, self.unit(path, child), not _lists_of(child))
             else:
                 self.visit(path, child, around, whole)
+
+    def _take(self, parameters: Iterable[nn.Parameter], unit: Unit) -> None:
+        for parameter in parameters:
+            if parameter not in self.unit_of:
+                unit.parameters.append(parameter)
+                self.unit_of[parameter] = unit
 
     def unit(self, name: str, module: nn.Module) -> Unit:
         return self.units.setdefault(name, Unit(name, module))
