@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +51,6 @@ class ZeroEngine(ShardedModule):
         # A model whose engine is dropped keeps its gradients.
         weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
         self.batch = batch
-        self._average_over = batch.accumulation_steps  # micro-steps; the core's division
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
 
@@ -82,8 +82,8 @@ class ZeroEngine(ShardedModule):
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def _weighted(self, loss: torch.Tensor, average: bool) -> torch.Tensor:
-        """The loss for which the core's division by the configured steps gives what is asked."""
-        weight = self._average_over / (self.batch.accumulation_steps if average else 1)
+        """The loss for which the core's division by the batch's steps gives what is asked."""
+        weight = 1 if average else self.batch.accumulation_steps
         return loss if weight == 1 else loss * weight
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,8 @@ class ZeroEngine(ShardedModule):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; at the end of a batch updates the parameters. Collective.
 
-        A gradient that is not finite skips the update on every rank (`skipped_steps`).
+        A gradient that is not finite skips the update on every rank (`skipped_steps`). Where no
+        rank had a gradient since the last update nothing changes, with a warning.
         """
         self._check_open("step")
         if self.optimizer is None:
@@ -113,7 +114,14 @@ class ZeroEngine(ShardedModule):
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()
         if self.core.end_micro_step():
-            self.last_step = self.optimizer.update()
+            result = self.optimizer.update()
+            if not result.had_gradient:
+                warnings.warn(
+                    "step() without a backward since the last one: nothing has changed",
+                    stacklevel=2,
+                )
+                return
+            self.last_step = result
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1
             if self.lr_scheduler is not None and self.last_step.applied:

@@ -228,6 +228,42 @@ TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
   EXPECT_EQ(train(config, twice), train(config, once));
 }
 
+TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
+                                       toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const uint64_t before = engine->states().parameter_hash();
+    EXPECT_TRUE(engine->end_micro_step());
+    const StepResult result = engine->step();
+    EXPECT_FALSE(result.applied || result.had_gradient);
+    EXPECT_EQ(engine->states().parameter_hash(), before);
+    EXPECT_EQ(engine->states().progress().step_count, 0);
+    EXPECT_EQ(engine->states().progress().skipped_steps, 0);
+    if (comm.rank() == 1) backward(*engine, 1, 0, 0);  // one rank's is enough
+    EXPECT_TRUE(engine->end_micro_step());
+    EXPECT_TRUE(engine->step().applied);
+    EXPECT_NE(engine->states().parameter_hash(), before);
+  });
+}
+
+TEST_P(MicroStepTest, TheAverageIsOverTheMicroStepsOfTheRule) {
+  const auto two = [](Engine& engine, Communicator& comm, int64_t step) {
+    BatchRule rule = engine.batch().rule;
+    rule.accumulation_steps = 2;
+    engine.set_batch_rule(rule);
+    for (const int64_t part : {0, 1}) {
+      backward(engine, comm.rank(), step, part);
+      EXPECT_EQ(engine.end_micro_step(), part == 1);
+    }
+  };
+  Config config = base_config(GetParam(), DType::fp32);
+  const Result changed = train(config, two);
+  config.batch.accumulation_steps = 2;
+  EXPECT_EQ(train(config, two), changed);
+}
+
 TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   const auto late_boundary = [](Engine& engine, Communicator& comm, int64_t step) {
     engine.set_batch_rule({.boundary = false});

@@ -157,6 +157,33 @@ def case_no_sync_may_be_nested(_folder: Path) -> None:
         engine.destroy()
 
 
+def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
+    for stage in STAGES:
+        for kind in (adamw, lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2)):
+            model = make()
+            optimizer = kind(model)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            engine, *_ = zerorun.initialize(
+                model, optimizer, lr_scheduler=scheduler, config=config(stage)
+            )
+            rates = [optimizer.param_groups[0]["lr"]]
+            for step in range(2):
+                before = engine.core.parameter_hash()
+                for _ in range(2):
+                    with pytest.warns(UserWarning, match="without a backward"):
+                        engine.step()
+                assert engine.core.parameter_hash() == before
+                assert (engine.global_steps, engine.micro_steps) == (step, step)
+                assert engine.core.step_count == step
+                assert engine.skipped_steps == 0
+                assert not engine.micro_step_applied
+                train(engine, 1, first=step)
+                assert engine.core.parameter_hash() != before
+                rates.append(optimizer.param_groups[0]["lr"])
+            assert rates == [rates[0], rates[0] / 2, rates[0] / 4]
+            engine.destroy()
+
+
 def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
     plain = make()
     optimizer = adamw(plain)
@@ -229,6 +256,27 @@ def case_frozen_values_are_the_same_bits(_folder: Path) -> None:
         with GatheredParameters(target):
             assert torch.equal(target.detach(), before[0].bfloat16())
         engine.destroy()
+
+
+def case_other_batch_sizes_with_the_losss_own_backward(_folder: Path) -> None:
+    for stage in STAGES:
+        norms = []
+        for own in (True, False):
+            engine = start(stage)
+            engine.set_batch(
+                zerorun.config.BatchConfig(micro_batch_size=2 // WORLD_SIZE, accumulation_steps=2)
+            )
+            for half in part_of(batch_of(0)).chunk(2):
+                loss = loss_of(engine, half)
+                loss.backward() if own else engine.backward(loss)
+                engine.step()
+            assert engine.global_steps == 1
+            norms.append(engine.get_global_grad_norm())
+            engine.destroy()
+        plain = make()
+        loss_of(plain, batch_of(0)).backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0).item()
+        assert norms == pytest.approx([norm, norm], rel=1e-5)
 
 
 def case_a_destroyed_engine_says_so(folder: Path) -> None:

@@ -18,6 +18,7 @@ from cases.models import (
     make,
     mean,
     part_of,
+    raises,
     reference,
     train,
 )
@@ -300,3 +301,37 @@ class Mixed(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+def case_a_leaf_module_is_gathered_as_a_whole(_folder: Path) -> None:
+    expected, _ = reference(kind=Mixed, steps=3)
+    for given, is_whole in (
+        ({}, False),
+        ({"classes": ["Mixture"]}, True),
+        ({"classes": [f"{Mixture.__module__}.Mixture"]}, True),
+        ({"classes": [], "names": ["layers.0.1", "layers.1.1"]}, True),
+        ({"name_suffixes": [".1"]}, True),
+    ):
+        settings = bare_config()
+        settings["zero_optimization"]["leaf_module"] = given
+        model = make(Mixed)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        names = {unit.name for unit in engine.layout.units}
+        assert ("layers.0.1.experts.2" in names) != is_whole
+        assert ("layers.0.1" in names) == is_whole
+        assert_close(train(engine, 3), expected)
+        assert all(all(layer[1].full) == is_whole for layer in model.layers)
+        engine.destroy()
+
+
+def case_leaf_modules_that_are_not_there(_folder: Path) -> None:
+    model = make(Mixed)
+    for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
+        settings = bare_config()
+        settings["zero_optimization"]["leaf_module"] = {key: ["layers.0.1", name][-1:]}
+        raises(
+            zerorun.ConfigError,
+            f"/zero_optimization/leaf_module/{key}: the model has no module for {name}",
+            lambda s=settings: zerorun.initialize(model, adamw(model), config=s),
+        )
+    assert model.head.weight.numel() > 0
