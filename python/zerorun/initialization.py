@@ -75,8 +75,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
-    rounded = engine_class.round_masters
-    shards = Shards(layout, adapted, own, device, model, round_masters=rounded)
+    shards = Shards(layout, adapted, own, device, model, round_masters=engine_class.round_masters)
     with shards, all_or_none(own, "initialize"):
         engine = engine_class(model, shards, batch)
         engine.config = given

@@ -23,6 +23,7 @@ namespace {
 
 using testing::base_config;
 using testing::contribute;
+using testing::gradient_of;
 using ::testing::HasSubstr;
 using testing::offloaded;
 using testing::run_ranks;
