@@ -177,12 +177,16 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
               "Aligns each parameter in its buffer to 16 bytes.",
               "kernels here do not need aligned parameters"),
     block("/zero_optimization/leaf_module", "Modules that are gathered as a whole (stage 3)."),
-    not_yet("/zero_optimization/leaf_module/classes", KeyType::strings, "null",
-            "Class names of such modules."),
-    not_yet("/zero_optimization/leaf_module/names", KeyType::strings, "[]",
-            "Names of such modules."),
-    not_yet("/zero_optimization/leaf_module/name_suffixes", KeyType::strings, "[]",
-            "Last parts of such modules' names."),
+    {.pointer = "/zero_optimization/leaf_module/classes",
+     .type = KeyType::strings,
+     .doc = "Class names of such modules, with or without the module that defines them. Not given: "
+            "the mixture-of-experts blocks of Mixtral, Qwen2-MoE and Qwen3-MoE."},
+    {.pointer = "/zero_optimization/leaf_module/names",
+     .type = KeyType::strings,
+     .doc = "Names of such modules, as in named_modules()."},
+    {.pointer = "/zero_optimization/leaf_module/name_suffixes",
+     .type = KeyType::strings,
+     .doc = "Last parts of such modules' names."},
 });
 
 }  // namespace

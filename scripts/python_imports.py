@@ -12,12 +12,13 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "block8", "silent_results", "torch_groups"],
+    ["_C", "block8", "results", "silent_results", "torch_groups"],
     [
         "environment",
         "config",
         "agreement",
         "dataloader",
+        "leaf_modules",
         "lr_scheduler",
         "optimizer_probe",
         "partition",
@@ -30,8 +31,8 @@ LAYERS = [
     ["gather_hooks"],
     ["engine_partition"],
     ["shards"],
-    ["shard_states"],
-    ["optimizer", "shard_files", "state_access"],
+    ["shard_states", "state_access"],
+    ["optimizer", "shard_files"],
     ["checkpoint"],
     ["sharded_module", "sharded_optimizer"],
     ["engine"],

@@ -134,6 +134,7 @@ void GradientReducer::reduce_rest() {
 
 GradientNorm::Result GradientReducer::finish(int64_t gather_order) {
   GradientNorm::Votes votes = {
+      .any = micro_step_.has_gradient(),
       .late = !late_.empty(),
       .new_order = context_.rank == 0 && micro_step_.schedule().wants_change(),
       .gather_order = gather_order};

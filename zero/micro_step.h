@@ -61,6 +61,8 @@ class MicroStep {
   void complete(ParameterId parameter);
   // True if the bucket holds nothing of the parameter, so that zeros take its place.
   bool is_missing(ParameterId parameter) const;
+  // This rank had a gradient since the last step.
+  bool has_gradient() const { return has_gradient_; }
   // The next bucket to go out, if it is complete; it counts as gone.
   std::optional<int> take_ready();
   // The same at the end of a round, complete or not; nullopt: all have gone out.
@@ -108,6 +110,7 @@ class MicroStep {
   BatchPhase phase_ = BatchPhase::idle;
   int64_t micro_steps_ = 0;       // ended, of this batch
   int64_t reductions_ = 0;        // reduced rounds of this batch
+  bool has_gradient_ = false;     // of any parameter, in this batch
   bool first_round_ = false;      // of its micro-step
   bool reduced_as_last_ = false;  // the last closed round ended the batch
 };

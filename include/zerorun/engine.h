@@ -82,7 +82,7 @@ enum class BatchPhase : uint8_t {
 
 // The end of a batch.
 struct BatchRule {
-  int64_t accumulation_steps = 1;  // micro-steps; the average is over the configuration's
+  int64_t accumulation_steps = 1;  // micro-steps of a batch, over which the gradient is averaged
   std::optional<bool> boundary{};  // instead of counting: whether each micro-step ends a batch
   bool no_sync = false;            // no micro-step does, whatever the others say
 };
@@ -96,7 +96,8 @@ struct BatchState {
 };
 
 struct StepResult {
-  bool applied = true;       // false: skipped because the gradient was not finite
+  bool applied = true;       // false: nothing changed, for the gradient was not finite or missing
+  bool had_gradient = true;  // false: no rank had one since the last step
   double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
   double clip_factor = 1.0;  // what clipping multiplied the gradient with
   double loss_scale = 1.0;   // what the gradients of this step were made with
@@ -261,7 +262,8 @@ class ZR_API Engine {
   virtual BatchState batch() const = 0;
   // Multiply the loss with it before backward; 1 unless parameters are fp16.
   virtual double loss_scale() const = 0;
-  // Updates the parameters. A gradient that is not finite skips the step on every rank; at the
+  // Updates the parameters. Without any gradient on any rank nothing changes, and the step does not
+  // count. A gradient that is not finite skips the step on every rank; at the
   // minimum loss scale it is an error (NumericError) that names the parameter. CommError when the
   // ranks gathered different modules where gathers are collective. Collective.
   virtual StepResult step() = 0;

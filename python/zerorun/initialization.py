@@ -12,14 +12,16 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.agreement import all_or_none
 from zerorun.buffers import cast_buffers
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
+from zerorun.leaf_modules import mark_configured
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
-from zerorun.shards import Shards
+from zerorun.shards import Shards, take_over
 from zerorun.unit_policy import UnitPolicy
 
 __all__ = ["initialize"]
@@ -54,6 +56,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
       stepped with the engine. Schedulers that are not given here just change the groups' lr.
     - `units`: the modules that are gathered as one at stage 3; see :func:`zerorun.shard`.
 
+    A model of another engine leaves that one, which ends as with :meth:`ZeroEngine.destroy`. An
+    error leaves the model as it was, and is one on every rank from where parameters are sharded on.
     Raises :class:`zerorun.ConfigError` for contradictions, naming the parameter or key.
     """
     if not isinstance(model, nn.Module):
@@ -65,16 +69,14 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    groups = basic.param_groups if basic is not None else []
-    layout = ModelLayout.of(model, groups, settings.precision.param_dtype, units)
+    layout = _prepare(model, basic, parsed, units)
     rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
-    cast_buffers(model, parsed, layout.dtype)
     adapted = _C.adapt_config(
         settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
-    rounded = engine_class.round_masters
-    with Shards(layout, adapted, own, device, model, round_masters=rounded) as shards:
+    shards = Shards(layout, adapted, own, device, model, round_masters=engine_class.round_masters)
+    with shards, all_or_none(own, "initialize"):
         engine = engine_class(model, shards, batch)
         engine.config = given
         if basic is not None:
@@ -87,6 +89,21 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     release_cached_memory(device)
     _log(parsed, layout, world, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _prepare(
+    model: nn.Module,
+    basic: torch.optim.Optimizer | None,
+    parsed: configuration.ParsedConfig,
+    units: UnitPolicy | None,
+) -> ModelLayout:
+    """The layout of the model, which no other engine has then, with its buffers in their dtypes."""
+    mark_configured(model, parsed)
+    take_over(model.parameters())
+    groups = basic.param_groups if basic is not None else []
+    layout = ModelLayout.of(model, groups, parsed.config.precision.param_dtype, units)
+    cast_buffers(model, parsed, layout.dtype)
+    return layout
 
 
 def _log(

@@ -117,6 +117,10 @@ class ModelLayout:
     def is_trainable(self, parameter: nn.Parameter) -> bool:
         return parameter in self.trainable
 
+    def frozen_since(self) -> list[nn.Parameter]:
+        """Parameters that could be trained when the engine was made, and are frozen now."""
+        return [p for p in self.names if not p.requires_grad and p in self.trainable]
+
     def check_unchanged(self, model: nn.Module) -> None:
         """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""
         for name, parameter in model.named_parameters():
@@ -203,8 +207,7 @@ def _check_outside(name: str, parameter: nn.Parameter, dtype: str) -> None:
 def _check(name: str, parameter: nn.Parameter) -> None:
     if getattr(parameter, "_zerorun_shards", None) is not None:
         raise _C.ConfigError(
-            f"parameter {name} belongs to an engine already: call that engine's destroy() before "
-            "the model gets another"
+            f"parameter {name} belongs to an engine already: call that engine's destroy() first"
         )
     if parameter.is_meta:
         raise _C.ConfigError(

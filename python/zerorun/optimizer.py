@@ -14,6 +14,7 @@ from zerorun.lr_scheduler import set_rate
 from zerorun.optimizer_probe import check_elementwise
 from zerorun.shard_states import ShardStates
 from zerorun.shards import Shards
+from zerorun.state_access import StateAccess
 from zerorun.torch_states import TorchStates
 
 __all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "rule_of"]
@@ -80,7 +81,14 @@ class ShardOptimizer(torch.optim.Optimizer):
                 target.beta1 = float(group["momentum"])
             if "eps" in group and isinstance(group["eps"], float):
                 target.eps = group["eps"]
-        result = core.step() if states is None else core.step_with(lambda _: states.step())
+        frozen = self.shards.layout.frozen_since()
+        if states is not None:
+            indices = [self.shards.layout.ids[parameter] for parameter in frozen]
+            result = core.step_with(lambda _: states.step(indices))
+        elif frozen:
+            result = StateAccess(self.shards).keep(frozen, core.step)
+        else:
+            result = core.step()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True

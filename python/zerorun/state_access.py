@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -71,6 +71,30 @@ class StateAccess:
                     f"got {value.numel()} elements, this rank holds {sum(numels)}",
                 )
         self._write(name, parts, value.detach().flatten().float().split(numels))
+
+    def keep(
+        self, parameters: Sequence[nn.Parameter], step: Callable[[], _C.StepResult]
+    ) -> _C.StepResult:
+        """Steps, and leaves values and states of `parameters` as they were. Collective.
+
+        The update takes a bucket as a whole, so what it changed of them is put back.
+        """
+        core = self._shards.core
+        before = [[values.clone() for values in self._held(p)] for p in parameters]
+        result = step()
+        if result.applied:
+            for parameter, saved in zip(parameters, before, strict=True):
+                for values, old in zip(self._held(parameter), saved, strict=True):
+                    values.copy_(old)
+            core.refresh_from_masters()
+        return result
+
+    def _held(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+        """All that this rank holds of a parameter but its gradient."""
+        for interval in self._shards.core.state_intervals(self._shards.layout.ids[parameter]):
+            yield tensor_of(interval.param if interval.master is None else interval.master)
+            for state in interval.states:
+                yield tensor_of(state)
 
     def _write(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
         for (interval, target), part in zip(parts, values, strict=True):

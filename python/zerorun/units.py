@@ -3,16 +3,19 @@
 Elements of a ``ModuleList`` (the blocks of a transformer, the experts of a mixture) are units, the
 innermost ones where lists are nested; and so are modules of one class side by side in any other
 module. Parameters outside of them form one unit per module that owns them, except small ones, which
-join the unit around them. A program may name its units instead.
+join the unit around them. A leaf module is one unit with all that is inside it. A program may name
+its units instead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from zerorun.leaf_modules import is_leaf
 from zerorun.unit_policy import UnitPolicy, UnitRule, unit_rule
 
 __all__ = ["Unit", "find_units"]
@@ -70,14 +73,13 @@ class _Finder:
     ) -> None:
         """`around`: the unit that small parameters join; `whole`: all parameters do; `in_list`:
         the module is inside of a list's element, where only further lists have units."""
+        if is_leaf(module):
+            self._take(module.parameters(), self.unit(name, module))
+            return
         own = [p for p in module.parameters(recurse=False) if p not in self.unit_of]
         if own:
-            unit = around
-            if not whole and sum(_numel(p) for p in own) >= _SMALL:
-                unit = self.unit(name, module)
-            for parameter in own:
-                unit.parameters.append(parameter)
-                self.unit_of[parameter] = unit
+            large = not whole and sum(_numel(p) for p in own) >= _SMALL
+            self._take(own, self.unit(name, module) if large else around)
         is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         repeated = [] if is_list or whole or in_list else _repeated(module)
         for child_name, child in module.named_children():
@@ -94,6 +96,12 @@ class _Finder:
                 self.visit(path, child, self.unit(path, child), not inner)
             else:
                 self.visit(path, child, around, whole, in_list)
+
+    def _take(self, parameters: Iterable[nn.Parameter], unit: Unit) -> None:
+        for parameter in parameters:
+            if parameter not in self.unit_of:
+                unit.parameters.append(parameter)
+                self.unit_of[parameter] = unit
 
     def unit(self, name: str, module: nn.Module) -> Unit:
         return self.units.setdefault(name, Unit(name, module))

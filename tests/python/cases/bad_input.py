@@ -203,7 +203,7 @@ def case_a_model_that_has_an_engine(_folder: Path) -> None:
     raises(
         zerorun.ConfigError,
         "belongs to an engine already",
-        lambda: zerorun.initialize(model, adamw(model), config=config(1)),
+        lambda: zerorun.ShardedOptimizer(adamw(model)),
     )
     engine.destroy()
     raises(zerorun.ConfigError, "destroyed", engine.step)

@@ -20,7 +20,9 @@ RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 BATCH = 4
 STEPS = int(os.environ.get("CASE_STEPS", "20"))
-STAGES = range(4)
+# Set: every case at stage 3 only, with memory of each rank's own, as GPUs have it.
+PRIVATE_MEMORY = "CASE_PRIVATE_MEMORY" in os.environ
+STAGES = (3,) if PRIVATE_MEMORY else range(4)
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 torch.set_num_threads(1)
@@ -65,7 +67,7 @@ def config(stage: int, **keys: object) -> dict[str, object]:
         "train_micro_batch_size_per_gpu": BATCH // WORLD_SIZE,
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
-        "zerorun": {"comm_timeout": 30},
+        "zerorun": {"comm_timeout": 30, "share_parameters": not PRIVATE_MEMORY},
     } | keys
 
 
