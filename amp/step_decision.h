@@ -30,6 +30,7 @@ class StepDecider {
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
   // The factor that turns a reduced gradient into the average of unscaled gradients.
   double average() const { return average_ / loss_scale(); }
+  void set_average(double average) { average_ = average; }
   // `norm` and `finite`: of the sum over ranks and micro-steps, which is still scaled.
   StepDecision decide(double norm, bool finite);
   // The next overflow exhausts the loss scale.
@@ -41,7 +42,7 @@ class StepDecider {
 
  private:
   const double max_norm_;
-  const double average_;
+  double average_;
   const bool check_overflow_;
   std::optional<LossScaler> scaler_;  // fp16 only
 };

@@ -68,7 +68,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-# What code that names CUDA links: host files (.cc) and kernels (.cu) alike. The runtime is linked
+# Code that names CUDA links this: host files (.cc) and kernels (.cu) alike. The runtime is linked
 # statically; see ARCHITECTURE.md, "One copy of each CUDA library".
 add_library(zerorun_cuda_options INTERFACE)
 target_compile_options(zerorun_cuda_options INTERFACE

@@ -1,4 +1,4 @@
-# What `cmake --install` and the Python wheel put where, by component:
+# Rules of `cmake --install` and of the Python wheel, by component:
 #   runtime      bin/zerorun, the programs it brings (libexec/zerorun/), and libzerorun_cuda and
 #               libzerorun_train_cuda
 #   development  libzerorun, the public headers, and what find_package(zerorun) reads

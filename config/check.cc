@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "config/suggest.h"
 #include "core/check.h"
 #include "zerorun/version.h"
@@ -102,7 +104,9 @@ bool asks_for_something(const GivenKey& key) {
   const JsonNode* value = given_value(key);
   if (value == nullptr) return false;
   if (value->kind == Kind::object) return !is_off(*value);
-  return to_text(*value) != key.spec->fallback;
+  const std::string text = to_text(*value);
+  const std::vector<std::string_view> idle = split_choices(key.spec->idle);
+  return text != key.spec->fallback && std::find(idle.begin(), idle.end(), text) == idle.end();
 }
 
 // True when the key is accepted and its value changes nothing.
@@ -205,7 +209,10 @@ void report_unused(const KeyTable& table, const GivenKey& key, std::string_view 
 void check_required(const GivenKeys& keys, const KeySpec& spec, std::string_view type,
                     ConfigProblems& problems) {
   const auto found = keys.find(spec.pointer);
-  if (found != keys.end() && found->second.node->kind != JsonNode::Kind::null) return;
+  if (found != keys.end() && found->second.node->kind != JsonNode::Kind::null &&
+      (spec.auto_waits || !is_auto(spec, *found->second.node))) {
+    return;
+  }
   const auto type_key = keys.find(fmt::format("{}/type", block_of(spec)));
   const JsonNode& place =
       found != keys.end() ? *found->second.node : *type_key->second.node;  // a type was given

@@ -43,10 +43,10 @@ std::optional<std::string_view> type_for(const KeyTable& table, const GivenKeys&
 std::string expected_value(const KeySpec& spec);
 
 // Says what is wrong with a value ("got ..., expected ..."), or nothing. Brings strings that must
-// be one of some choices into the table's spelling.
+// be one of some choices into the table's spelling, and 0 and 1 for booleans.
 std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node);
 
-// True when the value is "auto" and the key takes that as "not given".
+// True when the value is "auto", which means "not given" for keys and for blocks inside a block.
 bool is_auto(const KeySpec& spec, const JsonNode& node);
 
 }  // namespace zerorun

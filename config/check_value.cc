@@ -108,7 +108,7 @@ bool string_suits(const KeySpec& spec, JsonNode& node) {
 bool suits(const KeySpec& spec, JsonNode& node) {
   switch (node.kind) {
     case Kind::null:
-      return spec.fallback == "null";
+      return !spec.refuses_null;
     case Kind::boolean:
       return (spec.type & KeyType::boolean) != 0;
     case Kind::integer:
@@ -122,6 +122,14 @@ bool suits(const KeySpec& spec, JsonNode& node) {
       return (spec.type & (KeyType::block | KeyType::free_form)) != 0;
   }
   return false;
+}
+
+// 0 and 1 for false and true, as in Python.
+bool is_boolean_number(const KeySpec& spec, const JsonNode& node) {
+  constexpr unsigned kOthers = KeyType::integer | KeyType::number | KeyType::block;
+  const std::optional<int64_t> integer = as_integer(node);
+  return (spec.type & KeyType::boolean) != 0 && (spec.type & kOthers) == 0 && integer &&
+         (*integer == 0 || *integer == 1);
 }
 
 bool is_later_choice(const KeySpec& spec, const JsonNode& node) {
@@ -176,6 +184,10 @@ std::string expected_value(const KeySpec& spec) {
 }
 
 std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node) {
+  if (is_boolean_number(spec, node)) {
+    node.boolean = node.number != 0;
+    node.kind = Kind::boolean;
+  }
   if (is_auto(spec, node) || suits(spec, node)) return std::nullopt;
   if (is_later_choice(spec, node)) {
     return fmt::format("got {}, not supported yet by zerorun {}; expected {}", to_short_text(node),
@@ -186,8 +198,8 @@ std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node) {
 }
 
 bool is_auto(const KeySpec& spec, const JsonNode& node) {
-  const bool allowed = spec.takes_auto || (spec.status != KeyStatus::works && !spec.is_block());
-  return allowed && node.kind == Kind::string && node.text == "auto";
+  const bool is_in_a_section = !spec.is_block() || !spec.parent().empty();
+  return is_in_a_section && node.kind == Kind::string && node.text == "auto";
 }
 
 }  // namespace zerorun

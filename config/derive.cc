@@ -97,7 +97,8 @@ constexpr auto kBatchKeys = std::to_array<std::string_view>(
 struct AutoRule {
   std::string_view pointer;
   std::optional<int64_t> (*value)(const RunFacts& facts);
-  bool has_default;
+
+  bool waits() const { return key_table().find(pointer)->auto_waits; }
 };
 
 std::optional<int64_t> known(int64_t value) {
@@ -108,21 +109,19 @@ int64_t square(int64_t value) { return value * value; }
 
 constexpr auto kRules = std::to_array<AutoRule>({
     {"/zero_optimization/reduce_bucket_size",
-     [](const RunFacts& facts) { return known(square(facts.hidden_size)); }, true},
+     [](const RunFacts& facts) { return known(square(facts.hidden_size)); }},
     {"/zero_optimization/stage3_prefetch_bucket_size",
      [](const RunFacts& facts) {
        return known(static_cast<int64_t>(0.9 * static_cast<double>(square(facts.hidden_size))));
-     },
-     true},
+     }},
     {"/zero_optimization/stage3_param_persistence_threshold",
-     [](const RunFacts& facts) { return known(10 * facts.hidden_size); }, true},
+     [](const RunFacts& facts) { return known(10 * facts.hidden_size); }},
     {"/scheduler/params/total_num_steps",
-     [](const RunFacts& facts) { return known(facts.total_steps); }, false},
+     [](const RunFacts& facts) { return known(facts.total_steps); }},
     {"/scheduler/params/warmup_num_steps",
      [](const RunFacts& facts) {
        return facts.warmup_steps ? known(std::max<int64_t>(*facts.warmup_steps, 1)) : std::nullopt;
-     },
-     false},
+     }},
 });
 
 void set_integer(ParsedConfig& parsed, ConfigValue& value, int64_t integer) {
@@ -200,8 +199,8 @@ DType model_dtype(const GivenKeys& keys) {
 Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   Config config;
   apply_values(table, keys, config);
-  if (!is_given(keys, "/zero_optimization/overlap_comm")) {
-    config.zero.overlap_comm = config.zero.stage == 3;  // DeepSpeed 0.19, zero/config.py
+  if (!is_given(keys, "/zero_optimization/overlap_comm") && config.zero.stage == 3) {
+    config.zero.overlap_comm = true;  // DeepSpeed 0.19, zero/config.py
   }
   derive_precision(keys, config.precision);
   derive_muon(keys, config.optimizer);
@@ -212,7 +211,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
 
 void mark_unresolved(ParsedConfig& parsed) {
   for_each_auto(parsed, [](ConfigValue& value, const AutoRule& rule) {
-    if (!rule.has_default) value.value = R"("auto")";
+    if (rule.waits()) value.value = R"("auto")";
   });
 }
 
@@ -227,7 +226,7 @@ std::vector<const ConfigValue*> resolve_known(ParsedConfig& parsed, const RunFac
   for_each_auto(parsed, [&](ConfigValue& value, const AutoRule& rule) {
     if (const std::optional<int64_t> integer = rule.value(facts)) {
       set_integer(parsed, value, *integer);
-    } else if (!rule.has_default) {
+    } else if (rule.waits()) {
       unresolved.push_back(&value);
     }
   });

@@ -32,6 +32,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"VIRTUAL_ENV", "the Python environment whose python runs Python programs"},
     {"PYTHONPATH", "extended with the working directory for Python programs"},
     {"HOME", "the user's directory"},
+    {"ACCELERATE_USE_CPU", "true: Hugging Face's programs run on CPUs; set for Python's CPU ranks"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True: torchrun serves the store at which Python ranks meet"},
 });
 

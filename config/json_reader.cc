@@ -18,6 +18,9 @@ using Kind = JsonNode::Kind;
 
 constexpr std::string_view kSpaces = " \t\r\n";
 constexpr std::string_view kDelimiters{" \t\r\n,:[]{}\"/#\0", 14};  // these end a word
+constexpr std::string_view kHjsonPunctuation = "{}[],:";            // these begin no bare value
+constexpr size_t kMaxWord = 400;                                    // bytes of a number
+constexpr std::string_view kHjsonKeyEnd = " \t\r\n{}[],:\"'";       // these end a bare key
 
 // Length of the string literal that `text` begins with, quotes included.
 size_t string_length(std::string_view text) {
@@ -51,6 +54,13 @@ std::string_view token_of(std::string_view text) {
                      std::max<size_t>(1, std::min(text.find_first_of(kDelimiters), text.size())));
 }
 
+bool is_utf8(std::string_view text) {
+  for (; !text.empty(); text.remove_prefix(utf8_size(text))) {
+    if (utf8_size(text) == 0) return false;
+  }
+  return true;
+}
+
 // Why the library refuses a string literal.
 std::string_view string_problem(std::string_view literal) {
   for (std::string_view rest = literal; !rest.empty(); rest.remove_prefix(utf8_size(rest))) {
@@ -63,18 +73,27 @@ std::string_view string_problem(std::string_view literal) {
   return "an escape that JSON does not have";
 }
 
+std::string_view without_spaces_at_end(std::string_view text) {
+  const size_t last = text.find_last_not_of(kSpaces);
+  return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
+}
+
 // Reads by recursive descent. Positions, comments and what to say about broken text are its own;
 // the value of one string or number is the library's. Every reading function leaves a problem
 // behind when it returns false.
 class JsonReader {
  public:
-  JsonReader(std::string_view text, ConfigProblems& problems) : text_(text), problems_(problems) {
+  JsonReader(std::string_view text, ConfigProblems& problems, JsonDialect dialect)
+      : text_(text), problems_(problems), is_hjson_(dialect == JsonDialect::hjson) {
     if (text_.starts_with(kByteOrderMark)) text_.remove_prefix(kByteOrderMark.size());
   }
 
   std::optional<JsonNode> read() {
     JsonNode root;
-    if (!skip_space() || !read_value(root) || !skip_space()) return std::nullopt;
+    if (!skip_space()) return std::nullopt;
+    const bool has_braces = text_.starts_with('{') || text_.starts_with('[');
+    const bool is_read = is_hjson_ && !has_braces ? read_bare_object(root) : read_value(root);
+    if (!is_read || !skip_space()) return std::nullopt;
     if (text_.empty()) return root;
     fail_at_token("expected nothing after the first value");
     return std::nullopt;
@@ -100,10 +119,80 @@ class JsonReader {
       node.kind = Kind::string;
       return read_string(node.text);
     }
-    return read_word(node);
+    return is_hjson_ ? read_bare_value(node) : read_word(node);
   }
 
-  // Reads from the opening bracket to the closing one; a comma may follow the last item.
+  // Hjson's outermost object may do without braces.
+  bool read_bare_object(JsonNode& root) {
+    root.kind = Kind::object;
+    root.where = where_;
+    std::unordered_map<std::string, JsonPosition> seen;
+    do {
+      if (!read_member(root, seen)) return false;
+      pointer_.clear();
+      if (!skip_space()) return false;
+      if (text_.starts_with(',')) advance(1);
+      if (!skip_space()) return false;
+    } while (!text_.empty());
+    return true;
+  }
+
+  // Hjson's value without quotes: a word of JSON up to a separator, a comment or the end of the
+  // line, or else a string, which is the rest of the line.
+  bool read_bare_value(JsonNode& node) {
+    if (text_.starts_with("\'\'\'")) return fail_at_token("a string of several lines; use \"...\"");
+    if (text_.starts_with('\'')) {
+      node.kind = Kind::string;
+      return read_single_quoted(node.text);
+    }
+    if (text_.empty() || kHjsonPunctuation.find(text_.front()) != std::string_view::npos) {
+      return fail_at_token("expected a value");
+    }
+    const std::string_view line = text_.substr(0, text_.find('\n'));
+    for (size_t end = line.find_first_of(",}]#/");; end = line.find_first_of(",}]#/", end + 1)) {
+      const std::string_view word = without_spaces_at_end(line.substr(0, end));
+      const auto value = nlohmann::json::parse(word, nullptr, /*allow_exceptions=*/false);
+      if (!value.is_discarded()) {
+        node.kind = Kind::null;
+        set_scalar(value, node);
+        advance(word.size());
+        return true;
+      }
+      if (end >= std::min(line.size(), kMaxWord)) break;
+    }
+    const std::string_view rest = without_spaces_at_end(line);
+    if (!is_utf8(rest)) return fail_at_token("ill-formed UTF-8 byte");
+    node.kind = Kind::string;
+    node.text = rest;
+    advance(rest.size());
+    return true;
+  }
+
+  bool read_single_quoted(std::string& out) {
+    const size_t end = text_.find_first_of("'\\\n", 1);
+    if (end == std::string_view::npos || text_[end] != '\'') {
+      return fail_at_token("expected a closing ' on this line, and no escape; use \"...\"");
+    }
+    out = text_.substr(1, end - 1);
+    if (!is_utf8(out)) return fail_at_token("ill-formed UTF-8 byte");
+    advance(end + 1);
+    return true;
+  }
+
+  bool read_key(std::string& out) {
+    if (text_.starts_with('"')) return read_string(out);
+    if (!is_hjson_) return fail_at_token("expected a key in double quotes");
+    if (text_.starts_with('\'')) return read_single_quoted(out);
+    const size_t end = std::min(text_.find_first_of(kHjsonKeyEnd), text_.size());
+    if (end == 0) return fail_at_token("expected a key");
+    out = text_.substr(0, end);
+    if (!is_utf8(out)) return fail_at_token("ill-formed UTF-8 byte");
+    advance(end);
+    return true;
+  }
+
+  // Reads from the opening bracket to the closing one; a comma may follow the last item. In Hjson
+  // no comma is needed.
   template <typename ReadItem>
   bool read_items(char closing, const ReadItem& read_item) {
     if (depth_ == kMaxJsonDepth) {
@@ -120,8 +209,11 @@ class JsonReader {
       pointer_.resize(pointer_length);
       if (!skip_space()) return false;
       if (text_.starts_with(closing)) break;
-      if (!text_.starts_with(',')) return fail_at_token("expected ',' or '{}'", closing);
-      advance(1);
+      if (text_.starts_with(',')) {
+        advance(1);
+      } else if (!is_hjson_ || text_.empty()) {
+        return fail_at_token("expected ',' or '{}'", closing);
+      }
     }
     --depth_;
     advance(1);
@@ -136,8 +228,7 @@ class JsonReader {
   bool read_member(JsonNode& object, std::unordered_map<std::string, JsonPosition>& seen) {
     JsonNode& member = object.children.emplace_back();
     member.key_where = where_;
-    if (!text_.starts_with('"')) return fail_at_token("expected a key in double quotes");
-    if (!read_string(member.key)) return false;
+    if (!read_key(member.key)) return false;
     extend_pointer(pointer_, member.key);
     if (const auto [first, is_new] = seen.emplace(member.key, member.key_where); !is_new) {
       problems_.add(pointer_, member.key_where, "given twice, first at {}:{}; keep one of them",
@@ -241,6 +332,7 @@ class JsonReader {
 
   std::string_view text_;  // what is left to read
   ConfigProblems& problems_;
+  bool is_hjson_;
   JsonPosition where_{1, 1};
   std::string pointer_;  // of the value being read
   size_t depth_ = 0;
@@ -249,13 +341,14 @@ class JsonReader {
 
 }  // namespace
 
-std::optional<JsonNode> read_json(std::string_view text, ConfigProblems& problems) {
+std::optional<JsonNode> read_json(std::string_view text, ConfigProblems& problems,
+                                  JsonDialect dialect) {
   if (text.size() > kMaxJsonBytes) {
     problems.add("", {}, "got {} bytes, expected a configuration of at most {}", text.size(),
                  kMaxJsonBytes);
     return std::nullopt;
   }
-  return JsonReader(text, problems).read();
+  return JsonReader(text, problems, dialect).read();
 }
 
 }  // namespace zerorun

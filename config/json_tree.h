@@ -38,10 +38,16 @@ inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
 inline constexpr size_t kMaxJsonDepth = 64;
 inline constexpr size_t kMaxJsonValues = 100'000;
 
-// Reads JSON as DeepSpeed users write it: with comments (//, #, /* */), trailing commas, and
-// Python's Infinity and NaN. Duplicate keys become problems. Text that cannot be read at all, or
-// that exceeds the limits above, becomes a problem too and gives no tree.
-std::optional<JsonNode> read_json(std::string_view text, ConfigProblems& problems);
+// json: as DeepSpeed users write it, with comments (//, #, /* */), trailing commas, and Python's
+// Infinity and NaN. hjson: beside that, as DeepSpeed reads it with the Hjson library: keys and
+// strings without quotes, no commas between lines, no outermost braces (https://hjson.github.io);
+// but for strings of several lines.
+enum class JsonDialect { json, hjson };
+
+// Duplicate keys become problems. Text that cannot be read at all, or that exceeds the limits above,
+// becomes a problem too and gives no tree.
+std::optional<JsonNode> read_json(std::string_view text, ConfigProblems& problems,
+                                  JsonDialect dialect = JsonDialect::json);
 
 // The member `key` of an object, or null.
 const JsonNode* find_member(const JsonNode& object, std::string_view key);

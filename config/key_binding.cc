@@ -28,6 +28,14 @@ void read_value(const JsonNode& node, std::optional<std::string>& out) {
   if (node.kind != JsonNode::Kind::null) out = node.text;
 }
 
+void read_value(const JsonNode& node, std::optional<bool>& out) {
+  if (node.kind == JsonNode::Kind::null) {
+    out.reset();
+  } else {
+    out = node.boolean;
+  }
+}
+
 void read_value(const JsonNode& node, std::optional<DType>& out) {
   if (node.kind == JsonNode::Kind::null) {
     out.reset();
@@ -83,6 +91,10 @@ std::string write_value(const std::string& value) { return to_text(std::string_v
 
 std::string write_value(const std::optional<std::string>& value) {
   return value ? to_text(std::string_view(*value)) : "null";
+}
+
+std::string write_value(const std::optional<bool>& value) {
+  return value ? write_value(*value) : "null";
 }
 
 std::string write_value(const std::optional<DType>& value) {

@@ -22,6 +22,7 @@ void read_value(const JsonNode& node, int64_t& out);
 void read_value(const JsonNode& node, float& out);
 void read_value(const JsonNode& node, double& out);
 void read_value(const JsonNode& node, std::string& out);
+void read_value(const JsonNode& node, std::optional<bool>& out);
 void read_value(const JsonNode& node, std::optional<std::string>& out);
 void read_value(const JsonNode& node, std::optional<DType>& out);
 void read_value(const JsonNode& node, std::optional<int64_t>& out);
@@ -37,6 +38,7 @@ std::string write_value(int64_t value);
 std::string write_value(float value);
 std::string write_value(double value);
 std::string write_value(const std::string& value);
+std::string write_value(const std::optional<bool>& value);
 std::string write_value(const std::optional<std::string>& value);
 std::string write_value(const std::optional<DType>& value);
 std::string write_value(const std::optional<int64_t>& value);
@@ -64,6 +66,16 @@ constexpr KeyBinding bind_member() {
                 const JsonNode& value) { read_value(value, follow<Members...>(config)); },
       .get = [](const Config& config) { return write_value(follow<Members...>(config)); },
   };
+}
+
+// The same for a number of which 0 means the default.
+template <auto... Members>
+constexpr KeyBinding bind_unless_zero() {
+  KeyBinding binding = bind_member<Members...>();
+  binding.set = [](Config& config, const JsonNode& value) {
+    if (value.number != 0) read_value(value, follow<Members...>(config));
+  };
+  return binding;
 }
 
 }  // namespace zerorun

@@ -54,6 +54,7 @@ struct KeySpec {
   std::string_view doc = {};       // a sentence, with units
   std::string_view note = {};      // see KeyStatus
   std::string_view alias = {};     // another name at the same level, equally good
+  std::string_view idle = {};      // values that ask for as little as the default, separated by |
   std::string_view nickname = {};  // a wrong name that people use; for suggestions
   // Key without which this one asks for nothing, whatever its value and status; or several,
   // separated by |, of which one is enough.
@@ -62,7 +63,8 @@ struct KeySpec {
   std::string_view used_by = {};         // those types, separated by |; empty: all
   std::string_view type_fallbacks = {};  // "Muon=0.02|...": types with a default of their own
   bool is_required = false;              // those types cannot do without it
-  bool takes_auto = false;  // "auto" means "not given" (always so for keys that do not work)
+  bool auto_waits = false;  // "auto" is not the default: the program or the run has to say
+  bool refuses_null = false;  // null might mean something else than the default
   KeyBinding binding = {};
 
   bool is_block() const { return (type & KeyType::block) != 0; }
@@ -136,6 +138,10 @@ constexpr KeySpec with_gate(std::string_view gate, KeySpec spec) {
 }
 constexpr KeySpec with_range(KeySpec spec, KeyRange range) {
   spec.range = range;
+  return spec;
+}
+constexpr KeySpec with_idle(std::string_view values, KeySpec spec) {
+  spec.idle = values;
   return spec;
 }
 constexpr KeySpec with_choices(KeySpec spec, std::string_view choices) {

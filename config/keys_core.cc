@@ -44,14 +44,12 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
             "follows from train_batch_size = train_micro_batch_size_per_gpu x "
             "gradient_accumulation_steps x ranks; this one or the next is needed.",
      .nickname = "batch_size",
-     .takes_auto = true,
      .binding = bind_batch<&BatchConfig::train_batch_size>()},
     {.pointer = "/train_micro_batch_size_per_gpu",
      .type = KeyType::integer,
      .range = kPositive,
      .doc = "Samples per rank in one forward and backward pass.",
      .nickname = "micro_batch_size",
-     .takes_auto = true,
      .binding = bind_batch<&BatchConfig::micro_batch_size>()},
     {.pointer = "/gradient_accumulation_steps",
      .type = KeyType::integer,
@@ -59,7 +57,6 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .doc = "Micro-steps whose gradients are summed before one optimizer step; 1 when it does not "
             "follow from the other two.",
      .nickname = "accumulation_steps",
-     .takes_auto = true,
      .binding = bind_batch<&BatchConfig::accumulation_steps>()},
     not_yet("/managed_gradient_accumulation", KeyType::boolean, "true",
             "false: every step() ends a batch, the program counts micro-steps itself."),
@@ -70,7 +67,7 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .doc = "Largest global L2 norm of the averaged gradient; larger ones are scaled down to it. "
             "0 turns clipping off. On by default, as in DeepSpeed 0.19.",
      .nickname = "max_grad_norm",
-     .takes_auto = true,
+     .refuses_null = true,
      .binding = bind_member<&Config::gradient_clipping>()},
     {.pointer = "/steps_per_print",
      .type = KeyType::integer | KeyType::infinity,
@@ -90,7 +87,6 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .doc =
          "dtype of gradients on the wire. Not given: the parameters' dtype. Sums are fp32 in any "
          "case.",
-     .takes_auto = true,
      .binding = bind_member<&Config::precision, &PrecisionConfig::communication_dtype>()},
     gated("/sequence_parallel_size", "/seq_parallel_communication_data_type", KeyType::string,
           R"("fp32")", "dtype of gradient reduction over sequence-parallel ranks."),
@@ -157,17 +153,21 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .choices = kDTypes,
      .doc = "dtype of the reduced and accumulated gradient. Not given: the parameters' dtype, or "
             "fp32 when gradients are accumulated over several micro-steps.",
-     .takes_auto = true,
      .binding = bind_member<&Config::precision, &PrecisionConfig::grad_accum_dtype>()},
     {.pointer = "/data_types/param_dtype",
      .type = KeyType::string,
      .choices = kDTypes,
-     .doc = "Must agree with bf16.enabled and fp16.enabled, which decide.",
-     .takes_auto = true},
-    no_effect("/data_types/buffer_dtype", KeyType::string, "null", "dtype of a module's buffers.",
-              "buffers keep their dtype"),
-    not_yet("/data_types/keep_in_fp32_modules", KeyType::string | KeyType::strings, R"("auto")",
-            "Modules whose parameters stay fp32."),
+     .doc = "Must agree with bf16.enabled and fp16.enabled, which decide."},
+    {.pointer = "/data_types/buffer_dtype",
+     .type = KeyType::string,
+     .choices = kDTypes,
+     .doc = "dtype of a PyTorch module's floating-point buffers. Not given: they keep their own."},
+    {.pointer = "/data_types/keep_in_fp32_modules",
+     .type = KeyType::string | KeyType::strings,
+     .fallback = R"("auto")",
+     .doc = "Buffers that are fp32 in 16-bit training, by patterns of their names in which `*` is "
+            "any text; \"auto\": those that a Hugging Face model names. Parameters follow `bf16` "
+            "and `fp16`."},
 });
 
 }  // namespace

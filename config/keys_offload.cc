@@ -63,10 +63,12 @@ constexpr auto kOffloadKeys = std::to_array<KeySpec>({
                {.low = 2, .high = 64}),
     with_range(
         works_with(kParam, "/zero_optimization/offload_param/buffer_size", KeyType::integer,
-                   "100000000", bind_param<&OffloadParamConfig::buffer_size>(),
+                   "100000000",
+                   bind_unless_zero<&Config::offload, &OffloadConfig::param,
+                                    &OffloadParamConfig::buffer_size>(),
                    "Elements of a staging buffer, at most; 4 Mi are enough for any disk, and "
-                   "no buffer is larger than the largest chunk of a shard."),
-        kPositive),
+                   "no buffer is larger than the largest chunk of a shard; 0: the default."),
+        kNonNegative),
     with_range(works_with(kParam, "/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
                           "1000000000", bind_param<&OffloadParamConfig::max_in_cpu>(),
                           "With nvme: elements of each rank's shards that stay in host memory: "

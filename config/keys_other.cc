@@ -123,8 +123,9 @@ constexpr auto kOtherKeys = std::to_array<KeySpec>({
           "CUDA graphs for generation."),
 
     block("/tensor_parallel", "Splitting layers over ranks."),
-    with_range(not_yet(kTensor, KeyType::integer, "0", "Ranks that share a layer; 0: off."),
-               kNonNegative),
+    with_idle("1", with_range(not_yet(kTensor, KeyType::integer, "0",
+                                      "Ranks that share a layer; 0 and 1: off."),
+                              kNonNegative)),
     gated(kTensor, "/tensor_parallel/dtype", KeyType::string, R"("fp16")", "dtype of the model."),
     gated(kTensor, "/tensor_parallel/tp_overlap_comm", KeyType::boolean, "false",
           "Overlaps all_reduce and matrix products."),

@@ -58,8 +58,8 @@ constexpr KeySpec param(std::string_view types, std::string_view pointer, unsign
           .binding = binding};
 }
 
-constexpr KeySpec takes_auto(KeySpec spec) {
-  spec.takes_auto = true;
+constexpr KeySpec auto_waits(KeySpec spec) {
+  spec.auto_waits = true;
   return spec;
 }
 
@@ -89,16 +89,14 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
     block("/scheduler/params",
           "Parameters of the schedule. Arrays hold one value per parameter "
           "group."),
-    takes_auto(param(kWarmupLr, "/scheduler/params/warmup_min_lr", kPerGroup, "0",
-                     "Learning rate at the start. auto: 0.", kNonNegative,
-                     bind<&SchedulerConfig::warmup_min_lr>())),
+    param(kWarmupLr, "/scheduler/params/warmup_min_lr", kPerGroup, "0",
+          "Learning rate at the start.", kNonNegative, bind<&SchedulerConfig::warmup_min_lr>()),
     {.pointer = "/scheduler/params/warmup_max_lr",
      .type = kPerGroup,
      .range = kNonNegative,
      .doc = "Learning rate at the end of warm-up. Not given: the group's. auto: the optimizer's.",
      .used_by = kWarmupLr,
      .type_fallbacks = "WarmupDecayLR=0.001",
-     .takes_auto = true,
      .binding = bind<&SchedulerConfig::warmup_max_lr>()},
     {.pointer = "/scheduler/params/warmup_num_steps",
      .type = KeyType::integer,
@@ -108,7 +106,7 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
             "program asks.",
      .used_by = "WarmupLR|WarmupDecayLR|WarmupCosineLR|cosine|linear|constant|WSD",
      .type_fallbacks = "cosine=0|linear=0|constant=0|WSD=0",
-     .takes_auto = true,
+     .auto_waits = true,
      .binding = bind<&SchedulerConfig::warmup_num_steps>()},
     {.pointer = "/scheduler/params/warmup_type",
      .type = KeyType::string,
@@ -117,7 +115,7 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .doc = "Shape of the warm-up.",
      .used_by = kWarmup,
      .binding = bind<&SchedulerConfig::warmup_type>()},
-    required(takes_auto(param("WarmupDecayLR|WarmupCosineLR|cosine|linear|WSD",
+    required(auto_waits(param("WarmupDecayLR|WarmupCosineLR|cosine|linear|WSD",
                               "/scheduler/params/total_num_steps", KeyType::integer, "null",
                               "Steps until the lowest learning rate. auto: the steps of the run.",
                               kPositive, bind_steps<&SchedulerConfig::total_num_steps>()))),

@@ -18,10 +18,14 @@ the table that the parser uses: `zerorun config docs > docs/config.md`.
   as `5e8`.
 - Every problem of a file is reported at once, with its JSON pointer, line and column: unknown keys,
   wrong types, keys given twice, values that contradict each other or are not supported yet.
-- `null` is the same as leaving a key out, where the default is "not given".
-- `"auto"` is the same as leaving a key out, for the keys marked *auto* and for all keys that do not
-  have the status "works". Beyond that, bucket sizes follow the width of the model where the program
-  says it, as with Hugging Face's Trainer, and a schedule's number of steps follows the run.
+- Files in [Hjson](https://hjson.github.io) are read too, as DeepSpeed does: keys and strings without
+  quotes, lines without commas. Strings of several lines are not.
+- `null` is the same as leaving a key out; so is `"auto"`, for every key and for blocks inside a block.
+  Beyond that, bucket sizes that are `"auto"` follow the width of the model where the program says it,
+  as with Hugging Face's Trainer. Keys marked *auto* have no default then: the program, the run or
+  the next tool has to say the value. `gradient_clipping` refuses `null`, which could mean either
+  of its default and none.
+- `0` and `1` are taken for `false` and `true`.
 - Instead of a path, the URL-safe base64 text of a file may be given.
 - `zerorun config check FILE` checks a file, `zerorun config show FILE` prints what is in effect,
   `zerorun config schema` prints a JSON Schema for editors.
@@ -100,7 +104,7 @@ std::string meaning(const KeySpec& spec) {
     text += fmt::format(" Not yet: {}.", fmt::join(split_choices(spec.later), ", "));
   }
   if (!spec.alias.empty()) text += fmt::format(" Also spelt `{}`.", spec.alias);
-  if (spec.takes_auto) text += " *auto*";
+  if (spec.auto_waits) text += " *auto*";
   return text;
 }
 
@@ -131,12 +135,44 @@ void add_block(std::string_view block, std::string& out) {
   }
 }
 
+std::string reason_to_refuse(const KeySpec& spec) {
+  std::string reason =
+      spec.status == KeyStatus::removed ? "DeepSpeed 0.19 has removed it too" : "not built yet";
+  if (!spec.note.empty()) reason += fmt::format("; instead: {}", spec.note);
+  return reason;
+}
+
+// What a file of DeepSpeed's users may ask for in vain, in one place.
+void add_refused(std::string& out) {
+  out +=
+      "\n## What is refused\n\n"
+      "A file that asks for one of these is an error that names the key. All else that DeepSpeed "
+      "0.19.8 reads is taken.\n\n| key | what it asks for | reason |\n|---|---|---|\n";
+  for (const KeySpec* spec : key_table().keys()) {
+    if (spec->is_unsupported()) {
+      out += fmt::format("| `{}` | {} | {} |\n", block_title(spec->pointer), cell(spec->doc),
+                         cell(reason_to_refuse(*spec)));
+    }
+    if (!spec->later.empty()) {
+      out += fmt::format("| `{}` | {} | not built yet |\n", block_title(spec->pointer),
+                         fmt::join(split_choices(spec->later), ", "));
+    }
+  }
+  out +=
+      "\nKeys that no part of DeepSpeed reads are errors as well, with the nearest name: at the "
+      "top "
+      "level, too, where DeepSpeed ignores them. Programs that import `deepspeed` get a warning "
+      "about those instead. `compile.disable` and `compile.backend`, which some templates have, "
+      "are such keys: DeepSpeed 0.19 refuses them in that section.\n";
+}
+
 }  // namespace
 
 std::string config_markdown() {
   std::string out(kIntroduction);
   out += "\n## Top level\n";
   add_block("", out);
+  add_refused(out);
   return out;
 }
 

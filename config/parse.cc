@@ -63,9 +63,14 @@ void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   }
 }
 
+// What is not JSON may be Hjson; what is neither is reported as JSON.
 JsonNode read_root(std::string_view json, const std::string& source, ConfigProblems& problems) {
-  std::optional<JsonNode> root = read_json(json, problems);
-  if (root) return std::move(*root);
+  if (auto root = read_json(json, problems)) return std::move(*root);
+  ConfigProblems of_hjson(source);
+  if (auto root = read_json(json, of_hjson, JsonDialect::hjson)) {
+    problems = std::move(of_hjson);
+    return std::move(*root);
+  }
   problems.throw_if_any();
   fail<InternalError>("{}: was not read, without a reason", source);
 }

@@ -44,6 +44,28 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
   return fmt::format("{}{}", fmt::join(ranks, ", "), ranks.back() == most ? "" : ", ...");
 }
 
+// The line about batch sizes. Throws ConfigError where zerorun.initialize would: when none is
+// given. Those that are "auto" are the program's to give, and the bundled one has its own.
+std::string describe_batch(const ParsedConfig& parsed) {
+  if (is_batch_given(parsed.config.batch)) {
+    return fmt::format("batch sizes: suit {} ranks", suitable_ranks(parsed));
+  }
+  for (const ConfigValue& value : parsed.values) {
+    if (value.pointer == "/zerorun/train" || value.pointer.starts_with("/zerorun/train/"))
+      return {};
+    const bool is_size =
+        value.pointer == "/train_batch_size" || value.pointer == "/train_micro_batch_size_per_gpu";
+    if (is_size && value.is_auto) return "batch sizes: \"auto\", the program has to give them";
+  }
+  try {
+    resolve_batch(parsed.config.batch, 1);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("{}: {}, or \"auto\" where a program or `zerorun train` gives it",
+                      parsed.config.source, error.what());
+  }
+  return {};
+}
+
 const KeySpec& spec_of(const ConfigValue& value) {
   const KeySpec* spec = key_table().find(value.pointer);
   ZR_CHECK(spec != nullptr, "{} is no configuration key", value.pointer);
@@ -159,9 +181,7 @@ std::string check_report(const std::string& path) {
   }
   std::string text = fmt::format("{}: ok", path);
   if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
-  if (is_batch_given(parsed.config.batch)) {
-    text += fmt::format("\n  batch sizes: suit {} ranks", suitable_ranks(parsed));
-  }
+  if (const std::string line = describe_batch(parsed); !line.empty()) text += "\n  " + line;
   if (!left_over.empty()) {
     text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
   }

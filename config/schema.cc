@@ -53,7 +53,10 @@ Json numeric(std::string_view type, const KeyRange& range) {
 std::vector<Json> alternatives(const KeySpec& spec) {
   const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
   std::vector<Json> out;
-  if (has(KeyType::boolean)) out.push_back({{"type", "boolean"}});
+  if (has(KeyType::boolean)) {
+    out.push_back({{"type", "boolean"}});
+    out.push_back({{"enum", {0, 1}}});
+  }
   if (has(KeyType::integer)) out.push_back(numeric("integer", spec.range));
   if (has(KeyType::number)) out.push_back(numeric("number", spec.range));
   if (has(KeyType::infinity)) out.push_back({{"const", "inf"}});
@@ -81,7 +84,11 @@ std::vector<Json> alternatives(const KeySpec& spec) {
 // The values of a key that may not ask for anything yet.
 std::vector<Json> nothing_asked(const KeySpec& spec) {
   if ((spec.type & (KeyType::free_form | KeyType::block)) == 0) {
-    return {{{"const", Json::parse(spec.fallback)}}};
+    std::vector<Json> out = {{{"const", Json::parse(spec.fallback)}}};
+    for (const std::string_view value : split_choices(spec.idle)) {
+      out.push_back({{"const", Json::parse(value)}});
+    }
+    return out;
   }
   const Json off = {{"enum", {false, "auto"}}};
   return {{{"type", "object"}, {"maxProperties", 0}},
@@ -95,6 +102,10 @@ Json object_schema(std::string_view block);
 Json block_schema(const KeySpec& spec) {
   Json schema = object_schema(spec.pointer);
   schema["type"] = {"object", "null"};
+  if (!spec.parent().empty()) {
+    schema["type"].push_back("string");
+    schema["pattern"] = "^auto$";  // says nothing about values that are no strings
+  }
   if ((spec.type & KeyType::boolean) != 0) schema["type"].push_back("boolean");
   if (may_not_ask(spec)) schema["maxProperties"] = 0;
   return schema;
@@ -102,8 +113,8 @@ Json block_schema(const KeySpec& spec) {
 
 Json leaf_schema(const KeySpec& spec) {
   std::vector<Json> allowed = may_not_ask(spec) ? nothing_asked(spec) : alternatives(spec);
-  if (spec.fallback == "null") allowed.push_back({{"type", "null"}});
-  if (spec.takes_auto || spec.status != KeyStatus::works) allowed.push_back({{"const", "auto"}});
+  if (!spec.refuses_null) allowed.push_back({{"type", "null"}});
+  allowed.push_back({{"const", "auto"}});
   Json schema = allowed.size() == 1 ? allowed.front() : Json{{"anyOf", allowed}};
   if (spec.fallback != "null") schema["default"] = Json::parse(spec.fallback);
   return schema;

@@ -12,8 +12,8 @@ namespace {
 const CudaBackend& load_backend() {
   if (!ZERORUN_HAVE_CUDA) {
     fail<DeviceError>(
-        "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is (cmake says what "
-        "it misses)");
+        "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is with "
+        "-DZERORUN_CUDA=ON (cmake says what it misses)");
   }
   try {
     return plugin_entry<CudaBackend>(open_plugin(kCudaLibrary), kCudaBackendEntry);

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "config/env.h"
 #include "core/check.h"
@@ -26,6 +27,16 @@ std::string join_paths(std::initializer_list<std::string> paths) {
   }
   return joined;
 }
+
+// Settings of NVIDIA's libraries that training wants, for a user who has not set them.
+constexpr auto kGpuSettings = std::to_array<std::pair<const char*, const char*>>({
+    // PyTorch's communicators and ours launch in the program's order on every rank. Two that
+    // overlap, in another order on another rank, would wait for each other.
+    {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
+    // A hardware queue for each stream: with the default of 8, copies wait behind other streams'
+    // kernels.
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+});
 
 }  // namespace
 
@@ -81,6 +92,9 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
   const std::string given_threads = find_variable(inherited, "OMP_NUM_THREADS").value_or("");
   check_thread_count(given_threads);
   if (given_threads.empty()) variables["OMP_NUM_THREADS"] = std::to_string(threads);
+  for (const auto& [name, value] : kGpuSettings) {
+    if (!job.gpus.empty() && !find_variable(inherited, name)) variables[name] = value;
+  }
   if (job.python) {
     variables["PYTHONPATH"] = join_paths({job.python_path, job.working_directory,
                                           find_variable(inherited, "PYTHONPATH").value_or("")});
@@ -89,6 +103,10 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
           join_paths({job.command_path, find_variable(inherited, "PATH").value_or("")});
     }
     variables.emplace("PYTHONUNBUFFERED", "1");
+    // Without it Hugging Face's Trainer and accelerate take CPU ranks for one process each.
+    if (job.gpus.empty() && !find_variable(inherited, "ACCELERATE_USE_CPU")) {
+      variables.emplace("ACCELERATE_USE_CPU", "true");
+    }
   }
   return variables;
 }

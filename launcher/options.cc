@@ -85,7 +85,7 @@ constexpr std::string_view kFooter =
     "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --save out/\n"
     "  zerorun --include localhost:0,2 --module my.train --deepspeed ds_config.json\n"
     "  CUDA_VISIBLE_DEVICES=4,5,6,7 zerorun --exclude localhost:1 train.py    (GPUs 4, 6 and 7)\n"
-    "  zerorun --accelerator cpu --num_gpus 4 --no_local_rank torchrun_style.py\n"
+    "  zerorun --accelerator cpu --num_gpus 4 torchrun_style.py\n"
     "  zerorun --dry_run --num_gpus 2 train\n\n"
     "Exit code: that of the first rank that failed, 128 + the signal's number if one killed it or\n"
     "ended the job, 2 for a command line that cannot be followed, 1 for other errors.";
@@ -110,9 +110,20 @@ void add_selection(CLI::App& app, LaunchOptions& options) {
 void add_program(CLI::App& app, LaunchOptions& options) {
   app.add_flag("-m,--module", options.program.module, "PROGRAM is a Python module (python -m)");
   app.add_flag("--no_python", options.program.no_python, "Execute PROGRAM itself, also a .py file");
-  app.add_flag("--no_local_rank,--use_env", options.program.no_local_rank,
-               "Do not pass --local_rank=N to Python programs; the variable LOCAL_RANK says the "
-               "same");
+  const auto set_local_rank = [&options](const std::string& name) {
+    options.program.local_rank = name == "always"  ? LocalRank::always
+                                 : name == "never" ? LocalRank::never
+                                                   : LocalRank::automatic;
+  };
+  takes_one_of(app.add_option_function<std::string>(
+                   "--local_rank", set_local_rank,
+                   "Whether Python programs get --local_rank=N, as from DeepSpeed's launcher. "
+                   "Default: auto, those whose source mentions it; the variable LOCAL_RANK says "
+                   "the same to all"),
+               {"always", "auto", "never"});
+  app.add_flag_callback(
+      "--no_local_rank,--use_env", [&options] { options.program.local_rank = LocalRank::never; },
+      "The same as --local_rank never");
   app.add_flag("--deepspeed_compat", options.deepspeed_compat,
                "Python programs get zerorun's stand-in for DeepSpeed also where DeepSpeed is "
                "installed; where it is not, they get it in any case");

@@ -95,6 +95,15 @@ fs::path find_executable(const std::string& name, const ProgramSearch& search) {
   fail_unknown(name, search);
 }
 
+std::string local_rank_for(const ProgramRequest& request) {
+  if (request.local_rank == LocalRank::never) return {};
+  const std::string source =
+      program_source(request.name, request.module, fs::current_path());
+  const std::string_view option = local_rank_option(source);
+  if (option.empty() && request.local_rank == LocalRank::always) return "--local_rank";
+  return std::string(option);
+}
+
 }  // namespace
 
 ProgramSearch ProgramSearch::here() {
@@ -136,7 +145,7 @@ Program find_program(const ProgramRequest& request, const ProgramSearch& search)
     }
     program.command.push_back(request.name);
     program.python = true;
-    program.local_rank = !request.no_local_rank;
+    program.local_rank = local_rank_for(request);
     return program;
   }
   const auto bundled =
@@ -147,7 +156,9 @@ Program find_program(const ProgramRequest& request, const ProgramSearch& search)
 
 std::vector<std::string> rank_command(const Program& program, int local_rank) {
   std::vector<std::string> command = program.command;
-  if (program.local_rank) command.push_back(fmt::format("--local_rank={}", local_rank));
+  if (!program.local_rank.empty()) {
+    command.push_back(fmt::format("{}={}", program.local_rank, local_rank));
+  }
   command.insert(command.end(), program.arguments.begin(), program.arguments.end());
   return command;
 }

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "launcher/local_rank.h"
+
 namespace zerorun {
 
 // The program that every rank runs, found on this machine.
@@ -11,15 +13,15 @@ struct Program {
   std::vector<std::string> command;    // up to the program: {"/usr/bin/python3", "-u", "train.py"}
   std::vector<std::string> arguments;  // the user's, untouched
   bool python = false;
-  bool local_rank = false;  // gets --local_rank=N before its arguments, as DeepSpeed does it
+  std::string local_rank;  // the option that gets the rank's number, before its arguments; or ""
 };
 
 struct ProgramRequest {
   std::string name{};
   std::vector<std::string> arguments{};
-  bool module = false;         // `name` is a Python module
-  bool no_python = false;      // execute `name` itself, also when it ends in .py
-  bool no_local_rank = false;  // Python programs do not get --local_rank=N
+  bool module = false;     // `name` is a Python module
+  bool no_python = false;  // execute `name` itself, also when it ends in .py
+  LocalRank local_rank = LocalRank::automatic;
 };
 
 // The places in which programs are searched for.

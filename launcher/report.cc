@@ -22,7 +22,7 @@ struct Symptom {
 // Lines that programs print shortly before they end, and their remedies.
 constexpr auto kSymptoms = std::to_array<Symptom>({
     {"unrecognized arguments: --local_rank",
-     "the program does not take --local_rank=N; start it with zerorun --no_local_rank"},
+     "the program does not take --local_rank=N; start it with zerorun --local_rank never"},
     {"No CUDA GPUs are available", "a GPU is missing: none is visible to this rank"},
     {"no CUDA-capable device is detected", "a GPU is missing: none is visible to this rank"},
     {"invalid device ordinal",

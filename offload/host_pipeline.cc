@@ -16,22 +16,22 @@ SlotRing make_ring(PinnedArena& arena, HostPipeline::Staging staging) {
 
 }  // namespace
 
-HostPipeline::HostPipeline(Device& device, PinnedArena& arena, Staging down, Staging up)
+HostPipeline::HostPipeline(Device& device, PinnedArena& arena, Staging to_host, Staging to_device)
     : device_(device),
-      incoming_(make_ring(arena, down)),
-      outgoing_(make_ring(arena, up)),
-      down_(device.make_stream("zerorun-down")),
+      incoming_(make_ring(arena, to_host)),
+      outgoing_(make_ring(arena, to_device)),
+      to_host_(device.make_stream("zerorun-to-host")),
       compute_(device.host().make_stream("zerorun-host")),
-      up_(device.make_stream("zerorun-up")) {}
+      to_device_(device.make_stream("zerorun-to-device")) {}
 
 Event HostPipeline::fetch(TensorView src, TensorView dst, const Event& after) {
-  down_->wait(after);
-  device_.download(*down_, src, dst.data);
-  return down_->record();
+  to_host_->wait(after);
+  device_.download(*to_host_, src, dst.data);
+  return to_host_->record();
 }
 
 TensorView HostPipeline::fetch(TensorView src, const Event& after) {
-  const TensorView staged = incoming_.view(incoming_.take(*down_), src.numel, src.dtype);
+  const TensorView staged = incoming_.view(incoming_.take(*to_host_), src.numel, src.dtype);
   compute_->wait(fetch(src, staged, after));
   return staged;
 }
@@ -43,21 +43,21 @@ TensorView HostPipeline::outgoing(int64_t numel, DType dtype) {
 }
 
 Event HostPipeline::send(TensorView staged, TensorView dst) {
-  up_->wait(compute_->record());
-  device_.upload(*up_, staged.data, dst);
-  Event sent = up_->record();
+  to_device_->wait(compute_->record());
+  device_.upload(*to_device_, staged.data, dst);
+  Event sent = to_device_->record();
   outgoing_.release(outgoing_.last(), sent);
   return sent;
 }
 
 void HostPipeline::drain() noexcept {
-  for (Stream* stream : {down_.get(), compute_.get(), up_.get()}) zerorun::drain(*stream);
+  for (Stream* stream : {to_host_.get(), compute_.get(), to_device_.get()}) zerorun::drain(*stream);
 }
 
 void HostPipeline::synchronize() {
-  down_->synchronize();
+  to_host_->synchronize();
   compute_->synchronize();
-  up_->synchronize();
+  to_device_->synchronize();
 }
 
 }  // namespace zerorun

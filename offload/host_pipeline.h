@@ -20,7 +20,7 @@ class HostPipeline {
     size_t slot_nbytes = 0;
     size_t nbytes() const { return static_cast<size_t>(slots) * slot_nbytes; }
   };
-  HostPipeline(Device& device, PinnedArena& arena, Staging down, Staging up);
+  HostPipeline(Device& device, PinnedArena& arena, Staging to_host, Staging to_device);
 
   // The device of the host's cores, and its stream for offloaded states.
   Device& host() const { return device_.host(); }
@@ -38,8 +38,8 @@ class HostPipeline {
   Event send(TensorView staged, TensorView dst);
 
   // Everything fetched, or sent, so far.
-  Event received() { return down_->record(); }
-  Event sent() { return up_->record(); }
+  Event received() { return to_host_->record(); }
+  Event sent() { return to_device_->record(); }
   // Waits for all three streams; rethrows their first error.
   void synchronize();
   // The same before memory goes that their work uses, whatever has become of it.
@@ -50,9 +50,9 @@ class HostPipeline {
   SlotRing incoming_;
   SlotRing outgoing_;
   // Last, so that their work is done before what it uses goes.
-  std::unique_ptr<Stream> down_;
+  std::unique_ptr<Stream> to_host_;
   std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Stream> up_;
+  std::unique_ptr<Stream> to_device_;
 };
 
 }  // namespace zerorun

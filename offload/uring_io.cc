@@ -123,8 +123,8 @@ class UringIo final : public BlockIo {
     fail_transfer(file_, direction, block.offset + from, nbytes, -submitted);
   }
 
-  // Of a block; there is one running. Does not throw: as long as the kernel holds a block, it must
-  // not go. Where waiting is refused, the queue is looked at from time to time.
+  // Waits for a block; there is one running. Does not throw: as long as the kernel holds a block,
+  // it must not go. Where waiting is refused, the queue is looked at from time to time.
   Completion wait() noexcept {
     while (true) {
       io_uring_cqe* entry = nullptr;

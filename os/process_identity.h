@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Which process of which machine: two are equal only if they are the same running process.
+// A process of a machine: two identities are equal only if they are the same running process.
 // Trivially copyable, so that it can stand in shared memory.
 struct ProcessIdentity {
   std::array<char, 40> boot_id{};  // of the running kernel: the host

@@ -24,12 +24,13 @@ namespace fs = std::filesystem;
   fail<IoError>("cannot write {}: {}", path.string(), std::generic_category().message(code));
 }
 
-FileDescriptor open_whole_file(const fs::path& path, int flags) {
+// `named` is the file that an error is about.
+FileDescriptor open_whole_file(const fs::path& path, int flags, const fs::path& named) {
   int descriptor = -1;
   do {
     descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   } while (descriptor < 0 && errno == EINTR);
-  if (descriptor < 0) fail_to_write(path, errno);
+  if (descriptor < 0) fail_to_write(named, errno);
   return FileDescriptor(descriptor);
 }
 
@@ -69,7 +70,7 @@ fs::path follow_links(fs::path path) {
 
 void sync_folder_of(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  const FileDescriptor descriptor = open_whole_file(folder, O_RDONLY | O_DIRECTORY);
+  const FileDescriptor descriptor = open_whole_file(folder, O_RDONLY | O_DIRECTORY, folder);
   // EINVAL: this file system has nothing to sync for a folder.
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail_to_write(folder, errno);
 }
@@ -81,7 +82,7 @@ void replace_whole_file(const fs::path& path, std::string_view text, const struc
   std::error_code ignored;
   fs::remove(temporary, ignored);  // of a killed process that had this number
   try {
-    const FileDescriptor file = open_whole_file(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    const FileDescriptor file = open_whole_file(temporary, O_WRONLY | O_CREAT | O_EXCL, path);
     if (old != nullptr) {
       // Only root may give a file away; for others it is their own already.
       [[maybe_unused]] const int given = ::fchown(file.get(), old->st_uid, old->st_gid);
@@ -109,7 +110,7 @@ void write_whole_file(const std::filesystem::path& path, std::string_view text) 
   struct stat info = {};
   const bool exists = ::stat(target.c_str(), &info) == 0;
   if (exists && !S_ISREG(info.st_mode)) {
-    const FileDescriptor file = open_whole_file(target, O_WRONLY);
+    const FileDescriptor file = open_whole_file(target, O_WRONLY, path);
     write_text_to(file.get(), text, path);
   } else {
     replace_whole_file(target, text, exists ? &info : nullptr);

@@ -6,10 +6,10 @@
 #include "train/gpt_config.h"
 #include "zerorun/device.h"
 
-// What forward keeps for backward.
+// Activations: values that forward keeps for backward.
 namespace zerorun::train {
 
-// What a model allocates for each token of a micro-batch, with activations in `dtype`; a double
+// The memory that a model allocates for each token of a micro-batch, with activations in `dtype`; a
 // since no size is too large to ask for.
 double activation_nbytes_per_token(const GptConfig& config, bool recompute, DType dtype);
 
@@ -32,7 +32,7 @@ class Activation {
   DType dtype_ = DType::fp32;
 };
 
-// Of one block; normalised values and GELU's output are computed again in backward.
+// The values of one block; normalised ones and GELU's output are computed again in backward.
 struct BlockActivations {
   BlockActivations(Device& device, const GptConfig& config, DType dtype, int64_t rows)
       : moments_1(device, DType::fp32, 2 * rows),
@@ -66,7 +66,7 @@ struct Scratch {
   Activation wide;     // the gradient of the hidden values, or of query, key and value
 };
 
-// Of the last normalisation and the product with the embedding.
+// The values of the last normalisation and of the product with the embedding.
 struct HeadActivations {
   HeadActivations(Device& device, int64_t logits_stride, DType dtype, int64_t rows)
       : stride(logits_stride),

@@ -30,8 +30,8 @@ class Corpus {
   // Tokens are below it: 256 for text, what the header says for .bin files.
   int64_t vocabulary() const { return vocabulary_; }
   bool is_text() const { return is_text_; }
-  // Of the content, wherever its files lie: of all of it up to 64 Mi tokens, else of its size and
-  // of evenly spaced pieces.
+  // Hashes the content, wherever its files lie: all of it up to 64 Mi tokens, else its size and
+  // evenly spaced pieces.
   uint64_t hash() const;
 
   // Tokens [begin, begin + out.size()). Throws DataError for a token outside the
@@ -62,7 +62,7 @@ class Corpus {
   bool is_text_ = true;
 };
 
-// What to train on when nothing is given: the sources of Python's standard library, or the texts of
+// The text to train on when nothing is given: the sources of Python's standard library, or
 // common licences.
 struct DefaultText {
   std::vector<std::string> paths;

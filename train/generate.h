@@ -17,8 +17,8 @@ struct SamplingOptions {
 // A token drawn from softmax(logits / temperature) over the top_k largest. `uniform` in [0, 1).
 int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
 
-// What the model adds to the prompt, which is not empty. When the context is full, its older half
-// is forgotten. Every rank generates the same, so that all take part in gathers.
+// Returns the model's continuation of the prompt, which is not empty. When the context is full, its
+// older half is forgotten. Every rank generates the same, so that all take part in gathers.
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt,
                               const SamplingOptions& options);
 

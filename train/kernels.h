@@ -24,7 +24,7 @@ struct LayerNormShape {
   float epsilon = 1e-5F;
 };
 
-// What layer normalisation keeps for its backward.
+// The parts of layer normalisation's forward that its backward needs.
 struct LayerNormState {
   TensorView x;        // [rows, width]
   TensorView moments;  // fp32 [rows, 2]: mean and 1 / deviation
@@ -47,8 +47,8 @@ struct AttentionShape {
   int64_t width = 0;
 };
 
-// What attention keeps for its backward: one log of the softmax's denominator per query and head.
-// It is fp32 and laid out as the kernels please.
+// The part of attention's forward that its backward needs: one log of the softmax's denominator
+// per query and head. It is fp32 and laid out as the kernels please.
 struct AttentionState {
   TensorView qkv;      // [batch * seq_len, 3 * width]
   TensorView out;      // [batch * seq_len, width]
@@ -65,7 +65,7 @@ struct TokenGrid {
   int64_t width = 0;
 };
 
-// Where each token of a grid stands, in the device's memory: the rows of the i-th of the distinct
+// The order of a grid's tokens, in the device's memory: the rows of the i-th of the distinct
 // tokens are rows[begins[i]] to rows[begins[i + 1] - 1], ascending.
 struct TokenOrder {
   const int32_t* rows = nullptr;    // [rows]
@@ -89,7 +89,7 @@ class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  // What the kernels call, for the user's eyes; "" if nothing that matters.
+  // The libraries that the kernels call, for the user's eyes; "" if nothing that matters.
   virtual std::string libraries() const = 0;
   virtual DType activation_dtype() const = 0;
   // Elements between rows of logits: at least the vocabulary.

@@ -28,7 +28,7 @@ class LocalParameters final : public ParameterAccess {
   TensorView parameter(ParameterId id) const override;
   GradientView gradient(ParameterId id) override;
   void grad_ready(ParameterId id) override;
-  // What backward wrote in the last micro-step.
+  // The gradient that backward wrote in the last micro-step.
   TensorView gradient_view(ParameterId id) const;
 
  private:

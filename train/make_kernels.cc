@@ -13,7 +13,7 @@ std::unique_ptr<Kernels> make_cuda_kernels(Device& device, const KernelOptions& 
   return plugin_entry<CudaKernelsPlugin>(library, kCudaKernelsEntry).make(device, options);
 }
 
-// What would change nothing is an error.
+// Throws ConfigError for an option that would change nothing.
 void check(const KernelOptions& options, bool on_host) {
   if (options.tf32 && on_host) {
     fail<ConfigError>("--tf32: products on the CPU are fp32; it needs --accelerator cuda");

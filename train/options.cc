@@ -65,7 +65,7 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
   takes_integer(
       app.add_option("--steps", options.steps,
                      "Optimizer steps in all, those before --resume included. Default: 400; "
-                     "without a config 1200"),
+                     "without a config 1000"),
       "N", 0);
   takes_integer(app.add_option("--seed", options.seed,
                                "Seed of the initial parameters, the data order and samples"),

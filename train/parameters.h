@@ -33,7 +33,7 @@ class Initializer {
   std::vector<Rule> rules_;
 };
 
-// What a model needs of the engine that holds its parameters; see engine.h for the contracts.
+// The part of an engine that its model uses; see engine.h for the contracts.
 class ParameterAccess {
  public:
   virtual ~ParameterAccess() = default;

@@ -4,7 +4,7 @@
 
 namespace zerorun::train {
 
-// What happened in one step of training.
+// The figures of one step of training.
 struct StepReport {
   int64_t step = 0;   // counted from 1
   double loss = 0.0;  // mean over ranks and micro-steps

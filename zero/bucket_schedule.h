@@ -26,7 +26,7 @@ class BucketSchedule {
   // Ends a round. `learn`: its arrivals say what the order should be.
   void end_round(bool learn);
 
-  // Whether another order is worth its broadcast: the first that differs from this one, and later
+  // True if another order is worth its broadcast: the first that differs from this one, and later
   // only what was seen in two steps in a row. A model that takes another path in each step would
   // ask in vain.
   bool wants_change() const;

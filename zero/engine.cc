@@ -1,7 +1,6 @@
 #include "zerorun/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -21,25 +20,11 @@
 #include "zero/parameter_hash.h"
 #include "zero/sharded_step.h"
 #include "zero/step_control.h"
+#include "zero/stopwatch.h"
 
 namespace zerorun {
 
 namespace {
-
-// Adds the time until its destruction to a counter.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
-  ~Stopwatch() {
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 class EngineImpl final : public Engine, private EngineStates, private EngineHooks {
  public:
@@ -51,7 +36,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
         context_{make_sharding(config, model_.specs(), rules.front(), comm.world_size(),
                                comm.rank(), device.is_host()),
                  device, comm},
-        comm_stream_(config.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
+        comm_stream_(*context_.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         offload_(make_offload(context_, buckets_, rules)),
         memory_(context_, buckets_,
@@ -150,12 +135,16 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     if (state.phase == BatchPhase::open) reduce_gradients();
     reducer_.drop();
   }
-  void set_batch_rule(const BatchRule& rule) override { micro_step_.set_rule(rule); }
+  void set_batch_rule(const BatchRule& rule) override {
+    micro_step_.set_rule(rule);
+    control_.average_over(rule.accumulation_steps);
+  }
   BatchState batch() const override { return micro_step_.state(); }
   double loss_scale() const override { return control_.decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
   double gradient_average() const override { return control_.decider().average(); }
+  void accept_gradients() override { reducer_.measure(); }
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
 
@@ -286,6 +275,11 @@ StepDecision EngineImpl::decide() {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
         "each other's parameters: at stage 3 on GPUs all must use the same; take stage 2 instead");
+  }
+  if (!sum.any) {
+    StepDecision nothing;
+    nothing.result = {.applied = false, .had_gradient = false, .loss_scale = loss_scale()};
+    return nothing;
   }
   const StepDecision decision = control_.decide(sum, comm_stream());
   ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);

@@ -7,7 +7,7 @@ namespace zerorun {
 
 namespace {
 
-// Whether `count` numbers are the same, from their sum and the sum of their squares: only then is
+// True if `count` numbers are the same, from their sum and the sum of their squares: only then is
 // the mean of the squares the square of the mean.
 bool all_equal(int count, int64_t sum, int64_t squares) {
   return static_cast<__int128>(count) * squares == static_cast<__int128>(sum) * sum;
@@ -58,7 +58,7 @@ void GradientNorm::restart(Stream& stream) {
 GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
   std::vector<int64_t> words(static_cast<size_t>(view_.numel));
   const int64_t order = votes.gather_order;
-  votes_ = {votes.late ? 1 : 0, votes.new_order ? 1 : 0, order, order * order};
+  votes_ = {votes.any ? 1 : 0, votes.late ? 1 : 0, votes.new_order ? 1 : 0, order, order * order};
   const auto tail = static_cast<int64_t>(kVotes);
   context_.device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
@@ -76,9 +76,10 @@ GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
   const std::span<const int64_t> total = std::span(words).last(kVotes);
   return {.norm = std::sqrt(sum.value()),
           .finite = sum.non_finite_terms() == 0,
-          .late = total[0] > 0,
-          .new_order = total[1] > 0,
-          .same_gathers = all_equal(context_.world_size, total[2], total[3])};
+          .any = total[0] > 0,
+          .late = total[1] > 0,
+          .new_order = total[2] > 0,
+          .same_gathers = all_equal(context_.world_size, total[3], total[4])};
 }
 
 }  // namespace zerorun

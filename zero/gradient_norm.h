@@ -25,8 +25,9 @@ class GradientNorm {
   // Forgets what was added, after what is on the stream.
   void restart(Stream& stream);
 
-  // What this rank tells the others with the sum, so that it takes no collective of its own.
+  // News that this rank sends with the sum, so that it takes no collective of its own.
   struct Votes {
+    bool any = false;          // a gradient came since the last step
     bool late = false;         // gradients came after their bucket had gone out
     bool new_order = false;    // buckets should go out in another order
     int64_t gather_order = 0;  // ParameterGatherer::order_hash
@@ -35,6 +36,7 @@ class GradientNorm {
     double norm = 0.0;  // of the sum over ranks and micro-steps
     bool finite = true;
     // The votes of any rank.
+    bool any = false;
     bool late = false;
     bool new_order = false;
     bool same_gathers = true;  // all ranks had the same gather_order
@@ -43,7 +45,7 @@ class GradientNorm {
   Result finish(Stream& stream, const Votes& votes);
 
  private:
-  static constexpr size_t kVotes = 4;
+  static constexpr size_t kVotes = 5;
 
   // This rank's parts of `reduced`, which is as in `add`.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,

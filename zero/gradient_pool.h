@@ -44,7 +44,7 @@ class GradientPool {
   int64_t releases_ = 0;
 };
 
-// What GradientReducer keeps in flight.
+// Memory for the buckets that GradientReducer keeps in flight.
 struct GradientPools {
   int64_t slot_numel = 0;  // of the largest bucket
   int slots = 0;           // in the parameters' dtype

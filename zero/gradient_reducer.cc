@@ -98,11 +98,28 @@ Event GradientReducer::store(const Bucket& bucket, TensorView reduced) {
   if (last && first) norm_.add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
   Event taken = offload_->gradients->take(bucket, gradients, reduced,
                                           first ? Output::overwrite : Output::accumulate, stream_);
-  if (last && !first) {
-    norm_.add(bucket, gradients.reduced.slice(0, bucket.stored.host_from), 0, stream_);
-    norm_.add_host(bucket, gradients, *offload_->pipeline);
-  }
+  if (last && !first) add_stored(bucket);
   return taken;
+}
+
+void GradientReducer::add_stored(const Bucket& bucket) {
+  const BucketGradients& gradients = memory_.gradients(bucket);
+  if (!bucket.stored.offloaded) {
+    norm_.add(bucket, gradients.reduced, 0, stream_);
+    return;
+  }
+  norm_.add(bucket, gradients.reduced.slice(0, bucket.stored.host_from), 0, stream_);
+  norm_.add_host(bucket, gradients, *offload_->pipeline);
+}
+
+void GradientReducer::measure() {
+  wait();
+  if (!norm_begun_) return;  // the batch's last micro-step will
+  stream_.wait(context_.device.inline_stream().record());
+  norm_.restart(stream_);
+  for (const int index : micro_step_.schedule().order()) {
+    add_stored(buckets_[static_cast<size_t>(index)]);
+  }
 }
 
 void GradientReducer::reduce_rest() {
@@ -117,6 +134,7 @@ void GradientReducer::reduce_rest() {
 
 GradientNorm::Result GradientReducer::finish(int64_t gather_order) {
   GradientNorm::Votes votes = {
+      .any = micro_step_.has_gradient(),
       .late = !late_.empty(),
       .new_order = context_.rank == 0 && micro_step_.schedule().wants_change(),
       .gather_order = gather_order};

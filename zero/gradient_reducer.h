@@ -44,6 +44,8 @@ class GradientReducer {
   GradientNorm::Result finish(int64_t gather_order);
   // Forgets the batch. Not within a round.
   void drop();
+  // Takes the norm of the reduced gradients again, which somebody has written to.
+  void measure();
   // Waits for all reductions.
   void wait();
 
@@ -66,6 +68,8 @@ class GradientReducer {
   // After a bucket was reduced to `reduced`: brings it to where it is stored, and adds it to the
   // norm. Returns the event after which backward may write to the bucket again.
   Event store(const Bucket& bucket, TensorView reduced);
+  // Adds a bucket's gradient to the norm, from where it is stored.
+  void add_stored(const Bucket& bucket);
   void set_sum_aside();
   TensorView sum_aside(const Bucket& bucket) const;
   void reduce_late();

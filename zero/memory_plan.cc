@@ -40,7 +40,9 @@ int64_t gathered_numel(const Sharding& sharding, const ModelSpec& model,
   }
   const int64_t largest = *std::max_element(modules.begin(), modules.end());
   const ZeroConfig& zero = sharding.zero;
-  const int64_t ahead = std::min(total, largest + std::min(total, zero.prefetch_bucket_size));
+  const int64_t prefetched =
+      zero.prefetch_bucket_size == 0 ? 0 : std::max(largest, zero.prefetch_bucket_size);
+  const int64_t ahead = std::min(total, largest + std::min(total, prefetched));
   const int64_t kept = std::min(zero.max_live_parameters, zero.max_reuse_distance / 2);
   return std::min(total, std::max(ahead, std::min(total, kept) + ahead));
 }

@@ -78,6 +78,7 @@ bool MicroStep::write(ParameterId parameter) {
 }
 
 bool MicroStep::add(ParameterId parameter) {
+  has_gradient_ = true;
   Progress& progress = contribution(parameter).progress;
   const bool adds = progress != Progress::none;
   if (progress != Progress::complete) progress = Progress::written;
@@ -90,6 +91,7 @@ bool MicroStep::is_late(ParameterId parameter) const {
 
 void MicroStep::receive(ParameterId parameter) {
   Contribution& from = contribution(parameter);
+  has_gradient_ = true;  // late ones too
   ++from.received;
   const bool awaited = from.progress != Progress::complete && !is_late(parameter);
   if (awaited && from.received >= from.expected) complete(parameter);
@@ -165,6 +167,7 @@ void MicroStep::end_batch(std::span<const int64_t> order) {
   schedule_.end_batch(order);
   micro_steps_ = 0;
   reductions_ = 0;
+  has_gradient_ = false;
   phase_ = BatchPhase::idle;
 }
 

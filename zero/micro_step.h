@@ -19,7 +19,7 @@ namespace zerorun {
 // follows when gradients come after the first (another backward before the step). Reduced rounds
 // of a batch are added up.
 //
-// Where reduction is in place (see reduces_in_place) a round that does not end the batch is not
+// With reduction in place (see reduces_in_place) a round that does not end the batch is not
 // reduced: its gradients stay with this rank, and the next round adds to them.
 class MicroStep {
  public:
@@ -30,37 +30,39 @@ class MicroStep {
     int64_t offset = 0;
     int64_t numel = 0;
   };
-  // Where the parameter's gradient lies. Throws InternalError for frozen parameters.
+  // The place of the parameter's gradient. Throws InternalError for frozen parameters.
   const Location& locate(ParameterId parameter) const;
 
   BatchState state() const;
   BatchPhase phase() const { return phase_; }
   void set_rule(const BatchRule& rule);
-  // Whether the current micro-step completes the batch.
+  // True if the current micro-step completes the batch.
   bool is_last() const;
-  // Whether the gradients of this round stay with this rank.
+  // True if the gradients of this round stay with this rank.
   bool stays_local() const { return in_place_ && !is_last(); }
-  // Whether no gradient of this batch has been reduced yet.
+  // True if no gradient of this batch has been reduced yet.
   bool is_first_reduction() const { return reductions_ == 0; }
 
   // --- a round: open() .. close() ---
 
   void open();
-  // Whether this is the bucket's first gradient in this round.
+  // True if this is the bucket's first gradient in this round.
   bool fills(int bucket);
   // The parameter's gradient is going to be written; returns whether that adds to what is there.
   // Throws InternalError after the parameter was complete.
   bool write(ParameterId parameter);
   // The same for one of several contributions: an unexpected one may follow the last expected one.
   bool add(ParameterId parameter);
-  // Whether the parameter's bucket has gone out already.
+  // True if the parameter's bucket has gone out already.
   bool is_late(ParameterId parameter) const;
   // One contribution has come. A parameter is complete when there were as many as in its last
   // round, at first one: reentrant checkpointing and several backward passes make more.
   void receive(ParameterId parameter);
   void complete(ParameterId parameter);
-  // Whether the bucket holds nothing of the parameter, so that zeros take its place.
+  // True if the bucket holds nothing of the parameter, so that zeros take its place.
   bool is_missing(ParameterId parameter) const;
+  // This rank had a gradient since the last step.
+  bool has_gradient() const { return has_gradient_; }
   // The next bucket to go out, if it is complete; it counts as gone.
   std::optional<int> take_ready();
   // The same at the end of a round, complete or not; nullopt: all have gone out.
@@ -69,7 +71,7 @@ class MicroStep {
 
   // --- a micro-step ---
 
-  // Whether the rounds so far are all that the micro-step needs.
+  // True if the rounds so far are all that the micro-step needs.
   bool is_reduced() const;
   // Returns whether a step is due. After a round; until then there is no next micro-step.
   bool end();
@@ -108,6 +110,7 @@ class MicroStep {
   BatchPhase phase_ = BatchPhase::idle;
   int64_t micro_steps_ = 0;       // ended, of this batch
   int64_t reductions_ = 0;        // reduced rounds of this batch
+  bool has_gradient_ = false;     // of any parameter, in this batch
   bool first_round_ = false;      // of its micro-step
   bool reduced_as_last_ = false;  // the last closed round ended the batch
 };

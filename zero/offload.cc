@@ -76,11 +76,11 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   }
   // Gradients that are added, and directions, go in fp32.
   const bool has_direction = direction_size(sharding, rules, buckets).numel > 0;
-  const DType up = has_direction ? DType::fp32 : sharding.param_dtype;
-  sizes.down = {kStagingSlots, PinnedArena::nbytes_of(largest, DType::fp32)};
+  const DType uploaded = has_direction ? DType::fp32 : sharding.param_dtype;
+  sizes.to_host = {kStagingSlots, PinnedArena::nbytes_of(largest, DType::fp32)};
   // CPU ranks write parameters where they belong.
   const bool sends = has_direction || !sharding.computes_on_host;
-  sizes.up = {sends ? kStagingSlots : 0, PinnedArena::nbytes_of(largest, up)};
+  sizes.to_device = {sends ? kStagingSlots : 0, PinnedArena::nbytes_of(largest, uploaded)};
   sizes.gradients = HostGradients::host_nbytes(sharding, buckets);
   sizes.parameters = OffloadedParameters::sizes(sharding, buckets);
   return sizes;
@@ -95,7 +95,7 @@ Offload::Offload(const EngineContext& context, std::span<const Bucket> buckets,
   }
   if (!context.offloads_states()) return;
   states = make_store(context, arena, host_chunks);
-  pipeline = std::make_unique<HostPipeline>(context.device, arena, sizes.down, sizes.up);
+  pipeline = std::make_unique<HostPipeline>(context.device, arena, sizes.to_host, sizes.to_device);
   gradients = std::make_unique<HostGradients>(context, buckets, arena, *pipeline);
 }
 

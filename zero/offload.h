@@ -16,15 +16,15 @@ namespace zerorun {
 
 // Bytes that offloading takes per rank.
 struct OffloadSizes {
-  HostPipeline::Staging down;
-  HostPipeline::Staging up;
+  HostPipeline::Staging to_host;
+  HostPipeline::Staging to_device;
   size_t gradients = 0;
   size_t states = 0;         // in memory, or what of them is staged
   uint64_t states_file = 0;  // on NVMe
   OffloadedParameters::Sizes parameters;
   // Host memory that is locked.
   size_t pinned() const {
-    return down.nbytes() + up.nbytes() + gradients + states + parameters.pinned();
+    return to_host.nbytes() + to_device.nbytes() + gradients + states + parameters.pinned();
   }
   // The part of it that io_uring keeps mapped: once to read, once to write.
   size_t registered() const { return 2 * ((states_file > 0 ? states : 0) + parameters.staging); }

@@ -62,8 +62,8 @@ OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
 OffloadedParameters::OffloadedParameters(const EngineContext& context,
                                          std::span<const Bucket> buckets, PinnedArena& arena)
     : context_(context),
-      up_(context.device.make_stream("zerorun-param-up")),
-      down_(context.device.make_stream("zerorun-param-down")) {
+      to_device_(context.device.make_stream("zerorun-param-to-device")),
+      to_host_(context.device.make_stream("zerorun-param-to-host")) {
   const OffloadParamConfig& config = context.offload.param;
   if (config.device == OffloadDevice::nvme) {
     const NvmeOptions options{.folder = config.nvme_path.value_or(""),
@@ -98,13 +98,13 @@ void OffloadedParameters::release(const Bucket& bucket, const Chunk& chunk, Stre
 }
 
 Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
-  up_->wait(context_.device.inline_stream().record());
+  to_device_->wait(context_.device.inline_stream().record());
   for (const Chunk& chunk : bucket.chunks) {
-    const TensorView home = acquire(bucket, chunk, *up_, Content::needed);
-    context_.device.upload(*up_, home.data, shard.slice(chunk.begin, chunk.numel()));
-    release(bucket, chunk, *up_, false);
+    const TensorView home = acquire(bucket, chunk, *to_device_, Content::needed);
+    context_.device.upload(*to_device_, home.data, shard.slice(chunk.begin, chunk.numel()));
+    release(bucket, chunk, *to_device_, false);
   }
-  return up_->record();
+  return to_device_->record();
 }
 
 TensorView OffloadedParameters::outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer,
@@ -117,11 +117,11 @@ void OffloadedParameters::store(const Bucket& bucket, const Chunk& chunk, Device
                                 Stream& stream) {
   if (writer.is_host()) return release(bucket, chunk, stream, true);
   const size_t slot = slots_.last();
-  down_->wait(stream.record());
-  const TensorView home = acquire(bucket, chunk, *down_, Content::overwritten);
-  writer.download(*down_, slots_.view(slot, chunk.numel(), context_.param_dtype), home.data);
-  release(bucket, chunk, *down_, true);
-  slots_.release(slot, down_->record());
+  to_host_->wait(stream.record());
+  const TensorView home = acquire(bucket, chunk, *to_host_, Content::overwritten);
+  writer.download(*to_host_, slots_.view(slot, chunk.numel(), context_.param_dtype), home.data);
+  release(bucket, chunk, *to_host_, true);
+  slots_.release(slot, to_host_->record());
 }
 
 TensorView OffloadedParameters::stored(const Bucket& bucket, const Chunk& chunk) {
@@ -134,7 +134,7 @@ void OffloadedParameters::accept_changes() {
 }
 
 void OffloadedParameters::drain() noexcept {
-  for (Stream* stream : {up_.get(), down_.get()}) zerorun::drain(*stream);
+  for (Stream* stream : {to_device_.get(), to_host_.get()}) zerorun::drain(*stream);
 }
 
 }  // namespace zerorun

@@ -67,8 +67,8 @@ class OffloadedParameters {
   std::vector<std::vector<Event>> written_;  // by bucket and chunk
   SlotRing slots_;                           // of the device, where it updates a chunk
   // Last, so that their work is done before what it uses goes.
-  std::unique_ptr<Stream> up_;
-  std::unique_ptr<Stream> down_;
+  std::unique_ptr<Stream> to_device_;
+  std::unique_ptr<Stream> to_host_;
 };
 
 }  // namespace zerorun

@@ -155,12 +155,16 @@ void ParameterGatherer::drop(const Bucket& bucket) {
 }
 
 void ParameterGatherer::prefetch() {
+  const int64_t limit = context_.zero.prefetch_bucket_size;
+  if (limit == 0) return;
   int64_t ahead = 0;
   for (ModuleId id : order_.predict(kPrefetchModules)) {
     const Module& next = modules_[static_cast<size_t>(id)];
-    if (!is_sharded(next)) continue;
+    // One module comes early whatever its size: else a block that is larger than the limit would
+    // wait for its gather each time.
+    if (ahead > 0 && ahead + next.numel > limit) return;
     ahead += next.numel;
-    if (ahead > context_.zero.prefetch_bucket_size) return;
+    if (!is_sharded(next)) continue;
     if (live_ + next.numel > context_.zero.max_live_parameters) return;
     try {
       take_memory(next);

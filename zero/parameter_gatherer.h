@@ -15,8 +15,9 @@ namespace zerorun {
 // The device's inline stream waits for a gather, and so does the caller where host code may read
 // the device's memory. Memory that is dropped is free once that stream has done what it was given.
 //
-// It gathers ahead in the learned order within prefetch_bucket_size, and keeps released parameters
-// full when they are used again within max_reuse_distance; max_live_parameters bounds both.
+// It gathers ahead in the learned order: the next module, and further ones as long as all of them
+// are within prefetch_bucket_size. It keeps released parameters full when they are used again
+// within max_reuse_distance; max_live_parameters bounds both.
 class ParameterGatherer {
  public:
   // Gathers run on `stream`. `parameters` is null when shards are gathered from where they are
@@ -62,7 +63,7 @@ class ParameterGatherer {
   void finish(const Bucket& bucket);
   void drop(const Bucket& bucket);
   void prefetch();
-  // Whether a gather of this bucket needs the other ranks' help.
+  // True if a gather of this bucket needs the other ranks' help.
   bool is_collective(const Bucket& bucket) const;
   void make_room(int64_t numel);
   bool is_sharded(const Module& module) const;

@@ -77,8 +77,10 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
   sharding.world_size = world_size;
   sharding.rank = rank;
   sharding.computes_on_host = computes_on_host;
+  // A GPU's cores that compute are not those that communicate; a CPU rank's are.
+  sharding.zero.overlap_comm = config.zero.overlap_comm.value_or(!computes_on_host);
   // Without a stream of its own, gathering ahead only moves the wait.
-  if (!config.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
+  if (!*sharding.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
   return sharding;
 }
 

@@ -2,7 +2,7 @@
 
 namespace zerorun {
 
-// What a ZeRO stage shards over the ranks; the whole difference between stages 0 to 3.
+// A ZeRO stage says what is sharded over the ranks; stages 0 to 3 differ in nothing else.
 // Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 // Models".
 struct StagePolicy {

@@ -6,19 +6,24 @@ namespace zerorun {
 
 namespace {
 
-// The average that is left to take after Sharding::pre_scale.
+// The average over ranks that is left to take after Sharding::pre_scale.
 double average_of(const EngineContext& context, const Config& config) {
   const double ranks = config.precision.gradient_reduction == GradientReduction::mean
                            ? context.comm.world_size()
                            : 1;
-  return 1.0 / (ranks * static_cast<double>(context.accumulation_steps) * context.pre_scale);
+  return 1.0 / (ranks * context.pre_scale);
 }
 
 }  // namespace
 
 StepControl::StepControl(const EngineContext& context, const Config& config)
-    : norm_(context), inspector_(context), decider_(config, average_of(context, config)) {
+    : share_(average_of(context, config)), norm_(context), inspector_(context), decider_(config, 1) {
+  average_over(context.accumulation_steps);
   inspector_.watch(decider_.next_overflow_is_fatal());
+}
+
+void StepControl::average_over(int64_t micro_steps) {
+  decider_.set_average(share_ / static_cast<double>(micro_steps));
 }
 
 StepDecision StepControl::decide(const GradientNorm::Result& sum, Stream& stream) {

@@ -22,9 +22,13 @@ class StepControl {
   // collective.
   StepDecision decide(const GradientNorm::Result& sum, Stream& stream);
 
+  // Micro-steps that a batch has from now on.
+  void average_over(int64_t micro_steps);
+
   void load_scaler_state(const std::optional<LossScalerState>& state);
 
  private:
+  const double share_;  // of a micro-step's gradient in a batch of one
   GradientNorm norm_;
   GradientInspector inspector_;
   StepDecider decider_;

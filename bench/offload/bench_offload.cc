@@ -1,5 +1,5 @@
-// What offloading costs a step of one rank, bf16 and AdamW, without forward and backward. Without
-// arguments both of these, with 100 million parameters:
+// The cost of offloading for a step of one rank, bf16 and AdamW, without forward and backward.
+// Without arguments both of these, with 100 million parameters:
 //   bench_offload host [MILLIONS]            the step with states on the host, over that without,
 //                                            and over a copy of the bytes that it moves
 //   bench_offload nvme DIRECTORY [MILLIONS]  the step with states in a file, over the time that the

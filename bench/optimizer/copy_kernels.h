@@ -6,7 +6,7 @@
 
 namespace zerorun::bench {
 
-// What memory allows: kernels that move the bytes of an optimizer kernel and compute nothing. Same
+// The limit of memory: kernels that move the bytes of an optimizer kernel and compute nothing. Same
 // streams, same reads and writes, same vectors, on the threads of core/parallel.h.
 
 // Reads and writes the three states in place and copies the gradient to the parameter, unless that

@@ -1,5 +1,6 @@
 // Fits y = sin(x) with a perceptron of one hidden layer, sharded over the ranks of the job:
-//   zerorun --num_gpus 2 ./mlp [ds_config.json]
+//   zerorun --num_gpus 2 ./mlp
+//   zerorun --num_gpus 2 ./mlp ds_config.json
 // Only the public API is used. The model is a handful of loops: zerorun asks for gradients and does
 // not care how they come about.
 #include <algorithm>

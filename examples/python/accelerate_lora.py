@@ -1,9 +1,10 @@
 """accelerate with peft, as it is written for DeepSpeed: nothing here knows zerorun.
 
 The prepared model is wrapped, and the wrapper is what is called, so the engine's own forward never
-runs. Run with the environment that `accelerate launch --config_file accelerate_zero3.yaml` sets:
+runs. Where DeepSpeed is not installed, zerorun answers to its name:
 
-    accelerate launch --config_file accelerate_zero3.yaml accelerate_lora.py out
+python -m zerorun.compat -m accelerate.commands.launch --config_file accelerate_zero3.yaml \\
+    accelerate_lora.py out
 """
 
 from __future__ import annotations

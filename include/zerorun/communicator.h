@@ -17,7 +17,7 @@ namespace zerorun {
 
 enum class ReduceOp : uint8_t { sum, max, min };
 
-// What happens to the output's previous content.
+// The fate of the output's previous content.
 enum class Output : uint8_t { overwrite, accumulate };
 
 // collective: every rank takes part, inputs are read after all have arrived.

@@ -122,9 +122,9 @@ struct SchedulerConfig {
 
 struct ZeroConfig {
   int stage = 0;
-  int64_t reduce_bucket_size = 500'000'000;       // elements
-  int64_t allgather_bucket_size = 500'000'000;    // elements
-  bool overlap_comm = false;                      // unset in the file: stage == 3
+  int64_t reduce_bucket_size = 500'000'000;     // elements
+  int64_t allgather_bucket_size = 500'000'000;  // elements
+  std::optional<bool> overlap_comm;  // nullopt: on GPUs; a file that leaves it out: at stage 3 too
   int64_t prefetch_bucket_size = 50'000'000;      // elements gathered ahead (stage 3)
   int64_t param_persistence_threshold = 100'000;  // smaller parameters stay gathered (stage 3)
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();

@@ -80,14 +80,14 @@ enum class BatchPhase : uint8_t {
   step_due  // the batch is complete
 };
 
-// What ends a batch.
+// The end of a batch.
 struct BatchRule {
-  int64_t accumulation_steps = 1;  // micro-steps; the average is over the configuration's
+  int64_t accumulation_steps = 1;  // micro-steps of a batch, over which the gradient is averaged
   std::optional<bool> boundary{};  // instead of counting: whether each micro-step ends a batch
   bool no_sync = false;            // no micro-step does, whatever the others say
 };
 
-// Where an engine is in its current batch.
+// The engine's place in its current batch.
 struct BatchState {
   BatchPhase phase = BatchPhase::idle;
   int64_t micro_steps = 0;  // ended ones
@@ -96,7 +96,8 @@ struct BatchState {
 };
 
 struct StepResult {
-  bool applied = true;       // false: skipped because the gradient was not finite
+  bool applied = true;       // false: nothing changed, for the gradient was not finite or missing
+  bool had_gradient = true;  // false: no rank had one since the last step
   double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
   double clip_factor = 1.0;  // what clipping multiplied the gradient with
   double loss_scale = 1.0;   // what the gradients of this step were made with
@@ -195,6 +196,9 @@ class ZR_API EngineHooks {
   virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
   // The factor that turns StateInterval::grad into the average of unscaled gradients.
   virtual double gradient_average() const = 0;
+  // Call after writing to StateInterval::grad: the step's norm, clipping and decision about values
+  // that are not finite follow what was written. Between reduce_gradients and step.
+  virtual void accept_gradients() = 0;
 };
 
 // Shards one model's states over the ranks of a communicator (ZeRO stage 0 to 3) and steps it.
@@ -233,8 +237,8 @@ class ZR_API Engine {
   // 3).
   virtual TensorView parameter(ParameterId id) const = 0;
 
-  // Where backward writes this parameter's gradient, on the device's inline stream. Throws
-  // InternalError for frozen parameters.
+  // The place where backward writes this parameter's gradient, on the device's inline stream.
+  // Throws InternalError for frozen parameters.
   virtual GradientView gradient(ParameterId id) = 0;
   // The gradient that was written there is this rank's whole contribution to the micro-step; its
   // bucket is reduced as soon as all of its parameters are ready.
@@ -258,7 +262,8 @@ class ZR_API Engine {
   virtual BatchState batch() const = 0;
   // Multiply the loss with it before backward; 1 unless parameters are fp16.
   virtual double loss_scale() const = 0;
-  // Updates the parameters. A gradient that is not finite skips the step on every rank; at the
+  // Updates the parameters. Without any gradient on any rank nothing changes, and the step does not
+  // count. A gradient that is not finite skips the step on every rank; at the
   // minimum loss scale it is an error (NumericError) that names the parameter. CommError when the
   // ranks gathered different modules where gathers are collective. Collective.
   virtual StepResult step() = 0;

@@ -97,6 +97,7 @@ void register_specs(py::module_& m) {
 void register_results(py::module_& m) {
   py::class_<StepResult>(m, "StepResult", "What one optimizer step did.")
       .def_readonly("applied", &StepResult::applied)
+      .def_readonly("had_gradient", &StepResult::had_gradient)
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("clip_factor", &StepResult::clip_factor)
       .def_readonly("loss_scale", &StepResult::loss_scale);
@@ -192,7 +193,7 @@ void define_batch(Engines& engine) {
           [](const EngineHandle& self, int64_t steps) {
             change_rule(self, [&](BatchRule& rule) { rule.accumulation_steps = steps; });
           },
-          "Micro-steps of a batch; the average stays over the configured number.")
+          "Micro-steps of a batch, over which the gradient is averaged.")
       .def_property(
           "boundary", [](const EngineHandle& self) { return self.engine().batch().rule.boundary; },
           [](const EngineHandle& self, std::optional<bool> boundary) {
@@ -289,6 +290,12 @@ void define_steps(Engines& engine) {
           "Before and after parameters with their masters are written without "
           "refresh_from_masters. "
           "Collective.")
+      .def(
+          "accept_gradients",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.hooks().accept_gradients(); });
+          },
+          "After gradients were written: the next step's norm and decision follow them.")
       .def(
           "parameter_hash",
           [](const EngineHandle& self) {

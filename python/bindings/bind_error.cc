@@ -9,9 +9,9 @@ namespace {
 
 // Makes C++ exceptions of type E arrive as the Python class `name`.
 template <typename E>
-py::object register_error(py::module_& m, const char* name, const py::handle& base,
+py::object register_error(py::module_& m, const char* name, const py::handle& bases,
                           const char* doc) {
-  auto& error = py::register_exception<E>(m, name, base);
+  auto& error = py::register_exception<E>(m, name, bases);
   error.attr("__module__") = "zerorun";  // where users import it from, and what tracebacks show
   error.attr("__doc__") = doc;
   return error;
@@ -23,15 +23,19 @@ void register_errors(py::module_& m) {
   // The base comes first: of the classes that fit, the one registered last is raised.
   const py::object error =
       register_error<Error>(m, "Error", PyExc_RuntimeError, "Every exception raised by zerorun.");
-  register_error<ConfigError>(m, "ConfigError", error, "A configuration that cannot be meant.");
+  // Python programs catch a bad argument as ValueError and a bad file as OSError.
+  const auto also = [&](PyObject* builtin) { return py::make_tuple(error, py::handle(builtin)); };
+  register_error<ConfigError>(m, "ConfigError", also(PyExc_ValueError),
+                              "A configuration or an argument that cannot be meant.");
   register_error<CommError>(m, "CommError", error, "A collective that cannot complete.");
   register_error<DeviceError>(m, "DeviceError", error, "The accelerator or host memory refused.");
-  register_error<IoError>(m, "IoError", error, "A file or socket that could not be used.");
-  register_error<CheckpointError>(m, "CheckpointError", error,
+  register_error<IoError>(m, "IoError", also(PyExc_OSError),
+                          "A file or socket that could not be used.");
+  register_error<CheckpointError>(m, "CheckpointError", also(PyExc_ValueError),
                                   "A checkpoint that is damaged, incomplete, or of another model.");
-  register_error<NumericError>(m, "NumericError", error,
+  register_error<NumericError>(m, "NumericError", also(PyExc_ArithmeticError),
                                "Numbers with which training cannot go on.");
-  register_error<InternalError>(m, "InternalError", error,
+  register_error<InternalError>(m, "InternalError", also(PyExc_AssertionError),
                                 "A broken invariant of zerorun, or an API call out of order.");
 }
 

@@ -33,7 +33,7 @@ struct EngineOwner {
     if (gpu != nullptr) gpu->follow();
     return *engine;
   }
-  // Where the engine's memory is, but for what is offloaded.
+  // The place of the engine's memory, but for what is offloaded.
   dlpack::Device where() const { return gpu == nullptr ? kHost : gpu->where(); }
 
   std::shared_ptr<Gpu> gpu;  // null on the CPU
@@ -62,7 +62,7 @@ class EngineHandle {
   std::shared_ptr<EngineOwner> owner_;
 };
 
-// What `work` returns for the engine, which it gets without the GIL.
+// Calls `work` with the engine and without the GIL, and returns its result.
 template <typename Work>
 auto unlocked(const EngineHandle& handle, const Work& work) {
   Engine& engine = handle.enter();

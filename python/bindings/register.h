@@ -20,7 +20,7 @@ void register_lr_schedule(pybind11::module_& m);
 void register_parameter_switch(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);
 
-// What an engine gets from a _C.Communicator.
+// The part of a _C.Communicator that engines use.
 struct EngineBase {
   std::shared_ptr<Communicator> comm;
   std::shared_ptr<Gpu> gpu;  // whose memory it works in; null: the CPU's

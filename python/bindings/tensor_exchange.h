@@ -34,7 +34,7 @@ class TensorImporter {
   explicit TensorImporter(dlpack::Device where);
   // nullopt: not dense, contiguous and on the device, or of a dtype or type not learned.
   std::optional<TensorView> quick(pybind11::handle tensor) const;
-  // What `tensor`, whose view import_tensor gave, looks like.
+  // Keeps the properties of `tensor`, whose view import_tensor gave.
   void learn(pybind11::handle tensor, TensorView view);
 
  private:

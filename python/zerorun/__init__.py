@@ -1,4 +1,4 @@
-"""ZeRO-sharded training from a DeepSpeed ``ds_config.json``.
+"""ZeRO-sharded training: :func:`shard` with keywords, :func:`initialize` with a ds_config.json.
 
 The core is C++ and includes neither Python nor PyTorch; importing this package loads it, starts
 nothing, and touches no accelerator. What needs PyTorch loads it when it is used. The training
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zerorun.initialization import initialize
     from zerorun.optimizer import ZeroOptimizer
     from zerorun.sharded_optimizer import ShardedOptimizer
+    from zerorun.sharding import shard
 
 __all__ = [
     "CheckpointError",
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "config",
     "initialize",
+    "shard",
     "zero",
 ]
 
@@ -54,6 +56,7 @@ _LAZY = {
     "ZeroEngine": "zerorun.engine",
     "ZeroOptimizer": "zerorun.optimizer",
     "initialize": "zerorun.initialization",
+    "shard": "zerorun.sharding",
 }
 
 

@@ -25,8 +25,10 @@ def all_or_none(communicator: _C.Communicator, operation: str) -> Iterator[None]
     try:
         yield
     except Exception as caught:
-        error = _C.IoError(f"{operation}: {caught}") if isinstance(caught, OSError) else caught
-        error.__cause__ = caught if error is not caught else caught.__cause__
+        error = caught
+        if isinstance(caught, OSError) and not isinstance(caught, _C.Error):
+            error = _C.IoError(f"{operation}: {caught}")
+            error.__cause__ = caught
     _agree(communicator, error, operation)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from zerorun.shards import Shards
 
 __all__ = ["Training", "load", "save"]
 
+_logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 
 
@@ -46,7 +48,8 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     Raises CheckpointError, ConfigError or IoError on every rank.
     """
     folder = os.fspath(directory)
-    name = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
+    own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
+    name = _of_rank_zero(own, shards.communicator)
     with all_or_none(shards.communicator, "save_checkpoint"):
         data = _data(shards, training)
         objects = program_state.encode_objects(_objects(training, client_state))
@@ -66,6 +69,18 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     return name
 
 
+def _of_rank_zero(text: str, communicator: _C.Communicator) -> str:
+    """Rank 0's text on every rank. Collective."""
+    own = text.encode()
+    length = torch.tensor([len(own)])
+    communicator.broadcast(length, 0, "length of the checkpoint's tag")
+    data = torch.zeros(int(length.item()), dtype=torch.uint8)
+    if communicator.rank == 0:
+        data = torch.tensor(list(own), dtype=torch.uint8)
+    communicator.broadcast(data, 0, "tag of the checkpoint")
+    return bytes(data.tolist()).decode()
+
+
 def _data(shards: Shards, training: Training) -> dict[str, Any]:
     """The part of plain values and tensors, which is read without running code."""
     return {
@@ -81,7 +96,7 @@ def _objects(training: Training, client_state: dict[str, Any] | None) -> dict[st
     optimizer, scheduler = training.optimizer, training.lr_scheduler
     return {
         "client_state": client_state or {},
-        "param_groups": None if optimizer is None else optimizer.state_dict()["param_groups"],
+        "param_groups": None if optimizer is None else optimizer.group_settings(),
         "lr_scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
     }
 
@@ -106,16 +121,17 @@ def load(  # noqa: PLR0913 - likewise
     strict: bool,
     optimizer_states: bool,
     lr_scheduler_states: bool,
+    counters: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Collective; (path, client_state), or (None, None) when there is no checkpoint.
 
-    Updates the counters of `training`. A checkpoint that is damaged or does not fit is a
-    CheckpointError on every rank, and nothing has changed. Unpickles the client_state and the
-    scheduler's state, which can run code.
+    Updates the counters of `training` if these are asked for. A checkpoint that is damaged or does
+    not fit is a CheckpointError on every rank, and nothing has changed. Unpickles the client_state
+    and the scheduler's state, which can run code.
     """
     folder = os.fspath(directory)
     if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
-        warnings.warn(f"no file '{_LATEST}' in {folder}: no checkpoint was loaded", stacklevel=3)
+        _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     name = "" if tag is None else str(tag)
     optimizer = training.optimizer if optimizer_states else None
@@ -123,6 +139,9 @@ def load(  # noqa: PLR0913 - likewise
     with all_or_none(shards.communicator, "load_checkpoint"):
         text = _C.SavedModel(folder, name).client_state
         data, objects = program_state.decode(text), program_state.decode_objects(text)
+        buffers = data.get("buffers", {})
+        if strict and "buffers" in data:  # which the bundled train does not save
+            _check_buffers(training.module, buffers, folder)
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
             if shards.external:
@@ -131,10 +150,10 @@ def load(  # noqa: PLR0913 - likewise
         with all_or_none(shards.communicator, "load_checkpoint"):
             chunks = shard_files.read(shards, folder, data["shard_files"], strict)
     loaded = _C.load_checkpoint(shards.core, folder, name, strict)
-    _load_buffers(training.module, data.get("buffers", {}))
+    _load_buffers(training.module, buffers)
     if optimizer is not None:
         if objects.get("param_groups") is not None:
-            optimizer.load_state_dict({"param_groups": objects["param_groups"]})
+            optimizer.load_group_settings(objects["param_groups"])
         if chunks is not None:
             shard_files.restore(shards, chunks)
     elif training.optimizer is not None:
@@ -143,9 +162,10 @@ def load(  # noqa: PLR0913 - likewise
     scheduler, schedule = training.lr_scheduler, objects.get("lr_scheduler")
     if lr_scheduler_states and schedule and hasattr(scheduler, "load_state_dict"):
         scheduler.load_state_dict(schedule)
-    counters = data.get("counters", {})
-    training.global_steps = counters.get("global_steps", loaded.step)
-    training.micro_steps = counters.get("micro_steps", 0)
+    if counters:
+        progress = data.get("counters", {})
+        training.global_steps = progress.get("global_steps", loaded.step)
+        training.micro_steps = progress.get("micro_steps", 0)
     return os.path.join(folder, loaded.tag), objects.get("client_state", {})
 
 
@@ -174,13 +194,32 @@ def _check_optimizer(
     )
 
 
+def _buffers_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that belong to the model's state dict."""
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            yield name, value
+
+
 def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    state = model.state_dict(keep_vars=True)
-    return {
-        name: value.detach().to("cpu", copy=True)
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-    }
+    return {name: value.detach().to("cpu", copy=True) for name, value in _buffers_of(model)}
+
+
+def _check_buffers(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
+    """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
+    present = {name: value.shape for name, value in _buffers_of(model)}
+    for name, value in saved.items():
+        if name in present and present[name] != value.shape:
+            raise _C.CheckpointError(
+                f"{folder}: the buffer {name} has shape {tuple(value.shape)}, in this model "
+                f"{tuple(present[name])}; load_module_strict=False leaves it as it is"
+            )
+    for name in sorted(present.keys() ^ saved.keys()):
+        has, lacks = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
+        raise _C.CheckpointError(
+            f"{folder}: the {has} has the buffer {name}, the {lacks} not; load_module_strict=False "
+            "loads the others"
+        )
 
 
 def _load_buffers(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import warnings
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -21,6 +21,7 @@ __all__ = [
     "shared_device",
 ]
 
+_logger = logging.getLogger("zerorun")
 _CPU = torch.device("cpu")
 
 
@@ -32,7 +33,7 @@ def _why_no_gpu() -> str:
         return "PyTorch sees no GPU"
     why = _C.why_no_cuda()
     if why:
-        warnings.warn(f"training on the CPU, though PyTorch sees a GPU: {why}", stacklevel=3)
+        _logger.warning("training on the CPU, though PyTorch sees a GPU: %s", why)
     return why
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,12 @@ def _to_half(value: torch.Tensor) -> torch.Tensor:
     return value.half() if value.is_floating_point() else value
 
 
+def _leave_gradients(shards: weakref.ref[Shards]) -> None:
+    found = shards()
+    if found is not None:
+        found.leave_gradients()
+
+
 class ZeroEngine(ShardedModule):
     """Wraps a model for ZeRO training; made by :func:`zerorun.initialize`.
 
@@ -35,18 +43,22 @@ class ZeroEngine(ShardedModule):
     """
 
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
+    round_masters = False  # masters of 16-bit parameters begin at the unrounded values
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
-        shards.finish_reduction = self.finish_reduction
+        finish = weakref.WeakMethod(self.finish_reduction)
+        shards.finish_reduction = lambda: (method := finish()) is not None and method()
+        # A model whose engine is dropped keeps its gradients.
+        weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
         self.batch = batch
-        self._average_over = batch.accumulation_steps  # micro-steps; the core's division
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
 
     # --- the training loop ---
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_open("forward")
         if self.settings.precision.auto_cast_inputs:  # fp16.auto_cast
             args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
         return self.module(*args, **kwargs)
@@ -71,8 +83,8 @@ class ZeroEngine(ShardedModule):
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def _weighted(self, loss: torch.Tensor, average: bool) -> torch.Tensor:
-        """The loss for which the core's division by the configured steps gives what is asked."""
-        weight = self._average_over / (self.batch.accumulation_steps if average else 1)
+        """The loss for which the core's division by the batch's steps gives what is asked."""
+        weight = 1 if average else self.batch.accumulation_steps
         return loss if weight == 1 else loss * weight
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -86,10 +98,10 @@ class ZeroEngine(ShardedModule):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; at the end of a batch updates the parameters. Collective.
 
-        A gradient that is not finite skips the update on every rank (`skipped_steps`).
+        A gradient that is not finite skips the update on every rank (`skipped_steps`). Where no
+        rank had a gradient since the last update nothing changes, with a warning.
         """
-        if self.core.closed:
-            raise _C.ConfigError("step: the engine was destroyed; make another with initialize")
+        self._check_open("step")
         if self.optimizer is None:
             raise _C.ConfigError(
                 "step: this engine has no optimizer; give one to initialize or in the configuration"
@@ -97,17 +109,32 @@ class ZeroEngine(ShardedModule):
         if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self.micro_step_applied = False
+        self.shards.settle()
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()
         if self.core.end_micro_step():
-            self.last_step = self.optimizer.update()
+            result = self.optimizer.update()
+            if not result.had_gradient:
+                warnings.warn(
+                    "step() without a backward since the last one: nothing has changed",
+                    stacklevel=2,
+                )
+                return
+            self.last_step = result
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1
             if self.lr_scheduler is not None and self.last_step.applied:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
+
+    def _check_open(self, method: str) -> None:
+        if self.core.closed:
+            raise _C.ConfigError(
+                f"{method}: this engine was destroyed, by destroy() or by another initialize of "
+                "its model; use that one, or call initialize again"
+            )
 
     def finish_reduction(self) -> bool:
         """Whether reduced gradients are there: between a backward and the step. Collective."""
@@ -141,12 +168,13 @@ class ZeroEngine(ShardedModule):
     def no_sync(self) -> Iterator[None]:
         """Micro-steps inside do not complete a batch; step() inside is an error."""
         self._reduce_open()
+        before = self.core.no_sync
         self.core.no_sync = True
         try:
             yield
         finally:
             self._reduce_open()
-            self.core.no_sync = False
+            self.core.no_sync = before
 
     # --- gradients and figures ---
 

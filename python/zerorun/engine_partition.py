@@ -26,9 +26,9 @@ class EnginePartition(Partition):
         parameter: nn.Parameter,
         intervals: list[_C.StateInterval],
     ) -> None:
-        self._hooks = hooks
+        self.home = self._hooks = hooks
         self._communicator = communicator
-        self._unit = unit
+        self.unit = unit
         self._id = hooks.layout.ids[parameter]
         self._full = unit.full[parameter]
         self._intervals = intervals  # this rank's
@@ -47,18 +47,23 @@ class EnginePartition(Partition):
 
     @property
     def available(self) -> bool:
-        return self._unit.available or not self._is_sharded
+        return self.unit.available or not self._is_sharded
 
     def local_numel(self) -> int:
         return sum(interval.numel for interval in self._intervals)
 
     def acquire(self) -> None:
-        self._unit.acquire()
+        self.unit.acquire()
 
     def release(self) -> None:
-        # Whoever still holds the unit sees the engine's memory again.
-        self.parameter.data = self._full
-        self._unit.release()
+        self.unit.release()
+
+    @property
+    def comes_alone(self) -> bool:
+        return self._comes_and_goes and not self.unit.available
+
+    def is_stored_in(self, data: torch.Tensor) -> bool:
+        return data.data_ptr() == self._full.data_ptr()
 
     def gather_full(self) -> torch.Tensor:
         # Memory that is always there needs no other rank, which may be gone when the engine ends.

@@ -24,6 +24,10 @@ class BucketMemory:
     def __init__(self, core: _C.Engine, device: torch.device) -> None:
         self._dtype, self._device = DTYPES[core.param_dtype], device
         self._flat: dict[int, torch.Tensor] = {}  # by bucket
+        self.serve(core)
+
+    def serve(self, core: _C.Engine) -> None:
+        """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
         core.use_full_memory(self._acquire, self._release)
 
     def view(self, bucket: int, begin: int, numel: int, shape: torch.Size) -> torch.Tensor:

@@ -4,11 +4,18 @@ A unit is acquired before its module's forward and released after it. For backwa
 module's outputs acquires it again, and a hook on its inputs releases it: autograd runs the newest
 node first, so when the gradient of an input reaches the node that made it, all nodes of the module
 are done. A unit that no input ends (embeddings) is released at the end of backward.
+
+What forward hands out may lie in a unit's memory (a module that returns its parameter, or a view of
+it): the call around it holds the unit from then on, and the outermost one returns copies. Where
+nobody can tell when a unit is needed for the last time, it stays full until the step: its nodes in
+the graph of a gradient's own gradient, and results that cannot be looked into.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,23 +26,10 @@ from zerorun.external import external_parameters
 from zerorun.full_memory import BucketMemory, full_parameters
 from zerorun.model_layout import ModelLayout
 from zerorun.partition import LeftBehind
+from zerorun.results import Results, tensors_in, with_copies
 from zerorun.units import Unit
 
 __all__ = ["GatherHooks", "SharedUnit"]
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a module's arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from tensors_in(vars(value))
 
 
 class SharedUnit:
@@ -48,7 +42,7 @@ class SharedUnit:
         layout: ModelLayout,
         full: Mapping[nn.Parameter, torch.Tensor],
     ) -> None:
-        self.name = unit.name
+        self.name, self.module = unit.name, unit.module
         self.parameters = unit.parameters
         self.full = {parameter: full[parameter] for parameter in unit.parameters}
         self.forwards = 0  # calls of forward that hold it
@@ -107,6 +101,8 @@ class _Call:
         for unit in self.units:
             unit.acquire()
             self.held.append(unit)
+        if torch.is_grad_enabled():  # create_graph: other nodes will read what these read
+            self.hooks.keep(self.units)
 
     def end_backward(self, _grad: Any = None) -> None:
         if self.held is None:
@@ -126,11 +122,11 @@ class _Hook(LeftBehind):
 
     in_copies = staticmethod(_no_hook)
 
-    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._function, self._arguments = function, arguments
 
-    def __call__(self, *args: Any) -> None:
-        self._function(*self._arguments, *args)
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*self._arguments, *args)
 
 
 class _WatchedParameters(dict[str, Any]):
@@ -152,6 +148,17 @@ class _WatchedParameters(dict[str, Any]):
 
 
 _EMPTY = torch.Size([0])
+_CALL = nn.Module._call_impl.__code__
+
+
+def _running_modules(frame: FrameType | None) -> list[nn.Module]:
+    """The modules whose call is on Python's stack, the innermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
 
 
 class GatherHooks:
@@ -165,7 +172,16 @@ class GatherHooks:
         full = full_parameters(core, layout, self.memory)
         self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
         self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
-        self._stack: list[_Call | None] = []
+        self._unit_in = {
+            full.untyped_storage()._cdata: unit
+            for unit in self.units
+            if unit.sharded
+            for parameter, full in unit.full.items()
+            if core.is_sharded(layout.ids[parameter])
+        }
+        # The running calls; without a _Call where one further out holds everything.
+        self._stack: list[tuple[nn.Module, _Call | None]] = []
+        self._kept: dict[SharedUnit, None] = {}  # full until the step
         self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
@@ -209,6 +225,8 @@ class GatherHooks:
     def _before_forward(
         self, units: Sequence[SharedUnit], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
+        if any(module is called for called, _ in self._stack):
+            self._forget_interrupted(_running_modules(sys._getframe(1))[1:])  # before this call
         if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
         external = external_parameters(module)
@@ -216,31 +234,81 @@ class GatherHooks:
             more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
             units = [*units, *(unit for unit in more if unit not in units)]
         if self._stack and all(unit.forwards for unit in units):
-            self._stack.append(None)  # a call further out holds everything
+            self._stack.append((module, None))  # a call further out holds everything
             return
         call = _Call(list(units), self)
-        self._stack.append(call)
+        self._stack.append((module, call))
         call.begin()
         if torch.is_grad_enabled():
             for tensor in tensors_in((args, kwargs)):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
 
-    def _after_forward(self, _module: nn.Module, _args: Any, result: Any) -> None:
-        call = self._stack.pop()
+    def _after_forward(self, _module: nn.Module, _args: Any, result: Any) -> Any:
+        _, call = self._stack.pop()
         if call is None:
-            return
+            return None
+        results = Results(result)
         if torch.is_grad_enabled():
-            for tensor in tensors_in(result):
+            for tensor in results.tensors:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.begin_backward)
-        call.end()
+        try:
+            return self._hand_out(call, result, results)
+        finally:
+            call.end()
+
+    def _hand_out(self, call: _Call, result: Any, results: Results) -> Any:
+        """Sees to what may be read of the call's units after its end; None or another result."""
+        views = {id(tensor): (tensor, unit) for tensor, unit in self._views_in(results.tensors)}
+        around = self._call_around()
+        if around is not None:
+            escaping = [unit for _, unit in views.values()]
+            for unit in dict.fromkeys([*escaping, *([] if results.complete else call.units)]):
+                if unit not in around.units:
+                    around.add(unit)
+            return None
+        if not results.complete and torch.is_grad_enabled():
+            self.keep(call.units)
+        if not views:
+            return None
+        copies = {key: tensor.clone() for key, (tensor, _) in views.items()}
+        for made in copies.values():
+            if made.requires_grad:
+                made.register_hook(call.begin_backward)  # parameters are full for their gradients
+        return with_copies(result, copies)
+
+    def _views_in(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, SharedUnit]]:
+        """The tensors that lie in gathered memory, which is gone after the release."""
+        found = []
+        for tensor in tensors:
+            try:
+                unit = self._unit_in.get(tensor.untyped_storage()._cdata)
+            except NotImplementedError:  # sparse ones, and those of torch.func's transforms
+                continue
+            if unit is not None:
+                found.append((tensor, unit))
+        return found
+
+    def _call_around(self) -> _Call | None:
+        return next((call for _, call in reversed(self._stack) if call is not None), None)
 
     def _fetch(self, parameter: nn.Parameter) -> None:
         unit = self.unit_of.get(parameter)
-        call = next((call for call in reversed(self._stack) if call is not None), None)
+        call = self._call_around()
         if unit is not None and call is not None:
             call.add(unit)
+
+    def _forget_interrupted(self, running: list[nn.Module]) -> None:
+        """Ends the calls that are running no more: PyTorch calls no hook after an exception like
+        KeyboardInterrupt. `running`: as of _running_modules."""
+        stack, self._stack = self._stack, []
+        for module, call in reversed(stack):
+            if module in running:
+                running = running[running.index(module) + 1 :]
+                self._stack.insert(0, (module, call))
+            elif call is not None:
+                call.end()
 
     # --- backward ---
 
@@ -261,6 +329,39 @@ class GatherHooks:
         for call in [call for call, of in self._open.items() if of == task]:
             call.end_backward()
 
+    def keep(self, units: Sequence[SharedUnit]) -> None:
+        """Keeps units full until the step."""
+        for unit in units:
+            if unit not in self._kept:
+                unit.acquire()
+                self._kept[unit] = None
+
+    def drop_copies(self) -> None:
+        """Drops full copies that the engine has kept for their next use."""
+        self.memory.serve(self.core)
+
+    def settle(self) -> None:
+        """Releases all that is held for graphs and for calls that did not come to their end.
+
+        Before parameters change, outside of forward and backward.
+        """
+        if self._stack:
+            self._forget_interrupted(_running_modules(sys._getframe(1)))
+        self.release_open()
+        kept, self._kept = self._kept, {}
+        for unit in kept:
+            unit.release()
+
+    def check_released(self) -> None:
+        """Raises ConfigError while a program holds parameters, whose copies a step would miss."""
+        held = next((unit.name for unit in self.units if unit.available), None)
+        if held is not None:
+            raise _C.ConfigError(
+                f"step: parameters of {held or 'the model'} are held full by the program: step "
+                "outside of GatheredParameters, and after partition() of what all_gather() made "
+                "full"
+            )
+
     def release_open(self) -> None:
         """Releases what a backward left that did not come to its end."""
         self._queued.clear()
@@ -269,7 +370,7 @@ class GatherHooks:
 
     def remove(self) -> None:
         """Takes all hooks off the model."""
-        self.release_open()
+        self.settle()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,15 +12,21 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
+from zerorun.agreement import all_or_none
+from zerorun.buffers import cast_buffers
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
+from zerorun.leaf_modules import mark_configured
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
-from zerorun.shards import Shards
+from zerorun.shards import Shards, take_over
+from zerorun.unit_policy import UnitPolicy
 
 __all__ = ["initialize"]
+
+_SHARDS_PARAMETERS = 3  # the stage
 
 
 def initialize(  # noqa: PLR0913 - DeepSpeed's signature
@@ -31,6 +38,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     collate_fn: Callable[..., Any] | None = None,
     *,
     config: str | os.PathLike[str] | Mapping[str, Any],
+    units: UnitPolicy | None = None,
     engine_class: type[ZeroEngine] = ZeroEngine,
 ) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
     """Shards `model` over the ranks of the job; returns (engine, optimizer, dataloader, scheduler).
@@ -46,7 +54,10 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `training_data`: a dataset, for a data loader that gives each rank its part.
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
       stepped with the engine. Schedulers that are not given here just change the groups' lr.
+    - `units`: the modules that are gathered as one at stage 3; see :func:`zerorun.shard`.
 
+    A model of another engine leaves that one, which ends as with :meth:`ZeroEngine.destroy`. An
+    error leaves the model as it was, and is one on every rank from where parameters are sharded on.
     Raises :class:`zerorun.ConfigError` for contradictions, naming the parameter or key.
     """
     if not isinstance(model, nn.Module):
@@ -55,21 +66,17 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
-    gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    rule = UpdateRule(None)
-    if basic is not None and optimizer is not None:
-        rule = rule_of(basic)
-    groups = basic.param_groups if basic is not None else []
-    layout = ModelLayout.of(model, groups)
-    dtype = layout.dtype(settings.precision.param_dtype)
+    layout = _prepare(model, basic, parsed, units)
+    rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
     adapted = _C.adapt_config(
-        settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
+        settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
-    with Shards(layout, adapted, own, device, model) as shards:
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
+    shards = Shards(layout, adapted, own, device, model, round_masters=engine_class.round_masters)
+    with shards, all_or_none(own, "initialize"):
         engine = engine_class(model, shards, batch)
         engine.config = given
         if basic is not None:
@@ -80,7 +87,47 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                 training_data, batch.micro_batch_size, world, collate_fn
             )
     release_cached_memory(device)
+    _log(parsed, layout, world, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _prepare(
+    model: nn.Module,
+    basic: torch.optim.Optimizer | None,
+    parsed: configuration.ParsedConfig,
+    units: UnitPolicy | None,
+) -> ModelLayout:
+    """The layout of the model, which no other engine has then, with its buffers in their dtypes."""
+    mark_configured(model, parsed)
+    take_over(model.parameters())
+    groups = basic.param_groups if basic is not None else []
+    layout = ModelLayout.of(model, groups, parsed.config.precision.param_dtype, units)
+    cast_buffers(model, parsed, layout.dtype)
+    return layout
+
+
+def _log(
+    parsed: configuration.ParsedConfig, layout: ModelLayout, world: _C.Communicator, kind: str
+) -> None:
+    """Logs on rank 0 what was made, and what the configuration's reader found odd."""
+    if world.rank > 0:
+        return
+    logger = logging.getLogger("zerorun")
+    for warning in parsed.warnings:
+        logger.warning("%s", warning)
+    stage, names, units = parsed.config.zero.stage, len(layout.names), len(layout.units)
+    if stage == _SHARDS_PARAMETERS and layout.outside:
+        nbytes = sum(parameter.nbytes for parameter in layout.outside)
+        logger.warning(
+            "%d frozen parameters of another dtype than %s are not sharded at stage 3, the first "
+            "is %s: %d bytes on every rank",
+            len(layout.outside),
+            layout.dtype,
+            next(iter(layout.outside.values())),
+            nbytes,
+        )
+    what = "stage %d over %d ranks on %s: %d parameters in %d units"
+    logger.info(what, stage, world.world_size, kind, names, units)
 
 
 def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:

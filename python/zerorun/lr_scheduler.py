@@ -8,7 +8,15 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["LrScheduler"]
+__all__ = ["LrScheduler", "set_rate"]
+
+
+def set_rate(group: dict[str, Any], lr: float) -> None:
+    """Another learning rate of a group; a tensor stays the tensor that it is."""
+    if isinstance(group.get("lr"), torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 class LrScheduler:
@@ -29,7 +37,7 @@ class LrScheduler:
     def _set(self) -> list[float]:
         rates = self.get_lr()
         for index, (group, lr) in enumerate(zip(self._groups, rates, strict=True)):
-            group["lr"] = lr
+            set_rate(group, lr)
             betas = self._schedule.values(self._applied, index)[1]
             if betas is not None and "betas" in group:
                 group["betas"] = betas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.partition import partition_of
+from zerorun.unit_policy import UnitPolicy
 from zerorun.units import Unit, find_units
 
 __all__ = ["DTYPES", "ModelLayout", "param_groups_of"]
@@ -42,13 +45,28 @@ class ModelLayout:
     ids: dict[nn.Parameter, int] = field(default_factory=dict)
     trainable: set[nn.Parameter] = field(default_factory=set)  # when the engine was made
     frozen: set[nn.Parameter] = field(default_factory=set)  # likewise
+    # Frozen parameters of a dtype that the engine does not keep (quantized weights, say), with
+    # their names: they stay as they are, in full on every rank.
+    outside: dict[nn.Parameter, str] = field(default_factory=dict)
     group_count: int = 0
+    dtype: str = "fp32"  # of the parameters: fp32, bf16 or fp16
 
     @classmethod
-    def of(cls, model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> ModelLayout:
-        """Raises ConfigError for parameters without data and groups that are not the model's."""
-        layout = cls.of_parameters(model.named_parameters(remove_duplicate=False), groups)
-        layout.units = find_units(model)
+    def of(
+        cls,
+        model: nn.Module,
+        groups: Iterable[Mapping[str, Any]],
+        dtype: str,
+        units: UnitPolicy | None = None,
+    ) -> ModelLayout:
+        """`dtype`: the configuration's; 16 bits are for all parameters, fp32 is for none: they have
+        what they have. Raises ConfigError for parameters without data, for those of dtypes that
+        cannot be trained together, and for groups that are not the model's."""
+        layout = cls.of_parameters(model.named_parameters(remove_duplicate=False), groups, dtype)
+        for unit in find_units(model, units):
+            unit.parameters = [p for p in unit.parameters if p not in layout.outside]
+            if unit.parameters:
+                layout.units.append(unit)
         return layout
 
     @classmethod
@@ -56,12 +74,18 @@ class ModelLayout:
         cls,
         parameters: Iterable[tuple[str, nn.Parameter]],
         groups: Iterable[Mapping[str, Any]],
+        dtype: str,
     ) -> ModelLayout:
         """The layout of parameters that belong to no module in particular."""
         layout = cls()
-        for name, parameter in parameters:
-            if not parameter.is_floating_point():
-                continue  # quantized weights stay as they are
+        given = list(parameters)
+        layout.dtype = _common_dtype(given) if dtype == "fp32" else dtype
+        kept = set(DTYPES.values()) if dtype != "fp32" else {DTYPES[layout.dtype]}
+        for name, parameter in given:
+            if parameter.dtype not in kept:
+                _check_outside(name, parameter, layout.dtype)
+                layout.outside.setdefault(parameter, name)
+                continue
             if parameter in layout.names:
                 layout.aliases.append((name, parameter))
                 continue
@@ -78,6 +102,8 @@ class ModelLayout:
             self.group_count = index + 1
             for position, parameter in enumerate(group["params"]):
                 where = f"parameter {position} of optimizer group {index}"
+                if parameter in self.outside:
+                    continue  # it is frozen
                 if parameter not in self.names:
                     shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
                     raise _C.ConfigError(
@@ -90,6 +116,10 @@ class ModelLayout:
 
     def is_trainable(self, parameter: nn.Parameter) -> bool:
         return parameter in self.trainable
+
+    def frozen_since(self) -> list[nn.Parameter]:
+        """Parameters that could be trained when the engine was made, and are frozen now."""
+        return [p for p in self.names if not p.requires_grad and p in self.trainable]
 
     def check_unchanged(self, model: nn.Module) -> None:
         """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""
@@ -137,29 +167,51 @@ class ModelLayout:
         is_matrix = len(self.shapes[parameter]) == 2
         return is_matrix and getattr(parameter, "use_muon", inside)
 
-    def dtype(self, configured: str) -> str:
-        """fp32, bf16 or fp16: as configured when that is 16 bits, else what the model has."""
-        present = {p.dtype for p in self.names}
-        if configured != "fp32" or not present:
-            return configured
-        for name, dtype in DTYPES.items():
-            if present == {dtype}:
-                return name
-        if present <= set(DTYPES.values()):
-            return "fp32"
-        names = ", ".join(sorted(str(dtype) for dtype in present))
-        raise _C.ConfigError(f"the model has parameters of {names}; expected {', '.join(DTYPES)}")
+
+def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
+    """The trainable parameters' dtype; without any that of most elements. Raises ConfigError for
+    several."""
+    elements: Counter[torch.dtype] = Counter()
+    trainable: dict[torch.dtype, str] = {}
+    for name, parameter in parameters:
+        elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
+        if parameter.requires_grad:
+            trainable.setdefault(parameter.dtype, name)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    found = [dtype for dtype in trainable if dtype in names]
+    if len(found) > 1:
+        examples = " and ".join(f"{trainable[dtype]} is {dtype}" for dtype in found[:2])
+        raise _C.ConfigError(
+            f"parameters that are trained have several dtypes: {examples}. Cast the model to one "
+            "(model.float()), or let bf16.enabled or fp16.enabled make all of them 16 bits"
+        )
+    candidates = found or [dtype for dtype, _ in elements.most_common() if dtype in names]
+    return names[candidates[0]] if candidates else "fp32"
+
+
+def _check_outside(name: str, parameter: nn.Parameter, dtype: str) -> None:
+    """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
+    if parameter.requires_grad:
+        raise _C.ConfigError(
+            f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of what is "
+            "trained: cast the model (model.float()), or freeze the parameter"
+        )
+    if partition_of(parameter) is not None:
+        raise _C.ConfigError(
+            f"parameter {name}, which zero.Init has partitioned, is {parameter.dtype}, and what is "
+            f"trained is {dtype}: give zero.Init the engine's configuration, which makes all "
+            "parameters of one dtype"
+        )
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
     if getattr(parameter, "_zerorun_shards", None) is not None:
         raise _C.ConfigError(
-            f"parameter {name} belongs to an engine already: call that engine's destroy() before "
-            "the model gets another"
+            f"parameter {name} belongs to an engine already: call that engine's destroy() first"
         )
     if parameter.is_meta:
         raise _C.ConfigError(
-            f"parameter {name} is on the meta device and has no values: materialise the model "
-            "(model.to_empty(device='cpu') and its initialisation, or from_pretrained) before "
-            "initialize"
+            f"parameter {name} is on the meta device and has no values: give zerorun.shard its "
+            "init= or weights=, or materialise the model (model.to_empty(device='cpu') and its "
+            "initialisation, or from_pretrained) before initialize"
         )

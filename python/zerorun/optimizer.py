@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.lr_scheduler import set_rate
+from zerorun.optimizer_probe import check_elementwise
+from zerorun.shard_states import ShardStates
 from zerorun.shards import Shards
+from zerorun.state_access import StateAccess
 from zerorun.torch_states import TorchStates
 
 __all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "rule_of"]
-
-
-# Optimizers whose step does not treat every element alike.
-_WHOLE = {"Adafactor", "LBFGS", "Muon", "SOAP", "Shampoo", "SparseAdam"}
 
 
 class UpdateRule:
@@ -31,16 +32,11 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     """The core's AdamW or Adam for torch's where they compute the same, else the optimizer itself.
 
     The same: exactly torch's class (or one that says so with `zerorun_rule`), with numbers as
-    hyperparameters, and neither amsgrad nor maximize.
+    hyperparameters, and neither amsgrad nor maximize. Raises ConfigError for an optimizer that
+    cannot run on shards.
     """
     groups = optimizer.param_groups
     kind = type(optimizer)
-    whole = next((base.__name__ for base in kind.__mro__ if base.__name__ in _WHOLE), None)
-    if whole is not None:
-        raise _C.ConfigError(
-            f"{kind.__name__} needs whole parameters or a closure, which shards cannot give: use "
-            "an optimizer that treats elements alike, or Muon from the configuration"
-        )
     named = getattr(kind, "zerorun_rule", None)
     if named is not None:
         return UpdateRule(named)
@@ -49,6 +45,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
     known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
     if not known or unusual or tensors or len(decoupled) != 1:
+        check_elementwise(optimizer)
         return UpdateRule(_C.EXTERNAL_OPTIMIZER)
     is_adamw = decoupled.pop()
     return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
@@ -84,7 +81,14 @@ class ShardOptimizer(torch.optim.Optimizer):
                 target.beta1 = float(group["momentum"])
             if "eps" in group and isinstance(group["eps"], float):
                 target.eps = group["eps"]
-        result = core.step() if states is None else core.step_with(lambda _: states.step())
+        frozen = self.shards.layout.frozen_since()
+        if states is not None:
+            indices = [self.shards.layout.ids[parameter] for parameter in frozen]
+            result = core.step_with(lambda _: states.step(indices))
+        elif frozen:
+            result = StateAccess(self.shards).keep(frozen, core.step)
+        else:
+            result = core.step()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True
@@ -105,23 +109,44 @@ class ShardOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def group_settings(self) -> list[dict[str, Any]]:
+        """The groups' hyperparameters."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.param_groups
+        ]
+
+    def load_group_settings(self, settings: list[dict[str, Any]]) -> None:
+        """Takes over what group_settings() gave. Raises CheckpointError for another number."""
+        if len(settings) != len(self.param_groups):
+            raise _C.CheckpointError(
+                f"optimizer state has {len(settings)} groups, this optimizer "
+                f"{len(self.param_groups)}"
+            )
+        for group, values in zip(self.param_groups, settings, strict=True):
+            group.update({k: v for k, v in values.items() if k not in {"params", "lr"}})
+            if "lr" in values:
+                set_rate(group, values["lr"])
+
     def state_dict(self) -> dict[str, Any]:
-        """Hyperparameters of the groups; states are in the engine's checkpoints."""
-        return {
-            "param_groups": [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in self.param_groups
-            ]
-        }
+        """This rank's part: hyperparameters of the groups, and what the rank keeps of each
+        parameter, flat, by the parameter's name and its elements (``"weight[0:128]"``): the
+        optimizer's states and, as ``master``, the fp32 values of 16-bit parameters.
+
+        Each rank has its own; :meth:`ZeroEngine.save_checkpoint` saves for any number of ranks.
+        """
+        return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        saved = state_dict["param_groups"]
-        if len(saved) != len(self.param_groups):
-            raise _C.CheckpointError(
-                f"optimizer state has {len(saved)} groups, this optimizer {len(self.param_groups)}"
-            )
-        for group, values in zip(self.param_groups, saved, strict=True):
-            group.update({key: value for key, value in values.items() if key != "params"})
+        """What state_dict() gave on this rank of as many. Collective.
+
+        Raises CheckpointError on every rank, before anything changes, for another rank's.
+        """
+        states = ShardStates(self.shards)
+        with all_or_none(self.shards.communicator, "load_state_dict"):
+            states.check(state_dict.get("state", {}))
+        self.load_group_settings(state_dict["param_groups"])
+        states.put(state_dict["state"])
 
 
 class TrainingLoop(Protocol):

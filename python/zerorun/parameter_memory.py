@@ -9,12 +9,11 @@ import torch.utils.dlpack
 from torch import nn
 
 from zerorun import _C
-from zerorun.model_layout import DTYPES, ModelLayout
+from zerorun.model_layout import ModelLayout
 from zerorun.partition import partition_of
 
 __all__ = [
     "by_parameter",
-    "cast_buffers",
     "full_view",
     "load_parameters",
     "masters_from_parameters",
@@ -72,16 +71,26 @@ def _to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
             changed = 0
 
 
-def load_parameters(engine: _C.Engine, layout: ModelLayout, communicator: _C.Communicator) -> None:
-    """Fills the engine's masters and parameters with the model's values (rank 0's). Collective."""
+def load_parameters(
+    engine: _C.Engine,
+    layout: ModelLayout,
+    communicator: _C.Communicator,
+    *,
+    round_masters: bool = False,
+) -> None:
+    """Fills the engine's masters and parameters with the model's values (rank 0's). Collective.
+
+    `round_masters`: masters get the values that the parameters have in their own dtype.
+    """
     with torch.no_grad():
         for parameter in _to_write(engine, layout):
             values = _full_values(parameter, layout.names[parameter], communicator)
             for interval in engine.state_intervals(layout.ids[parameter]):
                 part = values[interval.begin : interval.begin + interval.numel]
-                tensor_of(interval.param).copy_(part)
+                parameter_part = tensor_of(interval.param).copy_(part)
                 if interval.master is not None:
-                    tensor_of(interval.master).copy_(part)
+                    master = tensor_of(interval.master)
+                    master.copy_(parameter_part if round_masters else part)
     engine.refresh_from_masters()
 
 
@@ -109,21 +118,3 @@ def masters_from_parameters(engine: _C.Engine, layout: ModelLayout) -> None:
                 if interval.master is not None:
                     tensor_of(interval.master).copy_(tensor_of(interval.param))
     engine.refresh_from_masters()
-
-
-def cast_buffers(model: nn.Module, dtype: str, communicator: _C.Communicator) -> None:
-    """Gives floating-point buffers the parameters' 16-bit dtype and rank 0's values, as DeepSpeed.
-
-    Buffers that no state dict holds (rotary frequencies) are constants and keep their precision.
-    """
-    for module in model.modules():
-        for name, given in module._buffers.items():
-            if given is None or not given.is_floating_point() or given.is_meta:
-                continue
-            buffer = given
-            if dtype != "fp32" and name not in module._non_persistent_buffers_set:
-                module._buffers[name] = buffer = buffer.to(DTYPES[dtype])
-            if communicator.world_size > 1 and buffer.dtype in DTYPES.values():
-                values = buffer.detach().contiguous().flatten()
-                communicator.broadcast(values, 0, f"initial values of buffer {name}")
-                buffer.detach().copy_(values.view_as(buffer))

@@ -41,6 +41,18 @@ class _Method(LeftBehind):
         return self._function()
 
 
+class _CopyOf(LeftBehind):
+    """The ``__deepcopy__`` of a parameter that is empty most of the time."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def __call__(self, memo: dict[int, Any]) -> nn.Parameter:
+        made = self._partition.copy()
+        memo[id(self._partition.parameter)] = made
+        return made
+
+
 def partition_of(parameter: Any) -> Partition | None:
     """The partition that manages a parameter, if one does."""
     return getattr(parameter, _ATTRIBUTE, None)
@@ -50,6 +62,7 @@ class Partition(LeftBehind):
     """Makes one parameter full and empty again, and gives it the ``ds_*`` attributes."""
 
     in_engine = False  # whether an engine's hooks gather the parameter
+    home: Any = None  # with drop_copies(), which forgets changes in memory that came alone
 
     def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
         self.parameter: Any = parameter
@@ -72,6 +85,7 @@ class Partition(LeftBehind):
             "partition_numel": _Method(self.local_numel),
             "all_gather": _Method(self.acquire),
             "partition": _Method(self.release),
+            "__deepcopy__": _CopyOf(self),
         }
 
     def detach(self) -> None:
@@ -84,6 +98,15 @@ class Partition(LeftBehind):
     def available(self) -> bool:
         """True while the parameter is full on this rank."""
         raise NotImplementedError
+
+    @property
+    def comes_alone(self) -> bool:
+        """True if an acquire makes memory that nobody else reads and that goes with the release."""
+        return not self.available
+
+    def is_stored_in(self, data: torch.Tensor) -> bool:
+        """True if `data` shows what store() takes."""
+        return False
 
     def local_numel(self) -> int:
         """Elements that this rank keeps."""
@@ -115,6 +138,12 @@ class Partition(LeftBehind):
             return self.parameter.detach().clone()
         finally:
             self.release()
+
+    def copy(self) -> nn.Parameter:
+        """A parameter with the same values: an ordinary one. Collective unless this one is full."""
+        parameter = self.parameter
+        values = parameter.detach().clone() if self.available else self.gather_full()
+        return type(parameter)(values, parameter.requires_grad)
 
 
 class PrivatePartition(Partition):
@@ -161,3 +190,11 @@ class PrivatePartition(Partition):
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         self._communicator.broadcast(values, root, f"parameter {self.parameter.ds_id}")
+
+    def copy(self) -> nn.Parameter:
+        """Partitioned like this one while this one is empty."""
+        partitioned = not self.available
+        made = super().copy()
+        if partitioned:
+            PrivatePartition(made, self._communicator)
+        return made

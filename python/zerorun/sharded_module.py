@@ -14,6 +14,7 @@ from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.parameter_memory import masters_from_parameters
 from zerorun.shards import Shards
+from zerorun.silent_results import EMPTY_PARAMETERS
 
 __all__ = ["ShardedModule"]
 
@@ -68,8 +69,19 @@ class ShardedModule(nn.Module):
                 raise
             return getattr(super().__getattr__("module"), name)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The model's own; at stage 3 parameters are empty outside of a gather."""
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, keep_vars: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The model's own. ConfigError at stage 3, where parameters are empty outside of a gather,
+        unless the parameters themselves are asked for (`keep_vars`)."""
+        state = self.module.state_dict(*args, keep_vars=True, **kwargs)
+        if keep_vars:
+            return state
+        for name, value in state.items():
+            if isinstance(value, nn.Parameter) and value.shape != getattr(
+                value, "ds_shape", value.shape
+            ):
+                raise _C.ConfigError(f"state_dict: {name} is empty, since it is {EMPTY_PARAMETERS}")
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +114,7 @@ class ShardedModule(nn.Module):
     ) -> bool:
         """Saves everything that training needs under `save_dir`/`tag`. Collective.
 
-        `tag`: default ``global_step<N>``. `client_state`: anything picklable, returned by
+        `tag`: rank 0's; default ``global_step<N>``. `client_state`: anything picklable, returned by
         :meth:`load_checkpoint`. `save_latest`: a load without tag takes this one from now on.
         `exclude_frozen_parameters`: they are not saved, and a load leaves them as they are. Raises
         CheckpointError or IoError on every rank.
@@ -134,7 +146,8 @@ class ShardedModule(nn.Module):
         client_state and the scheduler's state are unpickled, which runs the code that they name:
         load only what you trust. The model must be the saved one; a difference is a CheckpointError
         that names it, and changes nothing. `load_module_strict` False: parameters that only one of
-        the two has stay as they are.
+        the two has, and buffers of another shape, stay as they are. `load_module_only`: everything
+        but the model does, counters included.
         """
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
@@ -147,6 +160,7 @@ class ShardedModule(nn.Module):
             strict=load_module_strict,
             optimizer_states=load_optimizer_states and not load_module_only,
             lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
+            counters=not load_module_only,
         )
         if path is not None:
             self.global_steps, self.micro_steps = training.global_steps, training.micro_steps

@@ -44,10 +44,10 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
     groups = optimizer.param_groups
     device = shared_device(_named(groups)) or local_device()
     world = communicator.world(settings.comm_timeout_s)
-    layout = ModelLayout.of_parameters(_named(groups), groups)
-    dtype = layout.dtype(settings.precision.param_dtype)
+    dtype = settings.precision.param_dtype
+    layout = ModelLayout.of_parameters(_named(groups), groups, dtype)
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
-    adapted = _C.adapt_config(settings, dtype, 1, rule.name, rule.hyperparameters)
+    adapted = _C.adapt_config(settings, layout.dtype, 1, rule.name, rule.hyperparameters)
     return Shards(layout, adapted, own, device)
 
 
@@ -138,7 +138,7 @@ class ShardedOptimizer(ShardOptimizer):
         """
         with all_or_none(self.shards.communicator, "load_state_dict"):
             self._check(state_dict)
-        super().load_state_dict(state_dict)
+        self.load_group_settings(state_dict["param_groups"])
         states = state_dict.get("state", {})
         steps = [float(state["step"]) for state in states.values() if "step" in state]
         parameter_of = {index: parameter for parameter, index in self.shards.layout.ids.items()}

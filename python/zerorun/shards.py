@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -11,14 +10,16 @@ import torch
 from torch import nn
 
 from zerorun import _C, torch_groups
+from zerorun.buffers import share, share_buffers
 from zerorun.engine_partition import EnginePartition
 from zerorun.gather_hooks import GatherHooks
 from zerorun.model_layout import ModelLayout
-from zerorun.parameter_memory import by_parameter, cast_buffers, full_view, load_parameters
-from zerorun.partition import LeftBehind, PrivatePartition, partition_of
+from zerorun.parameter_memory import by_parameter, full_view, load_parameters
+from zerorun.partition import LeftBehind, Partition, PrivatePartition, partition_of
+from zerorun.silent_results import warn_of_clipping, warn_of_empty_state
 from zerorun.torch_states import TorchStates
 
-__all__ = ["CHECK_PARTS", "Shards", "shards_of"]
+__all__ = ["CHECK_PARTS", "Shards", "shards_of", "take_over"]
 
 _ATTRIBUTE = "_zerorun_shards"
 CHECK_PARTS = 16  # calls of check_places() that look at every parameter once
@@ -28,16 +29,28 @@ class _Reference(LeftBehind):
     """The shards that a parameter belongs to."""
 
     def __init__(self, shards: Shards) -> None:
-        self._shards = weakref.ref(shards)
-
-    def __call__(self) -> Shards | None:
-        return self._shards()
+        self.shards = shards  # they live as long as the model, whoever drops the engine
 
 
 def shards_of(parameter: nn.Parameter) -> Shards | None:
     """The shards that a parameter belongs to, if it belongs to any."""
     reference = getattr(parameter, _ATTRIBUTE, None)
-    return None if reference is None else reference()
+    return None if reference is None else reference.shards
+
+
+def take_over(parameters: Iterable[nn.Parameter]) -> None:
+    """Ends the engines that parameters belong to, so that they can be given to another one.
+
+    As Shards.close, also in what is collective.
+    """
+    found = dict.fromkeys(shards_of(parameter) for parameter in parameters)
+    for shards in found:
+        if shards is not None:
+            shards.close()
+
+
+def _belongs_to_engine(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, _ATTRIBUTE)
 
 
 def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
@@ -49,8 +62,8 @@ class Shards:
 
     Checkpoints, single states, optimizers and the training loop work on this. Making it is one
     step: the engine is made, takes the model's values (rank 0's), and the parameters become views
-    of its memory; at stage 3 hooks gather them. When a part of that fails, close() gives the model
-    back. As a context manager it does so for the block too: an error in the block closes it.
+    of its memory; at stage 3 hooks gather them. When a part of that fails, the model is given back
+    as it was. As a context manager it does so for the block too.
     """
 
     def __init__(
@@ -60,10 +73,14 @@ class Shards:
         communicator: _C.Communicator,
         device: torch.device,
         model: nn.Module | None = None,
+        *,
+        round_masters: bool = False,
     ) -> None:
         """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
-        the parameters are not of one module, and somebody else calls the collector."""
+        the parameters are not of one module, and somebody else calls the collector.
+        `round_masters`: as in load_parameters()."""
         torch_groups.end_at_exit()
+        warn_of_clipping(_belongs_to_engine)
         self.layout = layout
         self.settings = settings
         self.communicator = communicator
@@ -73,6 +90,8 @@ class Shards:
         # Ends an open micro-step and tells whether there are reduced gradients; the loop sets it.
         self.finish_reduction: Callable[[], bool] = bool
         self._handles: list[Any] = []
+        # Parameters that were partitioned before, and are so again when this ends.
+        self._partitioned = {p for p in layout.names if partition_of(p) is not None}
         self._placed: list[nn.Parameter] = []  # those that keep their place
         self._addresses: list[int] = []
         self._checks = 0
@@ -80,8 +99,10 @@ class Shards:
         self.core = _C.Engine(settings, communicator, layout.specs(), groups)
         with self:
             if model is not None:
-                cast_buffers(model, settings.precision.param_dtype, communicator)
-            load_parameters(self.core, layout, communicator)
+                share_buffers(model, communicator)
+            for parameter, name in layout.outside.items():
+                share(parameter, communicator, f"initial values of {name}")
+            load_parameters(self.core, layout, communicator, round_masters=round_masters)
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
                 self._collect_gradients()
@@ -97,7 +118,7 @@ class Shards:
         _traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.close()
+            self.close(as_before=True)
 
     @property
     def stage(self) -> int:
@@ -137,6 +158,18 @@ class Shards:
                 EnginePartition(hooks, self.communicator, unit, parameter, own)
             unit.place()
         hooks.attach()
+        names = [*self.layout.names.items(), *((p, name) for name, p in self.layout.aliases)]
+        sharded = {name for p, name in names if self.core.is_sharded(self.layout.ids[p])}
+        self._handles.append(warn_of_empty_state(model, sharded))
+
+    def settle(self) -> None:
+        """Releases what forward and backward have left gathered, before parameters change.
+
+        Raises ConfigError where the program itself has gathered parameters.
+        """
+        if self.gather_hooks is not None:
+            self.gather_hooks.settle()
+            self.gather_hooks.check_released()
 
     def check_places(self) -> None:
         """Raises ConfigError naming a parameter whose memory the program has replaced.
@@ -157,43 +190,56 @@ class Shards:
             "the model before initialize"
         )
 
-    def close(self) -> None:
+    def leave_gradients(self) -> None:
+        """Lets gradients stay with the parameters; nobody will step any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.finish_reduction = bool
+
+    def close(self, as_before: bool = False) -> None:
         """Gives the memory back and takes all hooks off the model, which stays usable.
 
-        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init.
-        A second call does nothing. Collective at stage 3 where ranks do not share parameters (on
-        GPUs); else it only must not come while another rank is within a step.
+        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init,
+        or with `as_before` only of those that were like that before. A second call does nothing.
+        Collective at stage 3 where ranks do not share parameters (on GPUs); else it only must not
+        come while another rank is within a step.
         """
         if self.core.closed:
             return
         try:
-            for handle in self._handles:
-                handle.remove()
+            self.leave_gradients()
             if self.gather_hooks is not None:
                 self.gather_hooks.remove()
             with torch.no_grad():
-                for parameter in self.layout.names:
-                    self._return(parameter)
+                if self.gather_hooks is None:
+                    self._return(list(self.layout.names), as_before)
+                else:
+                    for unit in self.layout.units:
+                        self._return(unit.parameters, as_before)
         finally:
-            self._handles.clear()
             self.gather_hooks = None
-            self.finish_reduction = bool
             if self.torch_states is not None:
                 self.torch_states.clear()
             self.__dict__.pop("collector", None)
             self.core.close()
 
-    def _return(self, parameter: nn.Parameter) -> None:
-        """Makes a parameter an ordinary one, or at stage 3 one of zero.Init."""
-        if not hasattr(parameter, _ATTRIBUTE):
-            return  # it was not placed yet
-        parameter.grad = None
-        delattr(parameter, _ATTRIBUTE)
-        partition = partition_of(parameter)
-        if partition is None:
-            parameter.data = full_view(self.core, self.layout, parameter).clone()
-        elif partition.in_engine:
-            full = partition.gather_full()
+    def _return(self, parameters: list[nn.Parameter], as_before: bool) -> None:
+        """Makes parameters ordinary ones, or at stage 3 a unit's ones of zero.Init."""
+        full: dict[Partition, torch.Tensor] = {}  # of the unit; its releases empty all of them
+        for parameter in parameters:
+            if not hasattr(parameter, _ATTRIBUTE):
+                continue  # it was not placed yet
+            parameter.grad = None
+            delattr(parameter, _ATTRIBUTE)
+            partition = partition_of(parameter)
+            if partition is None:
+                parameter.data = full_view(self.core, self.layout, parameter).clone()
+            elif partition.in_engine:
+                full[partition] = partition.gather_full()
+        for partition, values in full.items():
+            parameter = partition.parameter
             partition.detach()
-            parameter.data = full
-            PrivatePartition(parameter, self.communicator)
+            parameter.data = values
+            if parameter in self._partitioned or not as_before:
+                PrivatePartition(parameter, self.communicator)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, block8
 from zerorun.agreement import all_or_none
 from zerorun.parameter_memory import tensor_of
 from zerorun.shards import Shards
@@ -72,10 +72,42 @@ class StateAccess:
                 )
         self._write(name, parts, value.detach().flatten().float().split(numels))
 
+    def keep(
+        self, parameters: Sequence[nn.Parameter], step: Callable[[], _C.StepResult]
+    ) -> _C.StepResult:
+        """Steps, and leaves values and states of `parameters` as they were. Collective.
+
+        The update takes a bucket as a whole, so what it changed of them is put back.
+        """
+        core = self._shards.core
+        before = [[values.clone() for values in self._held(p)] for p in parameters]
+        result = step()
+        if result.applied:
+            for parameter, saved in zip(parameters, before, strict=True):
+                for values, old in zip(self._held(parameter), saved, strict=True):
+                    values.copy_(old)
+            core.refresh_from_masters()
+        return result
+
+    def _held(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+        """All that this rank holds of a parameter but its gradient."""
+        for interval in self._shards.core.state_intervals(self._shards.layout.ids[parameter]):
+            yield tensor_of(interval.param if interval.master is None else interval.master)
+            for state in interval.states:
+                yield tensor_of(state)
+
     def _write(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
-        for (_, target), part in zip(parts, values, strict=True):
-            target.copy_(part / self._average() if name == "grad" else part)
-        if name != "grad":
+        for (interval, target), part in zip(parts, values, strict=True):
+            if self._is_8bit(interval, name):
+                for stored, coded in zip(
+                    self._codes(interval, name), block8.encode(part, _is_signed(name)), strict=True
+                ):
+                    stored.copy_(coded)
+            else:
+                target.copy_(part / self._average() if name == "grad" else part)
+        if name == "grad":
+            self._shards.core.accept_gradients()  # the norm was that of the values before
+        else:
             # Updates the copies of the values, on other ranks (stage 0) or in a file.
             self._shards.core.refresh_from_masters()
 
@@ -109,7 +141,7 @@ class StateAccess:
         trainable = self._shards.layout.is_trainable(parameter)
         if name == "grad":
             return trainable and self._shards.finish_reduction()
-        return trainable or name == "fp32_param"
+        return trainable
 
     def _average(self) -> float:
         return self._shards.core.gradient_average
@@ -117,7 +149,8 @@ class StateAccess:
     def _parts(
         self, parameter: nn.Parameter, name: str
     ) -> Iterator[tuple[_C.StateInterval, torch.Tensor]]:
-        """This rank's intervals with their values, views of the engine's memory."""
+        """This rank's intervals with their values: views of the engine's memory, or a copy of what
+        it keeps in 8 bits."""
         core = self._shards.core
         torch_states = self._shards.torch_states
         for interval in core.state_intervals(self._shards.layout.ids[parameter]):
@@ -126,9 +159,23 @@ class StateAccess:
                 yield interval, tensor_of(held)
             elif name == "grad":
                 yield interval, tensor_of(interval.grad)
+            elif self._is_8bit(interval, name):
+                yield interval, block8.decode(*self._codes(interval, name), _is_signed(name))
             elif name in (names := core.state_names(interval.parameter)):
                 yield interval, tensor_of(interval.states[names.index(name)])
             elif torch_states is not None:
                 value = torch_states.get(interval.parameter, interval.begin).get(name)
                 if isinstance(value, torch.Tensor) and value.shape == (interval.numel,):
                     yield interval, value
+
+    def _is_8bit(self, interval: _C.StateInterval, name: str) -> bool:
+        return f"{name}_scale" in self._shards.core.state_names(interval.parameter)
+
+    def _codes(self, interval: _C.StateInterval, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """A state's codes and scales, views of the engine's memory."""
+        names, states = self._shards.core.state_names(interval.parameter), interval.states
+        return tensor_of(states[names.index(name)]), tensor_of(states[names.index(f"{name}_scale")])
+
+
+def _is_signed(name: str) -> bool:
+    return name != "exp_avg_sq"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -67,8 +68,18 @@ class TorchStates:
         self._shards.clear()
         self._members.clear()
 
-    def step(self) -> None:
-        """Steps the shards, whose gradients the engine has prepared."""
+    def step(self, frozen: Iterable[int] = ()) -> None:
+        """Steps the shards, whose gradients the engine has prepared, but for those of `frozen`."""
+        left = {shard: shard.grad for (index, _), shard in self._shards.items() if index in frozen}
+        for shard in left:
+            shard.grad = None
+        try:
+            self._step()
+        finally:
+            for shard, gradient in left.items():
+                shard.grad = gradient
+
+    def _step(self) -> None:
         # The shards' gradients view the engine's memory, which holds their new values. Outside of
         # this step the groups have the model's parameters, which is what programs expect there.
         groups = self._optimizer.param_groups

@@ -52,7 +52,7 @@ Config nvme_config() {
   return config;
 }
 
-// What the process that is to fail does, in its working directory: trains from the last checkpoint
+// The process that is to fail does this, in its working directory: trains from the last checkpoint
 // to the end, saves after each step, and writes the parameters' hash. Where there is a file "full",
 // the disk is full after as many microseconds as it says.
 TEST(OffloadCrashChild, DISABLED_Trains) {
@@ -109,7 +109,7 @@ fs::path prepare(const TemporaryDirectory& directory) {
   return directory.path();
 }
 
-// What fails it at a point, and brings it to an end.
+// A way to make it fail at a point, and to bring it to an end.
 using Fail = std::function<void(const fs::path& folder, std::chrono::microseconds delay)>;
 
 // Whatever the moment it failed at: no file is left, and who starts again ends where it would have.

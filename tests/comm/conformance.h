@@ -24,7 +24,7 @@ struct TransportUnderTest {
   std::function<void()> leave = [] {};  // after it
 };
 
-// Of the program that the suite is linked into.
+// The transports of the program that the suite is linked into.
 std::vector<TransportUnderTest> transports_under_test();
 
 }  // namespace zerorun::testing

@@ -1,4 +1,4 @@
-// What every communicator must do: one suite for all transports, world sizes, streams and kinds of
+// Rules for every communicator: one suite for all transports, world sizes, streams and kinds of
 // memory. Results are compared bit for bit with a scalar reference that adds in rank order.
 #include "tests/comm/conformance.h"
 

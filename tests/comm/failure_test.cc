@@ -1,4 +1,4 @@
-// What ranks learn when one of them leaves, diverges, stalls or gives up. None of it may hang.
+// Errors that ranks get when one of them leaves, diverges, stalls or gives up. None of it may hang.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

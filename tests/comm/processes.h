@@ -24,7 +24,7 @@
 
 namespace zerorun::testing {
 
-// What the processes of a test tell each other and the test.
+// Memory in which the processes of a test talk to each other and to the test.
 struct Shared {
   std::atomic<uint32_t> port{0};
   std::atomic<uint32_t> progress{0};

@@ -14,7 +14,7 @@
 namespace zerorun::testing {
 
 enum class StreamKind { inline_stream, worker };
-// Where views lie: the caller's own memory, or memory that peers can address.
+// The place of views: the caller's own memory, or memory that peers can address.
 enum class Memory { own, shared };
 
 struct Setup {
@@ -80,7 +80,7 @@ class Rank {
     Bytes values = read(got);
     expect_same(expected, testing::view(values, got.dtype), what);
   }
-  // What this transport makes of `out`.
+  // The bits that this transport makes of `out`.
   void reduce(const std::vector<Bytes>& inputs, DType dtype, ReduceOp op, Output output,
               DType out_dtype, Bytes& out) const {
     if (!transport().rounds_to_inputs || size_of(dtype) != 2) {

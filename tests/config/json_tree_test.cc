@@ -53,6 +53,47 @@ TEST(ReadJson, ColumnsCountCharactersAndSkipTheByteOrderMark) {
   EXPECT_EQ(place(root.children[0]), std::pair(1, 16));
 }
 
+std::string hjson_to_json(std::string_view text) {
+  ConfigProblems problems("t");
+  const std::optional<JsonNode> root = read_json(text, problems, JsonDialect::hjson);
+  return root && problems.empty() ? to_text(*root) : "refused";
+}
+
+// The right sides are what the Python package hjson 3.1.0, with which DeepSpeed reads, makes of the
+// left ones.
+TEST(ReadHjson, GivesWhatTheHjsonPackageGives) {
+  const std::vector<std::pair<std::string_view, std::string_view>> texts = {
+      {"a: 1", R"({"a":1})"},
+      {"a: 1\nb: 2,\nc: true", R"({"a":1,"b":2,"c":true})"},
+      {"{\n  a: 1 # one\n  b: x y // z\n}", R"({"a":1,"b":"x y // z"})"},
+      {"{a: 1, b: [1, 2\n3], c: {d: null}}", R"({"a":1,"b":[1,2,3],"c":{"d":null}})"},
+      {"{a: 1 2\n b: 5e8, c: -1.5 }", R"({"a":"1 2","b":500000000,"c":-1.5})"},
+      {"dir: /tmp/x\nurl: http://h/p", R"({"dir":"/tmp/x","url":"http://h/p"})"},
+      {"'a b': 'c d'\n\"e\": \"f\"", R"({"a b":"c d","e":"f"})"},
+      {"{device: cpu\n}", R"({"device":"cpu"})"},
+      {"{device: cpu}\n}", R"({"device":"cpu}"})"},
+      {"a: True", R"({"a":"True"})"},
+  };
+  for (const auto& [text, expected] : texts) {
+    EXPECT_EQ(hjson_to_json(text), expected) << text;
+  }
+}
+
+TEST(ReadHjson, RefusesWhatHasNoMeaning) {
+  for (const char* text : {"", "# nothing", "a", "a b: 1", "{a: 1", "a: ", "a: ]", "[1", "{: 1}",
+                           "a: 'b", "a: \xff"}) {
+    EXPECT_EQ(hjson_to_json(text), "refused") << text;
+  }
+}
+
+TEST(ReadHjson, KeepsPlaces) {
+  ConfigProblems problems("t");
+  const auto root = read_json("# x\na: b\nc: {d: 1}", problems, JsonDialect::hjson);
+  ASSERT_TRUE(root);
+  EXPECT_EQ(place(root->children[0]), std::pair(2, 4));
+  EXPECT_EQ(place(root->children[1].children[0]), std::pair(3, 8));
+}
+
 TEST(ReadJson, AllowsCommentsAndTrailingCommas) {
   const JsonNode root = parse(R"(# first
 { // second

@@ -117,19 +117,57 @@ TEST(EveryKey, IsSuggestedForAMisspeltName) {
   }
 }
 
-TEST(EveryKey, TakesAutoAsNotGivenOrRejectsIt) {
+TEST(EveryKey, TakesAutoAsNotGiven) {
   for (const KeySpec* spec : leaf_keys()) {
     SCOPED_TRACE(spec->pointer);
     if (is_in_unsupported_block(*spec)) continue;
     const std::string text = document(spec->pointer, R"("auto")");
-    const bool allowed = spec->takes_auto || spec->status != KeyStatus::works;
-    const bool is_plain_string = (spec->type & KeyType::string) != 0 && spec->choices.empty();
-    if (!allowed && !is_plain_string) {
-      EXPECT_THAT(problems_of(text), HasSubstr("got \"auto\", expected"));
+    if (spec->is_required && !spec->auto_waits) {
+      EXPECT_THAT(problems_of(text), HasSubstr("missing"));
       continue;
     }
-    EXPECT_EQ(testing::find_value(parse_config(text), spec->pointer)->is_default, allowed);
+    EXPECT_TRUE(testing::find_value(parse_config(text), spec->pointer)->is_default);
   }
+}
+
+TEST(EveryKey, TakesNullAsNotGiven) {
+  for (const KeySpec* spec : leaf_keys()) {
+    SCOPED_TRACE(spec->pointer);
+    if (is_in_unsupported_block(*spec) || spec->is_required) continue;
+    const std::string text = document(spec->pointer, "null");
+    if (spec->refuses_null) {
+      EXPECT_THAT(problems_of(text), HasSubstr("got null, expected"));
+    } else {
+      EXPECT_TRUE(testing::find_value(parse_config(text), spec->pointer)->is_default);
+    }
+  }
+}
+
+TEST(EveryKey, TakesZeroAndOneForBooleans) {
+  for (const KeySpec* spec : leaf_keys()) {
+    if (spec->type != KeyType::boolean || is_in_unsupported_block(*spec)) continue;
+    for (const auto& [number, boolean] : {std::pair("0", "false"), std::pair("1", "true")}) {
+      SCOPED_TRACE(fmt::format("{} {}", spec->pointer, number));
+      const std::string with_boolean = document(spec->pointer, boolean);
+      const std::string with_number = document(spec->pointer, number);
+      const bool is_refused = !problems_of(with_boolean).empty();
+      EXPECT_EQ(!problems_of(with_number).empty(), is_refused);
+      if (is_refused) continue;
+      EXPECT_EQ(testing::find_value(parse_config(with_number), spec->pointer)->value,
+                testing::find_value(parse_config(with_boolean), spec->pointer)->value);
+    }
+  }
+}
+
+TEST(EveryKey, AsksForNothingWithAnIdleValue) {
+  int count = 0;
+  for (const KeySpec* spec : leaf_keys()) {
+    for (const std::string_view value : split_choices(spec->idle)) {
+      EXPECT_EQ(problems_of(document(spec->pointer, value)), "") << spec->pointer;
+      ++count;
+    }
+  }
+  EXPECT_GE(count, 2);
 }
 
 TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {

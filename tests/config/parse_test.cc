@@ -203,7 +203,7 @@ std::vector<Effect> zero_effects() {
       {"/zero_optimization/allgather_bucket_size", "4",
        [](const Config& c) { return c.zero.allgather_bucket_size == 4; }},
       {"/zero_optimization/overlap_comm", "true",
-       [](const Config& c) { return c.zero.overlap_comm; }},
+       [](const Config& c) { return c.zero.overlap_comm == true; }},
       {"/zero_optimization/stage3_prefetch_bucket_size", "5",
        [](const Config& c) { return c.zero.prefetch_bucket_size == 5; }},
       {"/zero_optimization/prefetch_bucket_size", "6",
@@ -272,7 +272,7 @@ TEST(ParseConfig, AnEmptyFileGivesTheDefaults) {
   const ParsedConfig parsed = parse_config("{}", "empty.json");
   EXPECT_EQ(parsed.config.gradient_clipping, 1.0);
   EXPECT_EQ(parsed.config.zero.stage, 0);
-  EXPECT_FALSE(parsed.config.zero.overlap_comm);
+  EXPECT_EQ(parsed.config.zero.overlap_comm, std::nullopt);
   EXPECT_EQ(parsed.config.optimizer.lr, 1e-3F);
   EXPECT_EQ(parsed.config.source, "empty.json");
   EXPECT_EQ(parsed.config.train_options, "{}");
@@ -280,13 +280,15 @@ TEST(ParseConfig, AnEmptyFileGivesTheDefaults) {
   for (const ConfigValue& value : parsed.values) EXPECT_TRUE(value.is_default) << value.pointer;
 }
 
-TEST(ParseConfig, OverlapFollowsTheStageUnlessItIsGiven) {
-  EXPECT_TRUE(parse_config(R"({"zero_optimization":{"stage":3}})").config.zero.overlap_comm);
-  EXPECT_FALSE(parse_config(R"({"zero_optimization":{"stage":2}})").config.zero.overlap_comm);
-  EXPECT_FALSE(parse_config(R"({"zero_optimization":{"stage":3,"overlap_comm":false}})")
-                   .config.zero.overlap_comm);
-  EXPECT_TRUE(parse_config(R"({"zero_optimization":{"stage":3,"overlap_comm":"auto"}})")
-                  .config.zero.overlap_comm);
+TEST(ParseConfig, OverlapFollowsStageAndDeviceUnlessItIsGiven) {
+  const auto overlap_of = [](const std::string& zero) {
+    return parse_config(R"({"zero_optimization":)" + zero + "}").config.zero.overlap_comm;
+  };
+  EXPECT_EQ(overlap_of(R"({"stage":3})"), true);
+  EXPECT_EQ(overlap_of(R"({"stage":2})"), std::nullopt);
+  EXPECT_EQ(overlap_of(R"({"stage":2,"overlap_comm":false})"), false);
+  EXPECT_EQ(overlap_of(R"({"stage":3,"overlap_comm":false})"), false);
+  EXPECT_EQ(overlap_of(R"({"stage":3,"overlap_comm":"auto"})"), true);
 }
 
 TEST(ParseConfig, OptimizerNamesIgnoreCase) {

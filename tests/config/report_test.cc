@@ -113,8 +113,8 @@ TEST(Report, CheckSaysWhatAFileAsksFor) {
 }
 
 TEST(Report, CheckSaysWhichKeysOfOffloadHaveNoEffectWithoutADevice) {
-  const TemporaryFile none(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
-      {"ratio": 0.5, "buffer_count": 8}}, "aio": {"queue_depth": 16}})");
+  const TemporaryFile none(R"({"train_batch_size": 4, "zero_optimization": {"stage": 2,
+      "offload_optimizer": {"ratio": 0.5, "buffer_count": 8}}, "aio": {"queue_depth": 16}})");
   const std::string report = check_report(none.path());
   for (const char* key :
        {"/zero_optimization/offload_optimizer/ratio",
@@ -127,9 +127,26 @@ TEST(Report, CheckSaysWhichKeysOfOffloadHaveNoEffectWithoutADevice) {
        {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu", "ratio": 0.5})",
         R"("offload_param": {"device": "nvme", "nvme_path": "/disk", "max_in_cpu": 0})"}) {
     const TemporaryFile cpu(fmt::format(
-        R"({{"zero_optimization": {{"stage": 3, {}}}, "aio": {{"queue_depth": 16}}}})", on));
+        R"({{"train_batch_size": 4, "zero_optimization": {{"stage": 3, {}}},
+             "aio": {{"queue_depth": 16}}}})",
+        on));
     EXPECT_THAT(check_report(cpu.path()), Not(HasSubstr("no effect"))) << on;
   }
+}
+
+// As zerorun.initialize, which cannot make an engine of such a file.
+TEST(Report, CheckRejectsAFileWithoutBatchSizesUnlessAProgramGivesThem) {
+  try {
+    check_report(TemporaryFile(R"({"gradient_accumulation_steps": 4})").path());
+    FAIL() << "no batch size was accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("neither train_batch_size nor train_micro_batch_size"));
+    EXPECT_THAT(error.what(), HasSubstr("only gradient_accumulation_steps 4"));
+  }
+  EXPECT_THAT(check_report(TemporaryFile(R"({"train_batch_size": "auto"})").path()),
+              HasSubstr("batch sizes: \"auto\", the program has to give them"));
+  EXPECT_THAT(check_report(TemporaryFile(R"({"zerorun": {"train": {"steps": 3}}})").path()),
+              HasSubstr("ok"));
 }
 
 TEST(Report, CheckRejectsBatchSizesThatNoNumberOfRanksSuits) {
@@ -169,9 +186,10 @@ TEST(Report, SchemaDescribesEveryKey) {
     EXPECT_EQ(key.at("default"), nlohmann::json::parse(spec->fallback)) << spec->pointer;
   }
   const nlohmann::json& stage = properties_of(schema, "/zero_optimization/stage").at("stage");
-  EXPECT_EQ(stage.at("minimum"), 0);
-  EXPECT_EQ(stage.at("maximum"), 3);
-  EXPECT_EQ(stage.at("type"), "integer");
+  const nlohmann::json& integer = stage.at("anyOf").at(0);
+  EXPECT_EQ(integer.at("minimum"), 0);
+  EXPECT_EQ(integer.at("maximum"), 3);
+  EXPECT_EQ(integer.at("type"), "integer");
   EXPECT_EQ(
       properties_of(schema, "/elasticity/enabled").at("enabled").at("anyOf").at(0).at("const"),
       false);

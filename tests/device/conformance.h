@@ -25,7 +25,7 @@ struct DeviceUnderTest {
   std::function<void()> leave = [] {};  // after it
 };
 
-// Of the program that the suite is linked into.
+// The devices of the program that the suite is linked into.
 std::vector<DeviceUnderTest> devices_under_test();
 
 // An array on the device with a few elements before and behind it that nobody may touch.

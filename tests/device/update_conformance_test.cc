@@ -7,7 +7,7 @@
 namespace zerorun::testing {
 namespace {
 
-// What is updated, and how.
+// One update, with what it updates.
 struct Case {
   Storage storage{};
   int states = 0;
@@ -58,7 +58,7 @@ class UpdateConformance : public DeviceConformance {
     }
   }
 
-  // What shares a block of 8 bits with the end of a segment gets its scale.
+  // Elements that share a block of 8 bits with the end of a segment get its scale.
   static void expect_states(const Case& c, std::vector<float> got, std::vector<float> expected) {
     if (c.storage.state != DType::uint8) {
       EXPECT_EQ(bits_of(got), bits_of(expected));

@@ -57,7 +57,7 @@ struct Storage {
   DType state = DType::fp32;
 };
 
-// What 16 bits make of a value at an element.
+// The value at an element as 16 bits hold it.
 inline float rounded(float value, DType dtype, const StochasticRounding& rounding,
                      int64_t element) {
   const uint32_t random = dtype == DType::fp32 ? 0 : rounding.bits(element);

@@ -39,7 +39,7 @@ std::string with_preamble(std::string_view json) {
   return header;
 }
 
-// What the table, whatever it is, says about the length of the data.
+// The length of the data by the table, whatever it is.
 uint64_t data_nbytes(std::string_view table) {
   const auto json = nlohmann::json::parse(table, nullptr, false);
   try {

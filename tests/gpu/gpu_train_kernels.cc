@@ -1,4 +1,4 @@
-// What train's kernels and models do (tests/train/*_conformance.h), on a real GPU.
+// Train's kernels and models (tests/train/*_conformance.h) on a real GPU.
 #include "tests/train/kernels_conformance.h"
 #include "tests/train/model_conformance.h"
 #include "train/make_kernels.h"

@@ -53,6 +53,16 @@ TEST(RankVariables, EveryRankSeesAllGpusOfTheJob) {
   EXPECT_EQ(rank_variables(job, 1, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
 }
 
+TEST(RankVariables, OfGpuJobsSetWhatTheUserHasNot) {
+  JobSettings job = two_ranks();
+  EXPECT_FALSE(rank_variables(job, 0, 1, {}).contains("NCCL_LAUNCH_ORDER_IMPLICIT"));
+  job.gpus = {"0", "1"};
+  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
+  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+  EXPECT_FALSE(rank_variables(job, 0, 1, {{"CUDA_DEVICE_MAX_CONNECTIONS", "1"}})
+                   .contains("CUDA_DEVICE_MAX_CONNECTIONS"));
+}
+
 TEST(RankVariables, KeepTheUsersThreadCount) {
   EXPECT_FALSE(
       rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", "3"}}).contains("OMP_NUM_THREADS"));
@@ -90,7 +100,18 @@ TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
   const Environment alone = rank_variables(job, 0, 1, {});
   EXPECT_EQ(alone.at("PYTHONPATH"), "/work");
   EXPECT_EQ(alone.at("PYTHONUNBUFFERED"), "1");
+  EXPECT_FALSE(rank_variables(two_ranks(), 0, 1, {}).contains("ACCELERATE_USE_CPU"));
   EXPECT_EQ(rank_variables(job, 0, 1, {{"PYTHONPATH", "/lib"}}).at("PYTHONPATH"), "/work:/lib");
+}
+
+TEST(RankVariables, HuggingFacesProgramsHearOfCpuRanks) {
+  JobSettings job = two_ranks();
+  job.python = true;
+  EXPECT_EQ(rank_variables(job, 1, 1, {}).at("ACCELERATE_USE_CPU"), "true");
+  EXPECT_FALSE(rank_variables(job, 1, 1, {{"ACCELERATE_USE_CPU", "false"}})
+                   .contains("ACCELERATE_USE_CPU"));
+  job.gpus = {"0"};
+  EXPECT_FALSE(rank_variables(job, 1, 1, {}).contains("ACCELERATE_USE_CPU"));
 }
 
 TEST(RankEnvironment, ReplacesAndKeeps) {

@@ -29,7 +29,7 @@ class LauncherProcess {
   std::string read_error_line();
   // Waits for the process and the end of its output. Exit code as a shell gives it.
   int wait();
-  // What read_line() has not taken.
+  // Output that read_line() has not taken.
   const std::string& output() const { return output_; }
   const std::string& errors() const { return errors_; }
 

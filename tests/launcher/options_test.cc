@@ -42,6 +42,19 @@ TEST(Options, EverySpellingOfTheRankCount) {
   EXPECT_EQ(parse_options({"--num_gpus", "-1", "train"}).request.count, "-1");
 }
 
+TEST(Options, LocalRankIsAlwaysAutomaticOrNever) {
+  const auto chosen = [](std::vector<std::string> options) {
+    options.emplace_back("x.py");
+    return parse_options(options).program.local_rank;
+  };
+  EXPECT_EQ(chosen({}), LocalRank::automatic);
+  EXPECT_EQ(chosen({"--local_rank", "auto"}), LocalRank::automatic);
+  EXPECT_EQ(chosen({"--local_rank=always"}), LocalRank::always);
+  EXPECT_EQ(chosen({"--local-rank", "never"}), LocalRank::never);
+  EXPECT_EQ(chosen({"--use_env"}), LocalRank::never);
+  EXPECT_THROW(chosen({"--local_rank=1"}), ConfigError);
+}
+
 TEST(Options, ReadsAllOfThem) {
   const LaunchOptions options =
       parse_options({"-i", "localhost:0,2", "--accelerator", "cpu", "--master_addr", "::1",
@@ -56,7 +69,7 @@ TEST(Options, ReadsAllOfThem) {
   EXPECT_TRUE(options.no_bind);
   EXPECT_TRUE(options.dry_run);
   EXPECT_TRUE(options.program.module);
-  EXPECT_TRUE(options.program.no_local_rank);
+  EXPECT_EQ(options.program.local_rank, LocalRank::never);
   EXPECT_FALSE(options.program.no_python);
   EXPECT_EQ(options.program.name, "my.train");
   EXPECT_THAT(options.program.arguments, ElementsAre("x"));

@@ -23,7 +23,7 @@ class FindProgram : public ::testing::Test {
     scratch_.write("path/train", "", true);
     scratch_.write("path/data", "no program");
     python_ = scratch_.write("path/python3", "", true);
-    script_ = scratch_.write("my/script.py", "");
+    script_ = scratch_.write("my/script.py", "parser.add_argument('--local_rank')");
     search_.launcher_directory = scratch_.path() / "install/bin";
     search_.path = "/nowhere:" + (scratch_.path() / "path").string();
   }
@@ -68,12 +68,46 @@ TEST_F(FindProgram, ScriptsGetPythonAndLocalRank) {
 }
 
 TEST_F(FindProgram, NoLocalRankLeavesItOut) {
-  const Program program = find_program({.name = script_.string(), .no_local_rank = true}, search_);
+  const Program program =
+      find_program({.name = script_.string(), .local_rank = LocalRank::never}, search_);
   EXPECT_THAT(rank_command(program, 3), ElementsAre(python_.string(), "-u", script_.string()));
 }
 
+TEST_F(FindProgram, AlwaysPassesLocalRankToScriptsThatDoNotMentionIt) {
+  const std::string plain = scratch_.write("my/plain.py", "print(1)").string();
+  EXPECT_THAT(rank_command(find_program({.name = plain}, search_), 0),
+              ElementsAre(python_.string(), "-u", plain));
+  EXPECT_THAT(
+      rank_command(find_program({.name = plain, .local_rank = LocalRank::always}, search_), 1),
+      ElementsAre(python_.string(), "-u", plain, "--local_rank=1"));
+}
+
+TEST(LocalRankOption, IsWhatTheSourceMentions) {
+  EXPECT_EQ(local_rank_option(R"(parser.add_argument("--local_rank", type=int))"), "--local_rank");
+  EXPECT_EQ(local_rank_option(R"(@click.option("--local-rank"))"), "--local-rank");
+  EXPECT_EQ(local_rank_option("if args.local_rank == -1:"), "--local_rank");
+  EXPECT_EQ(local_rank_option("torch.cuda.set_device(args.local_rank)"), "--local_rank");
+  EXPECT_EQ(local_rank_option(""), "");
+  EXPECT_EQ(local_rank_option(R"(local_rank = int(os.environ["LOCAL_RANK"]))"), "");
+  EXPECT_EQ(local_rank_option("args.local_rank = int(x)\nprint(args.local_rank)"), "");
+  EXPECT_EQ(local_rank_option("device(dist.local_rank())"), "");
+  EXPECT_EQ(local_rank_option("zerorun --no_local_rank x.py"), "");
+}
+
+TEST(ProgramSource, IsThatOfAScriptOrOfAModule) {
+  Scratch scratch;
+  scratch.write("train.py", "script");
+  scratch.write("my/train.py", "module");
+  scratch.write("my/tool/__main__.py", "package");
+  EXPECT_EQ(program_source("train.py", false, scratch.path()), "script");
+  EXPECT_EQ(program_source("my.train", true, scratch.path()), "module");
+  EXPECT_EQ(program_source("my.tool", true, scratch.path()), "package");
+  EXPECT_EQ(program_source("not.there", true, scratch.path()), "");
+}
+
 TEST_F(FindProgram, ModulesRunWithDashM) {
-  const Program program = find_program({.name = "my.train", .module = true}, search_);
+  const Program program = find_program(
+      {.name = "my.train", .module = true, .local_rank = LocalRank::always}, search_);
   EXPECT_THAT(rank_command(program, 0),
               ElementsAre(python_.string(), "-u", "-m", "my.train", "--local_rank=0"));
 }

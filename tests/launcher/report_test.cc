@@ -77,7 +77,7 @@ TEST(LikelyCause, OfABusErrorIsSharedMemory) {
 TEST(LikelyCause, IsReadFromWhatTheRankSaid) {
   RankFailure failure = failure_with(exited(2));
   failure.last_lines = {"usage: x.py", "x.py: error: unrecognized arguments: --local_rank=1"};
-  EXPECT_THAT(likely_cause(failure), HasSubstr("--no_local_rank"));
+  EXPECT_THAT(likely_cause(failure), HasSubstr("--local_rank never"));
   failure.last_lines = {"RuntimeError: No CUDA GPUs are available"};
   EXPECT_THAT(likely_cause(failure), HasSubstr("GPU is missing"));
 }

@@ -213,7 +213,7 @@ TEST_P(Stop, ReportsARankThatFailsToSave) {
   }
 }
 
-// What a program without a handler does to its peers.
+// A program without a handler dies of the signal, and its peers fail.
 TEST_P(Stop, APeersErrorsAfterADeathBySignalAreItsConsequence) {
   const Scratch scratch;
   const std::string fifo = make_fifo(scratch);

@@ -106,7 +106,7 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
     EXPECT_EQ(arena_->taken(), arena_->nbytes());
     return store;
   }
-  // Of some chunks; `fd` becomes its file's.
+  // A store of some chunks; `fd` becomes its file's.
   std::unique_ptr<StateStore> make_with_file(int& fd) {
     return make(some_chunks(), [&fd](const OpenFile& file, auto) {
       fd = file.fd;

@@ -30,7 +30,7 @@ void expect_close(double got, double expected, const std::string& where) {
   EXPECT_NEAR(got, expected, std::abs(expected) * kTolerance) << where;
 }
 
-// What DeepSpeed and Hugging Face computed: make_schedule_golden.py.
+// Results of DeepSpeed and Hugging Face: make_schedule_golden.py.
 const Json& golden_cases() {
   static const Json cases = [] {
     std::ifstream file(test_paths::tests() + "/optim/data/schedule_golden.json");

@@ -43,6 +43,17 @@ TEST(WriteWholeFile, CreatesAndReplacesAndLeavesNothingElse) {
   }
 }
 
+TEST(WriteWholeFile, NamesTheFileWhoseFolderIsMissing) {
+  const Scratch folder;
+  const fs::path file = folder.path() / "missing" / "file";
+  try {
+    write_whole_file(file, "text");
+    FAIL() << "it was written";
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.what(), "cannot write " + file.string() + ": No such file or directory");
+  }
+}
+
 TEST(WriteWholeFile, KeepsThePermissions) {
   const Scratch folder;
   const fs::path file = folder.write("file", "old");

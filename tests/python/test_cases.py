@@ -7,9 +7,16 @@ from ranks import cases_in
 FILES = (
     "training",
     "accumulation",
+    "numbers",
+    "silence",
     "optimizers",
     "sharded_optimizer",
     "zero",
+    "native",
+    "pytorch_page",
+    "gathering",
+    "unusual_modules",
+    "lifecycle",
     "placement",
     "checkpoints",
     "untrusted",
@@ -21,15 +28,39 @@ FILES = (
 )
 
 
+# Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
+PRIVATE = (
+    "training",
+    "accumulation",
+    "optimizers",
+    "zero",
+    "gathering",
+    "unusual_modules",
+    "lifecycle",
+)
+
+
 @pytest.fixture(scope="module")
 def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
-    return {file: CaseResults(pools, file, tmp_path_factory.mktemp(file)) for file in FILES}
+    shared = {file: CaseResults(pools, file, tmp_path_factory.mktemp(file)) for file in FILES}
+    variables = {"CASE_PRIVATE_MEMORY": "1"}
+    return shared | {
+        f"{file}, private": CaseResults(
+            pools, file, tmp_path_factory.mktemp(f"private-{file}"), variables=variables
+        )
+        for file in PRIVATE
+    }
 
 
 CASES = [
     pytest.param(file, case, ranks, marks=pytest.mark.xdist_group(f"{file} on {ranks}"))
     for ranks in (2, 1)
     for file in FILES
+    for case in cases_in(file)
+]
+CASES += [
+    pytest.param(f"{file}, private", case, 2, marks=pytest.mark.xdist_group(f"private {file}"))
+    for file in PRIVATE
     for case in cases_in(file)
 ]
 

@@ -19,6 +19,7 @@ DEADLINE = 60
 REPORT = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
+# A program that takes --local_rank.
 print(json.dumps({
     "environment": {name: os.environ[name] for name in names},
     "arguments": sys.argv[1:],
@@ -84,6 +85,28 @@ def test_no_local_rank_leaves_the_arguments_alone(tmp_path, launch):
     assert reports_of(result)[0]["arguments"] == ["--lr=1"]
 
 
+STRICT = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+local_rank = int(os.environ["LOCAL_RANK"])
+print(parser.parse_args().lr, local_rank)
+"""
+
+
+@pytest.mark.parametrize("name", ["--local_rank", "--local-rank"])
+def test_a_parser_gets_local_rank_in_its_spelling(tmp_path, launch, name):
+    script = f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('{name}')\n"
+    (tmp_path / "train.py").write_text(script + "print(parser.parse_args().local_rank)\n")
+    assert launch("train.py").stdout == "0\n"
+
+
+def test_a_strict_parser_without_local_rank_runs_as_it_is(tmp_path, launch):
+    (tmp_path / "train.py").write_text(STRICT)
+    assert launch("train.py", "--lr=1").stdout == "1.0 0\n"
+    assert launch("--local_rank", "always", "train.py", "--lr=1").returncode == 2
+
+
 def test_module_runs_from_the_working_directory(tmp_path, launch):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "train.py").write_text(REPORT)
@@ -110,10 +133,10 @@ def test_activated_environment_provides_python(tmp_path, launch):
 
 
 def test_script_that_does_not_take_local_rank_is_explained(tmp_path, launch):
-    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-    result = launch("--num_gpus", 2, "train.py")
+    (tmp_path / "train.py").write_text(STRICT)
+    result = launch("--num_gpus", 2, "--local_rank=always", "train.py")
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].endswith("start it with zerorun --no_local_rank")
+    assert result.stderr.splitlines()[-1].endswith("start it with zerorun --local_rank never")
 
 
 def test_traceback_of_the_failing_rank_ends_the_output(tmp_path, launch):

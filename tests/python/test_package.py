@@ -1,15 +1,26 @@
 """What importing the package does, and that its type stubs tell the truth."""
 
 import ast
+import copy
 import inspect
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import zerorun
 from zerorun import _C
 
-ERRORS = ["ConfigError", "CommError", "DeviceError", "IoError", "CheckpointError", "InternalError"]
+# Every error, and what Python's own programs know it as.
+ERRORS = {
+    "ConfigError": ValueError,
+    "CommError": None,
+    "DeviceError": None,
+    "IoError": OSError,
+    "CheckpointError": ValueError,
+    "NumericError": ArithmeticError,
+    "InternalError": AssertionError,
+}
 
 
 def test_version_is_the_build_systems(root: Path) -> None:
@@ -18,11 +29,12 @@ def test_version_is_the_build_systems(root: Path) -> None:
     )
 
 
-def test_errors_form_the_same_tree_as_in_cpp() -> None:
+def test_errors_form_the_same_tree_as_in_cpp_and_are_pythons_too() -> None:
     assert zerorun.Error.__bases__ == (RuntimeError,)
-    for name in ERRORS:
+    for name, builtin in ERRORS.items():
         error = getattr(zerorun, name)
-        assert error.__bases__ == (zerorun.Error,)
+        assert error.__bases__ == (zerorun.Error, *([builtin] if builtin else []))
+        assert str(copy.deepcopy(error("why"))) == "why"
         assert (error.__module__, error.__name__) == ("zerorun", name)
         assert error.__doc__
 
@@ -75,3 +87,9 @@ def test_everything_public_is_documented() -> None:
             thing = getattr(module, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert thing.__doc__, f"{module.__name__}.{name}"
+
+
+def test_an_error_of_the_core_is_one_of_pythons() -> None:
+    with pytest.raises(ValueError, match="zero_optimization/stage") as caught:
+        zerorun.config.parse({"zero_optimization": {"stage": 7}})
+    assert type(caught.value) is zerorun.ConfigError

@@ -147,7 +147,7 @@ TEST(CorpusTest, NothingToReadIsAnErrorThatNamesThePath) {
 }
 
 TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
-  // What the machine has outside the home folder is not known here, only that something is found.
+  // The machine's files outside the home folder are not known here, only that something is found.
   const TemporaryFolder home;
   home.write(".pyenv/versions/3.9.1/lib/python3.9/os.py", "import sys");
   home.write(".pyenv/versions/3.9.1/lib/python3.9/site-packages/other.py", "other");

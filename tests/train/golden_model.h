@@ -36,7 +36,7 @@ class GoldenModel {
   }
   DType activations() const { return kernels_->activation_dtype(); }
   double activation_rounding() const { return rounding_of(activations()); }
-  // Where activations have 16 bits, every layer adds to the error.
+  // With activations of 16 bits, every layer adds to the error.
   double gradient_tolerance(DType parameters) const {
     const double once = 2 * rounding_of(parameters);
     return activations() == DType::fp32 ? std::max(1e-5, once) : 10 * once;

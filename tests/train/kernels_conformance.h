@@ -7,7 +7,7 @@
 #include "tests/train/kernels_under_test.h"
 #include "tests/train/linear_conformance.h"
 
-// What every implementation of Kernels does, against float64 formulas.
+// Every implementation of Kernels against float64 formulas.
 namespace zerorun::train::testing {
 
 // Mean and deviation of each row taken out, then scaled and shifted.

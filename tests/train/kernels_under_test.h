@@ -12,7 +12,7 @@
 #include "train/kernels.h"
 #include "zerorun/device.h"
 
-// What the suites that every implementation of Kernels passes run on.
+// The devices and kernels that the suites for every implementation of Kernels run on.
 namespace zerorun::train::testing {
 
 // An implementation, and the dtype of the parameters that it works with.

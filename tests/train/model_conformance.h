@@ -6,7 +6,7 @@
 #include "tests/train/golden_model.h"
 #include "train/cpu/cpu_kernels.h"
 
-// What the model does on every implementation of Kernels, against PyTorch's golden file.
+// The model on every implementation of Kernels, against PyTorch's golden file.
 namespace zerorun::train::testing {
 
 class ModelConformance : public ::testing::TestWithParam<KernelsUnderTest> {

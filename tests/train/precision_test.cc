@@ -58,7 +58,7 @@ class PrecisionTest : public ::testing::Test {
     });
   }
 
-  // Of a new run, on rank 0.
+  // Reports of a new run, on rank 0.
   std::vector<StepReport> reports(const std::string& config, int steps) const {
     std::vector<StepReport> all;
     run(config, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {

@@ -40,7 +40,7 @@ class TrainerTest : public ::testing::Test {
                                                     stage, more));
   }
 
-  // What all ranks do: `body` with a trainer that is set up from these options.
+  // Runs `body` on all ranks, with a trainer that is set up from these options.
   void run(int world_size, std::vector<std::string> options,
            const std::function<void(Trainer&, const RunSetup&, Communicator&)>& body) const {
     options.insert(options.begin(),
@@ -309,7 +309,7 @@ TEST_F(RunSetupTest, WithoutAConfigTheRateFallsToZeroByTheLastStep) {
     return make_run_setup(parse_command_line(options), {});
   };
   const RunSetup setup = setup_of({});
-  EXPECT_EQ(setup.options.steps, 1200);
+  EXPECT_EQ(setup.options.steps, 1000);
   EXPECT_EQ(setup.batch.seq_len, 128);
   EXPECT_EQ(setup.batch.micro_batch, 4);
   EXPECT_EQ(setup.config.optimizer.type, "Muon");

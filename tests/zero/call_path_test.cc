@@ -1,5 +1,5 @@
-// How many functions are between a call of the engine and its collective, and that ARCHITECTURE.md
-// names them.
+// Few functions are between a call of the engine and its collective, and ARCHITECTURE.md names
+// them.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,6 @@
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -82,16 +81,19 @@ std::vector<std::string> functions_at(void* address) {
   std::array<char, 4096> line{};
   for (bool name = true; fgets(line.data(), line.size(), pipe.get()) != nullptr; name = !name) {
     if (!name) continue;  // a line of file and place
-    std::string text = std::regex_replace(
-        line.data(), std::regex(R"(\(anonymous namespace\)::|zerorun::|testing::|Wrapped)"), "");
+    std::string text = line.data();
+    for (const std::string part :
+         {"(anonymous namespace)::", "zerorun::", "testing::", "Wrapped"}) {
+      for (size_t at = 0; (at = text.find(part)) != std::string::npos;) text.erase(at, part.size());
+    }
     text = text.substr(0, text.find_first_of("(\n"));
     if (text.find_first_of(" <") == std::string::npos) functions.push_back(text);  // no template's
   }
   return functions;
 }
 
-// Of the standard library: what calls a std::function's content, in a build that does not inline
-// it.
+// True for the standard library's: it calls a std::function's content, in a build that does not
+// inline it.
 bool is_library(const std::string& function) {
   return function.starts_with("std::") || function == "_M_invoke";
 }

@@ -8,7 +8,7 @@
 namespace zerorun {
 namespace {
 
-// Whether states may be cut at element `at` of the bucket.
+// True if states may be cut at element `at` of the bucket.
 bool may_cut(const BucketLayout& layout, int64_t at) {
   for (const Placement& placement : layout.placements) {
     const int64_t inside = at - placement.offset;

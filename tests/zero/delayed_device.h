@@ -69,7 +69,7 @@ class KeptMemory : public std::enable_shared_from_this<KeptMemory> {
   std::multimap<size_t, Buffer> kept_;
 };
 
-// Whether a device computes on host memory, or beside a host that does.
+// A device computes on host memory, or beside a host that does.
 enum class DelayedKind { host, accelerator };
 
 // The CPU device with such streams. As an accelerator even the inline stream runs beside the

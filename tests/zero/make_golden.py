@@ -102,7 +102,7 @@ def case(kind: str, rng: random.Random) -> dict:
     optimizer = (
         rule(parameters, settings) if kind in ("Lion", "Lamb") else rule(parameters, **settings)
     )
-    # Of small gradients the norm's 1e-7 shows, which PyTorch's Muon takes for a lower limit, but
+    # The norm of small gradients shows its 1e-7, which PyTorch's Muon takes for a lower limit, but
     # DeepSpeed adds.
     size = rng.choice([1.0, 30.0] if kind == "Muon" else [1e-3, 1.0, 30.0])
     gradients = []

@@ -78,7 +78,7 @@ void expect_planned(const Config& config, int world_size, const std::string& wha
     check(plan.buckets + plan.gathered, MemoryCategory::buckets, true);
     check(plan.pinned, MemoryCategory::pinned, true);
     check(plan.nvme, MemoryCategory::nvme, true);
-    // What is locked is missing to others: here 1 % is all that may be more.
+    // Locked memory is missing to others: here 1 % is all that may be more.
     EXPECT_LE(static_cast<double>(device->memory_use(MemoryCategory::pinned).peak_bytes),
               1.01 * static_cast<double>(plan.pinned))
         << what;

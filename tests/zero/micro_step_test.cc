@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/zero/offload_config.h"
+#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 #include "zero/memory_plan.h"
@@ -21,41 +22,19 @@ namespace zerorun::micro_step {
 namespace {
 
 using testing::base_config;
+using testing::contribute;
+using testing::gradient_of;
 using ::testing::HasSubstr;
 using testing::offloaded;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;
 using testing::ToyModel;
+using testing::trainable;
 using testing::WrappedCommunicator;
 
 int64_t reductions(const CommStats& stats, int stage) {
   return stats[stage == 0 ? Collective::all_reduce : Collective::reduce_scatter].calls;
-}
-
-// This rank's gradient of a parameter for one of several contributions, in the model's dtype.
-std::vector<float> gradient_of(const Engine& engine, ParameterId id, int rank, int64_t part,
-                               int64_t step) {
-  std::vector<float> values(static_cast<size_t>(engine.numel(id)));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = ToyModel::noise(id, static_cast<int64_t>(i), rank, part, step);
-  }
-  return values;
-}
-
-void contribute(Engine& engine, ParameterId id, int rank, int64_t part, int64_t step) {
-  std::vector<float> values = gradient_of(engine, id, rank, part, step);
-  engine.contribute(id, view_of(std::span<float>(values)));
-}
-
-std::vector<ParameterId> trainable(const Engine& engine) {
-  std::vector<ParameterId> ids;
-  for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
-    const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
-    if (spec.trainable && spec.alias_of.empty()) ids.push_back(id);
-  }
-  std::reverse(ids.begin(), ids.end());
-  return ids;
 }
 
 using Batch = std::function<void(Engine&, Communicator&, int64_t step)>;
@@ -226,6 +205,42 @@ TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
   };
   const Config config = base_config(GetParam(), DType::fp32);
   EXPECT_EQ(train(config, twice), train(config, once));
+}
+
+TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
+                                       toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const uint64_t before = engine->states().parameter_hash();
+    EXPECT_TRUE(engine->end_micro_step());
+    const StepResult result = engine->step();
+    EXPECT_FALSE(result.applied || result.had_gradient);
+    EXPECT_EQ(engine->states().parameter_hash(), before);
+    EXPECT_EQ(engine->states().progress().step_count, 0);
+    EXPECT_EQ(engine->states().progress().skipped_steps, 0);
+    if (comm.rank() == 1) backward(*engine, 1, 0, 0);  // one rank's is enough
+    EXPECT_TRUE(engine->end_micro_step());
+    EXPECT_TRUE(engine->step().applied);
+    EXPECT_NE(engine->states().parameter_hash(), before);
+  });
+}
+
+TEST_P(MicroStepTest, TheAverageIsOverTheMicroStepsOfTheRule) {
+  const auto two = [](Engine& engine, Communicator& comm, int64_t step) {
+    BatchRule rule = engine.batch().rule;
+    rule.accumulation_steps = 2;
+    engine.set_batch_rule(rule);
+    for (const int64_t part : {0, 1}) {
+      backward(engine, comm.rank(), step, part);
+      EXPECT_EQ(engine.end_micro_step(), part == 1);
+    }
+  };
+  Config config = base_config(GetParam(), DType::fp32);
+  const Result changed = train(config, two);
+  config.batch.accumulation_steps = 2;
+  EXPECT_EQ(train(config, two), changed);
 }
 
 TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {

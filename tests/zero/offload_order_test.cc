@@ -1,4 +1,4 @@
-// What may not happen before, or while, offloaded work is under way.
+// Operations that may not happen before, or while, offloaded work is under way.
 #include <gtest/gtest.h>
 
 #include <span>

@@ -24,9 +24,9 @@ constexpr double kNorm = 0.15;  // the words of the gradient norm go to the devi
 // How long each bucket takes on its way.
 struct Costs {
   double backward = 1.0;
-  double down = 1.0;
+  double to_host = 1.0;
   double step = 1.0;
-  double up = 1.0;
+  double to_device = 1.0;
   VirtualKind kind = VirtualKind::accelerator;
 };
 
@@ -41,8 +41,8 @@ Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
     VirtualClock clock;
     constexpr double kBytes = 2.0 * kNumel;
     VirtualTimeDevice device(clock,
-                             {.download_per_byte = costs.down / kBytes,
-                              .upload_per_byte = costs.up / kBytes,
+                             {.download_per_byte = costs.to_host / kBytes,
+                              .upload_per_byte = costs.to_device / kBytes,
                               .update_per_element = costs.step / kNumel},
                              costs.kind);
     std::vector<ParameterSpec> specs;
@@ -85,7 +85,8 @@ double pipelined(double a, double b) { return kModules * std::max(a, b) + std::m
 
 TEST(OffloadOverlap, GradientsGoDownBesideBackward) {
   for (int stage = 1; stage <= 3; ++stage) {
-    const Exposed exposed = run({.backward = 1.0, .down = 1.0, .step = 0.0, .up = 0.0}, stage);
+    const Exposed exposed =
+        run({.backward = 1.0, .to_host = 1.0, .step = 0.0, .to_device = 0.0}, stage);
     EXPECT_NEAR(exposed.backward, kModules, 1e-3);
     EXPECT_LE(exposed.step, 1.0 + kNorm) << "stage " << stage;  // the last bucket's
   }
@@ -93,35 +94,36 @@ TEST(OffloadOverlap, GradientsGoDownBesideBackward) {
 
 TEST(OffloadOverlap, TheStepTakesTheLongestOfItsPartsAndNotTheirSum) {
   for (int stage = 1; stage <= 3; ++stage) {
-    for (const auto& [step, up] : {std::pair(1.0, 1.0), {2.0, 0.5}, {0.5, 2.0}}) {
-      const Exposed exposed = run({.down = 1.0, .step = step, .up = up}, stage);
-      EXPECT_LE(exposed.step, 1.0 + pipelined(step, up) + kNorm)
-          << "stage " << stage << " step " << step << " up " << up;
-      EXPECT_GE(exposed.step, kModules * std::max(step, up) - 1e-3);
+    for (const auto& [step, to_device] : {std::pair(1.0, 1.0), {2.0, 0.5}, {0.5, 2.0}}) {
+      const Exposed exposed = run({.to_host = 1.0, .step = step, .to_device = to_device}, stage);
+      EXPECT_LE(exposed.step, 1.0 + pipelined(step, to_device) + kNorm)
+          << "stage " << stage << " step " << step << " to device " << to_device;
+      EXPECT_GE(exposed.step, kModules * std::max(step, to_device) - 1e-3);
     }
   }
 }
 
 TEST(OffloadOverlap, SlowCopiesDownAreExposedOnce) {
-  const Exposed exposed = run({.backward = 0.1, .down = 2.0, .step = 1.0, .up = 1.0}, 2);
+  const Exposed exposed = run({.backward = 0.1, .to_host = 2.0, .step = 1.0, .to_device = 1.0}, 2);
   EXPECT_LE(exposed.backward + exposed.step, kModules * 2.0 + pipelined(1.0, 1.0) + 2.0);
 }
 
 // From where it is reduced to where it is used, everything is in the host's memory.
 TEST(OffloadOverlap, CpuRanksCopyNeitherGradientsNorParameters) {
   for (int stage = 2; stage <= 3; ++stage) {
-    const Exposed exposed = run({.down = 9.0, .up = 9.0, .kind = VirtualKind::host}, stage);
+    const Exposed exposed =
+        run({.to_host = 9.0, .to_device = 9.0, .kind = VirtualKind::host}, stage);
     EXPECT_NEAR(exposed.backward, kModules, 1e-3);
     EXPECT_LE(exposed.step, kModules + 9 * kNorm) << "stage " << stage;
   }
 }
 
-// What `kModules` gathers of parameters in host memory take, with as much work between them.
-double gather_seconds(double up, int64_t prefetch) {
+// Seconds of `kModules` gathers of parameters in host memory, with as much work between them.
+double gather_seconds(double to_device, int64_t prefetch) {
   double seconds = 0;
   run_ranks(1, [&](Communicator& comm) {
     VirtualClock clock;
-    VirtualTimeDevice device(clock, {.upload_per_byte = up / (2.0 * kNumel)},
+    VirtualTimeDevice device(clock, {.upload_per_byte = to_device / (2.0 * kNumel)},
                              VirtualKind::accelerator);
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < kModules; ++i) {
@@ -154,11 +156,14 @@ TEST(OffloadOverlap, ParametersComeUpBesideWorkInTheLearnedOrder) {
   EXPECT_NEAR(gather_seconds(1.0, 2 * kNumel), kModules, 1e-3);
   EXPECT_NEAR(gather_seconds(3.0, 2 * kNumel), 3 * kModules, 3.0 + 1e-3);
   EXPECT_NEAR(gather_seconds(1.0, 0), 2 * kModules, 1e-3);
+  // Modules that are larger than the limit come early one at a time.
+  EXPECT_NEAR(gather_seconds(1.0, kNumel / 8), kModules, 1e-3);
+  EXPECT_NEAR(gather_seconds(3.0, kNumel / 8), 3 * kModules, 3.0 + 1e-3);
 }
 
 TEST(OffloadOverlap, TheDevicesPartIsSteppedBesideTheHosts) {
-  const Exposed all = run({.down = 0.1, .step = 1.0, .up = 0.1}, 2, 1.0);
-  const Exposed half = run({.down = 0.1, .step = 1.0, .up = 0.1}, 2, 0.5);
+  const Exposed all = run({.to_host = 0.1, .step = 1.0, .to_device = 0.1}, 2, 1.0);
+  const Exposed half = run({.to_host = 0.1, .step = 1.0, .to_device = 0.1}, 2, 0.5);
   EXPECT_NEAR(half.step / all.step, 0.5, 0.1);
 }
 

@@ -252,7 +252,7 @@ TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
   EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
 }
 
-// What a rank holds for each trainable element: 16-bit parameters, fp32 master and Adam.
+// A rank holds for each trainable element: 16-bit parameters, fp32 master and Adam.
 TEST(Offload, TheLedgerShowsWhereStatesRestAndNothingIsAllocatedBySteps) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
@@ -319,7 +319,7 @@ TEST(Offload, ParametersRestOnTheHostOncePerHost) {
         if (!engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) continue;
         (engine.is_sharded(id) ? sharded : replicated) += engine.numel(id) * 2;
       }
-      // What stays gathered is on the device, padding included; the rest is not.
+      // Gathered parameters are on the device, padding included; the rest is not.
       const int64_t on_device = device.memory_use(MemoryCategory::parameters).live_bytes;
       EXPECT_GE(on_device, replicated);
       EXPECT_LT(on_device, replicated + sharded / 2);

@@ -275,9 +275,12 @@ TEST(PrecisionTest, ASumIsNotDivided) {
 // With and without room for a sum of reduced gradients; sums of ToyModel's gradients are exact.
 TEST(PrecisionTest, BoundariesSetByTheCallerAccumulateLikeConfiguredOnes) {
   const auto two_micro_steps = [](Engine& engine, Communicator& comm, int64_t step) {
-    engine.set_batch_rule({.boundary = false});
+    BatchRule rule = engine.batch().rule;
+    rule.boundary = false;
+    engine.set_batch_rule(rule);
     EXPECT_FALSE(ToyModel::micro_step(engine, comm.rank(), 0, step));
-    engine.set_batch_rule({.boundary = true});
+    rule.boundary = true;
+    engine.set_batch_rule(rule);
     EXPECT_TRUE(ToyModel::micro_step(engine, comm.rank(), 1, step));
   };
   const auto configured = [](Engine& engine, Communicator& comm, int64_t step) {

@@ -76,7 +76,7 @@ class ToyModel {
     return noise(id, element, rank, micro, step) + std::round(value * 64.0F) / 512.0F;
   }
 
-  // Whether `rank` uses the module in this micro-step.
+  // True if `rank` uses the module in this micro-step.
   using UsesFunction = std::function<bool(const std::string& module, int rank)>;
 
   // Forward over all modules, backward in reverse; gradients are multiplied by `scale`.

@@ -48,7 +48,7 @@ struct ToyOutcome {
   int64_t skipped = 0;
 };
 
-// What `inspect` sees of each rank's engine after training.
+// A look at each rank's engine after training.
 using Inspect = std::function<void(Engine&, Device&, Communicator&)>;
 
 inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps = 4,

@@ -17,7 +17,7 @@ struct VirtualClock {
   double caller = 0.0;
 };
 
-// What an operation takes.
+// The durations of operations.
 struct VirtualCosts {
   double download_per_byte = 0.0;
   double upload_per_byte = 0.0;
@@ -66,7 +66,7 @@ class VirtualStream final : public CpuStream {
   double now_ = 0.0;
 };
 
-// Whether a device computes on host memory, or beside a host that does.
+// A device computes on host memory, or beside a host that does.
 enum class VirtualKind { host, accelerator };
 
 // A device on which copies and updates take the time of `costs`, and nothing else takes any.

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// What attention and cross entropy do with a row of scores.
+// The softmax of a row of scores, for attention and cross entropy.
 namespace zerorun::train {
 
 struct SoftmaxSums {

@@ -3,7 +3,7 @@
 #include "train/cuda/elements.h"
 #include "train/kernels.h"
 
-// What attention's forward and backward kernels share: tiles of kTile rows of one head, widened in
+// Tiles of attention's forward and backward kernels: kTile rows of one head, widened in
 // shared memory. Heads narrower than kWidth, and rows beyond the sequence, are filled with zeros.
 namespace zerorun::train::cuda {
 
@@ -13,7 +13,7 @@ using Tile = float[kTile][kWidth + 1];
 template <int kTile>
 using Scores = float[kTile][kTile + 1];
 
-// Where one head of one sequence lies in the matrices.
+// The place of one head of one sequence in the matrices.
 struct HeadView {
   int64_t qkv = 0;      // first element of its first query
   int64_t out = 0;      // likewise in `out`

@@ -8,7 +8,7 @@
 
 namespace zerorun::train::cuda {
 
-// What cuDNN's deterministic backward of attention does depends on these.
+// The facts on which cuDNN's deterministic backward of attention depends.
 struct CudnnVersion {
   int64_t number = 0;    // as cuDNN gives it: 92800 is 9.28.0
   int architecture = 0;  // of the GPU: 9 is Hopper

@@ -5,7 +5,7 @@
 
 #include "train/kernels.h"
 
-// What kernels check before a launch; apart from them, since nvcc cannot compile the messages.
+// Checks before a launch of kernels; apart from them, since nvcc cannot compile the messages.
 namespace zerorun::train::cuda {
 
 // Throws InternalError when views that a kernel reads as one type differ in it. Empty ones do not

@@ -22,8 +22,8 @@ struct CublasLt {
   decltype(&cublasLtGetStatusString) status_string = nullptr;
 };
 
-// Of the copy that the process already has (PyTorch brings its own), else the one that the loader
-// finds, else the one of the build. Throws DeviceError when there is none.
+// Opens the copy that the process already has (PyTorch brings its own), else the one that the
+// loader finds, else the one of the build. Throws DeviceError when there is none.
 CublasLt open_cublas_lt();
 
 }  // namespace zerorun::train::cuda

@@ -1,4 +1,4 @@
-// What libzerorun_train_cuda.so shows: see train/make_kernels.h.
+// The symbols that libzerorun_train_cuda.so shows: see train/make_kernels.h.
 #include <cuda_runtime.h>
 
 #include <memory>

@@ -51,7 +51,7 @@ cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// Whether the auxiliary matrix may be read and written by an epilogue.
+// True if the auxiliary matrix may be read and written by an epilogue.
 bool fits_aux(const Product& product, const ProductTensors& tensors) {
   return tensors.aux.empty() ||
          (product.rows % kAuxAlignment == 0 && alignment_of(tensors.aux) == kAlignment);

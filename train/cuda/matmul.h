@@ -11,7 +11,7 @@
 
 namespace zerorun::train::cuda {
 
-// What is done with a product before it is stored.
+// An operation on a product before it is stored.
 enum class Epilogue : uint8_t {
   none,
   bias,           // d += bias

@@ -1,4 +1,4 @@
-// What stands for cudnn_attention.cc where the build has no headers of cuDNN.
+// Stands for cudnn_attention.cc in a build without headers of cuDNN.
 #include "train/cuda/cudnn_attention.h"
 
 namespace zerorun::train::cuda {

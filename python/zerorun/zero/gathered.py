@@ -21,8 +21,9 @@ class GatheredParameters:
 
     `params`: a parameter or any iterable of them; ordinary parameters and duplicates are allowed
     and left alone. `modifier_rank`: that rank's changes are what all ranks have afterwards; None:
-    the block only reads. `fwd_module`: its forward uses the parameters, which are registered as
-    external to it. `enabled` False: nothing happens.
+    a rank's changes (merged adapters) are its own, and end with the block. `fwd_module`: its
+    forward uses the parameters, which are registered as external to it. `enabled` False: nothing
+    happens.
     """
 
     def __init__(
@@ -35,21 +36,32 @@ class GatheredParameters:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         self._modifier_rank = modifier_rank
         self._partitions: list[Partition] = []
+        self._held: list[tuple[Partition, torch.Tensor]] = []  # with the data before
+        self._alone: list[Partition] = []
         if not enabled:
             return
-        for parameter in given:
+        for parameter in dict.fromkeys(given):
             partition = partition_of(parameter)
-            if partition is not None and partition not in self._partitions:
+            if partition is not None:
                 self._partitions.append(partition)
                 if fwd_module is not None:
                     register_external_parameter(fwd_module, partition.parameter)
 
     def __enter__(self) -> None:
-        for partition in self._partitions:
-            partition.acquire()
-            if self._modifier_rank is not None:
-                # Changes stay with this rank until the end of the block.
-                partition.parameter.data = partition.parameter.detach().clone()
+        if self._modifier_rank is None:
+            self._alone = [partition for partition in self._partitions if partition.comes_alone]
+        alone = set(self._alone)
+        try:
+            for partition in self._partitions:
+                partition.acquire()
+                parameter = partition.parameter
+                self._held.append((partition, parameter.data))
+                if partition not in alone:
+                    # Others read this memory: ranks that share it, or whoever had it already.
+                    parameter.data = parameter.detach().clone()
+        except BaseException:
+            self._release()
+            raise
 
     def __exit__(
         self,
@@ -59,14 +71,22 @@ class GatheredParameters:
     ) -> None:
         try:
             if self._modifier_rank is not None and error is None:
-                for partition in self._partitions:
-                    self._share(partition, self._modifier_rank)
+                for partition, before in self._held:
+                    self._share(partition, before, self._modifier_rank)
         finally:
-            for partition in self._partitions:
-                partition.release()
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for partition, before in held:
+            partition.parameter.data = before
+            partition.release()
+        for home in {partition.home for partition in self._alone}:
+            if home is not None:
+                home.drop_copies()
 
     @staticmethod
-    def _share(partition: Partition, rank: int) -> None:
+    def _share(partition: Partition, before: torch.Tensor, rank: int) -> None:
         values: Any = partition.parameter.detach()
         if values.shape != partition.shape:
             raise _C.ConfigError(
@@ -76,3 +96,5 @@ class GatheredParameters:
         flat = values.contiguous().flatten()
         partition.broadcast(flat, rank)
         partition.store(flat)
+        if not partition.is_stored_in(before):
+            before.copy_(flat.view(partition.shape))  # a block around this one sees the change

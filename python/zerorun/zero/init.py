@@ -17,6 +17,7 @@ from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model_layout import DTYPES
 from zerorun.partition import PrivatePartition, partition_of
+from zerorun.zero.gathered import GatheredParameters
 
 __all__ = ["Init"]
 
@@ -28,7 +29,9 @@ class Init:
 
     Each module is made as usual, in full, and partitioned when its ``__init__`` is done, so no rank
     ever holds more than one module and its parts of the rest. Values are rank 0's. Collective: all
-    ranks make the same modules in the same order. `module`: partitions that one, without a block.
+    ranks make the same modules in the same order. ``Module.apply(fn)`` within the block shows `fn`
+    each module's own parameters in full, and takes rank 0's changes; ``copy.deepcopy`` of a
+    partitioned parameter is partitioned too. `module`: partitions that one, without a block.
     `dtype`: of the parameters; default: bf16 or fp16 where the configuration enables one.
     Parameters are on this rank's GPU if it has one, else in host memory, whatever `remote_device`
     and `pin_memory` say. Groups are accepted
@@ -76,6 +79,7 @@ class Init:
             _active.append(self)
             if len(_active) == 1:
                 _patch_subclass_hook()
+                nn.Module.apply = _apply  # type: ignore[method-assign, assignment]
                 for cls in _all_subclasses(nn.Module):
                     self._wrap(cls)
         return self
@@ -91,6 +95,7 @@ class Init:
         _active.remove(self)
         if not _active:
             nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
+            nn.Module.apply = _original_apply  # type: ignore[method-assign]
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
@@ -118,7 +123,7 @@ class Init:
 
     def _partition(self, module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
-            usable = parameter.is_floating_point() and not parameter.is_meta
+            usable = parameter.dtype in DTYPES.values() and not parameter.is_meta
             if not usable or partition_of(parameter) is not None:
                 continue
             parameter.data = parameter.data.to(self._device, self._dtype)
@@ -150,6 +155,25 @@ def _all_subclasses(cls: type) -> list[type]:
                 found[subclass] = None
                 pending.append(subclass)
     return list(found)
+
+
+class _OnFullValues:
+    """A function of a module, which finds the module's own parameters full."""
+
+    def __init__(self, function: Callable[[nn.Module], None]) -> None:
+        self._function = function
+
+    def __call__(self, module: nn.Module) -> None:
+        with GatheredParameters(module.parameters(recurse=False), modifier_rank=0):
+            self._function(module)
+
+
+_original_apply = nn.Module.apply
+
+
+def _apply(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
+    """Module.apply within a block."""
+    return _original_apply(module, fn if isinstance(fn, _OnFullValues) else _OnFullValues(fn))
 
 
 _original_subclass_hook = nn.Module.__init_subclass__

@@ -1,5 +1,5 @@
-// What ranks that communicate through NCCL learn when a call, a peer, or NCCL itself fails: an
-// error that says who and where, soon. That each refused call is one: engine_failure_test.cc.
+// Errors of ranks that communicate through NCCL when a call, a peer, or NCCL itself fails: each
+// says who and where, soon. That each refused call is one: engine_failure_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nccl.h>
@@ -108,7 +108,7 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
   EXPECT_EQ(fake_.failures(), 1);
 }
 
-// What a rank still computes before a collective makes nobody wait for it.
+// A rank's computation before a collective makes nobody wait for it.
 TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
   constexpr milliseconds kTimeout{500};
   on_ranks(2, kTimeout, [&](Communicator& communicator, CudaDevice& device) {

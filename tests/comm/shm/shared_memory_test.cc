@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using testing::random_values;
 using testing::run_ranks;
 
-// What `call` throws; empty if nothing.
+// The message that `call` throws; empty if nothing.
 template <typename E>
 std::string message_of(const std::function<void()>& call) {
   try {

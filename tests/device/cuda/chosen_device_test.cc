@@ -1,4 +1,4 @@
-// Which GPU a rank gets from the CUDA backend.
+// The GPU that a rank gets from the CUDA backend.
 #include <cstdlib>
 #include <optional>
 #include <string>

@@ -1,5 +1,4 @@
-// What the CUDA device does when CUDA or cuBLAS refuse: a typed error that says where, and nothing
-// leaks.
+// The CUDA device when CUDA or cuBLAS refuse: a typed error that says where, and nothing leaks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

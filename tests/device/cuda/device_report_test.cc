@@ -1,4 +1,4 @@
-// What `zerorun env` says of GPUs, on fake ones.
+// The GPUs in the output of `zerorun env`, on fake ones.
 #include "device/cuda/device_report.h"
 
 #include <gmock/gmock.h>

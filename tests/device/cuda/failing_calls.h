@@ -58,7 +58,7 @@ class FailingCalls {
     return function.starts_with("cuda") ? static_cast<int>(cudaErrorUnknown) : 2;
   }
 
-  // Whether a failure is an error: not of functions that give back, only look or help others, or
+  // True if a failure is an error: not of functions that give back, only look or help others, or
   // can be done without. Waits are some of each: the last ones are for what is given back.
   static bool must_tell(const std::string& function) {
     for (const char* end :
@@ -144,7 +144,7 @@ class FailingCalls {
     }
   }
 
-  // What the error says where it is not the function's own name.
+  // The error's text if it is not the function's own name.
   static std::string said_of(const std::string& function) {
     static const std::map<std::string, std::string> texts = {
         {"cudaLaunchKernel", "kernel"},

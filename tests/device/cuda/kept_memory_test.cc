@@ -216,7 +216,7 @@ TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
   EXPECT_LE(most_held(config, specs, limit).device, limit);
 }
 
-// What NCCL sums in is a part of the plan, and all of it that the GPU needs.
+// The buffer that NCCL sums in is a part of the plan, and all of it that the GPU needs.
 TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
   for (const DType comm_dtype : {DType::bf16, DType::fp32}) {
     for (const int64_t accumulation : {1, 2}) {

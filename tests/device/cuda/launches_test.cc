@@ -156,7 +156,7 @@ class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithPar
     return config;
   }
 
-  // Of odd sizes, in two groups by turns: no two neighbours take the same step.
+  // Parameters of odd sizes, in two groups by turns: no two neighbours take the same step.
   static std::vector<ParameterSpec> specs() {
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < kParameters; ++i) {

@@ -1,4 +1,4 @@
-// What a profiler sees of a step: ranges of the engine's names, pushed and popped in pairs, and the
+// A step under a profiler shows ranges of the engine's names, pushed and popped in pairs, and the
 // streams' names. The profiler is NVTX's own way for one, linked into this program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What PyTorch and others do on the inline stream, and the engine's own streams: nobody reads too
-// early or writes too soon.
+// Memory that PyTorch and others use on the inline stream, beside the engine's own streams: nobody
+// reads too early or writes too soon.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -16,6 +16,7 @@ from cases.models import (
     adamw,
     assert_close,
     config,
+    logged,
     make,
     raises,
     reference,
@@ -79,12 +80,9 @@ def case_tags_and_latest(folder: Path) -> None:
 
 
 def assert_no_checkpoint(engine: zerorun.ZeroEngine, folder: Path) -> None:
-    import warnings
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with logged() as lines:
         assert engine.load_checkpoint(folder / "nothing") == (None, None)
-    assert "no checkpoint was loaded" in str(caught[0].message)
+    assert "no checkpoint was loaded" in lines[0]
 
 
 class Wider(Model):

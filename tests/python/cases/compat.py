@@ -350,6 +350,15 @@ def case_layers_may_be_named_leaves(_folder: Path) -> None:
     utils.unset_z3_leaf_modules(model, ["Block"])
     assert utils.get_z3_leaf_modules(model) == []
     raises(ValueError, "No modules of type", lambda: utils.set_z3_leaf_modules(model, ["Nothing"]))
+    assert utils.set_z3_leaf_modules(model, ["Nothing"], raise_if_not_found=False) == []
+    by_name = utils.set_z3_leaf_modules_by_name(model, ["head", "tail"], raise_if_not_found=False)
+    assert by_name == ([model.head], ["tail"])
+    raises(ValueError, "tail", lambda: utils.set_z3_leaf_modules_by_name(model, ["tail"]))
+    by_suffix = utils.set_z3_leaf_modules_by_suffix(model, [".up", "x"], raise_if_not_found=False)
+    assert by_suffix == ([block.up for block in model.blocks], ["x"])
+    raises(ValueError, "['x']", lambda: utils.set_z3_leaf_modules_by_suffix(model, ["x"]))
+    utils.set_z3_leaf_module(model.head, False)
+    assert utils.get_z3_leaf_modules(model) == [block.up for block in model.blocks]
     assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
     assert "deepspeed" in sys.modules
 

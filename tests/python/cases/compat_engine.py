@@ -76,6 +76,34 @@ def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
     engine.destroy()
 
 
+def case_frozen_parameters_are_left_out_under_all_of_their_names(_folder: Path) -> None:
+    model = make()
+    model.embedding.requires_grad_(False)  # the head's weight is the same parameter
+    engine, *_ = start(2, model)
+    left_out = engine.module_state_dict(exclude_frozen_parameters=True)
+    assert set(make().state_dict()) - set(left_out) == {"embedding.weight", "head.weight"}
+    engine.destroy()
+
+
+def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: Path) -> None:
+    """Masters begin at the rounded values, as DeepSpeed's do, which casts the model first."""
+    rounded = make().to(torch.bfloat16).float()
+    bf16 = {"bf16": {"enabled": True}}
+    hashes = set()
+    for stage in range(4):
+        for under_init in (False, True):
+            with deepspeed.zero.Init(config_dict_or_path=config(3, **bf16), enabled=under_init):
+                model = make()
+            engine, *_ = start(stage, model, **bf16)
+            for name, parameter in rounded.named_parameters():
+                master = deepspeed.utils.safe_get_full_fp32_param(model.get_parameter(name))
+                assert torch.equal(master, parameter)
+            train(engine, 2)
+            hashes.add(engine.core.parameter_hash())
+            engine.destroy()
+    assert len(hashes) == 1
+
+
 def case_queries(_folder: Path) -> None:
     engine, optimizer, *_ = start(2, gradient_accumulation_steps=2)
     assert engine.train_batch_size() == 8

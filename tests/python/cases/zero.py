@@ -17,6 +17,7 @@ from zerorun.zero import GatheredParameters, Init
 from cases.models import (
     DEVICE,
     RANK,
+    STAGES,
     WORLD_SIZE,
     Model,
     adamw,
@@ -63,7 +64,7 @@ def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
 
 def case_init_then_train(_folder: Path) -> None:
     expected, _ = reference()
-    for stage in range(4):
+    for stage in STAGES:
         with Init():
             model = make()
         before = dict(model.named_parameters())
@@ -144,7 +145,7 @@ def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
 
 
 def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
-    for stage in range(4):
+    for stage in STAGES:
         model = make()
         engine, *_ = zerorun.initialize(
             model, adamw(model), config=config(stage, bf16={"enabled": True})
@@ -185,7 +186,7 @@ def case_states_are_torchs(_folder: Path) -> None:
         torch.nn.utils.clip_grad_norm_(reference_model.parameters(), 1.0)
         optimizer.step()
     expected = reference_model.blocks[1].up.weight
-    for stage in range(4):
+    for stage in STAGES:
         model = make()
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
         target = model.blocks[1].up.weight
@@ -267,7 +268,7 @@ def shared_bytes() -> int:
 
 
 def case_destroy_returns_all_bytes(_folder: Path) -> None:
-    for stage in range(4):
+    for stage in STAGES:
         gc.collect()
         before = shared_bytes()
         model = make()
@@ -316,7 +317,7 @@ def case_several_engines_one_without_optimizer(_folder: Path) -> None:
 
 
 def case_a_model_can_be_pickled(folder: Path) -> None:
-    for stage in range(4):
+    for stage in STAGES:
         model = make()
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
         path = folder / f"model{stage}.{RANK}"

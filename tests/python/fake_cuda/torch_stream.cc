@@ -39,7 +39,7 @@ ZR_FOR_PYTHON int64_t fake_bytes_held() {
   return static_cast<int64_t>(fake_cuda().memory() - fake_cuda().free_memory());
 }
 
-// Whether memory is the fake GPU's.
+// True if memory is the fake GPU's.
 ZR_FOR_PYTHON int fake_is_on_gpu(const void* data) {
   cudaPointerAttributes attributes = {};
   cudaPointerGetAttributes(&attributes, data);

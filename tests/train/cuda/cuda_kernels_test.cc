@@ -1,4 +1,4 @@
-// What train's CUDA kernels do beyond the contract of Kernels: waits, workspace, TF32, refusals.
+// Train's CUDA kernels beyond the contract of Kernels: waits, workspace, TF32, refusals.
 #include "train/cuda/cuda_kernels.h"
 
 #include <gmock/gmock.h>
@@ -67,8 +67,8 @@ TEST(CudaKernelsTest, AlgorithmsAreChosenOnceForAShape) {
   EXPECT_EQ(FakeCuda::instance().counts().at("cublasLtMatmulAlgoGetHeuristic"), asked);
 }
 
-// Of a block: attention in and out, feed-forward in and out, each forward and two backward. Of the
-// head: logits and two backward. Nothing is computed twice.
+// A block has these products: attention in and out, feed-forward in and out, each forward and two
+// backward. The head: logits and two backward. Nothing is computed twice.
 TEST(CudaKernelsTest, AStepHasTheProductsOfItsFormulas) {
   GoldenModel model(kCuda);
   model.forward_backward();

@@ -44,7 +44,7 @@ std::vector<KernelsUnderTest> cases() {
 ZR_INSTANTIATE_KERNELS_CONFORMANCE(cases());
 INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance, ::testing::ValuesIn(cases()), name_of_case);
 
-// What holds after every test of this program.
+// Checks that hold after every test of this program.
 class Clean : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo& /*info*/) override { FakeCuda::instance().reset(); }
   void OnTestEnd(const ::testing::TestInfo& /*info*/) override {

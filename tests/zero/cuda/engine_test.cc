@@ -205,7 +205,7 @@ TEST_P(CudaOffloadTest, ChangesNoBit) {
   }
 }
 
-// What steps ask of CUDA after the first ones. Streams are inline, so that no count depends on
+// The calls that steps make to CUDA after the first ones. Streams are inline, so that no count depends on
 // timing.
 class CudaSteadyStateTest : public CudaEngineTest {
  protected:

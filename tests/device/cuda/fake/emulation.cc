@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kStackBytes = size_t{256} << 10;  // touched pages only
 constexpr int kMaxThreads = 1024;
 
-// Where a stack of its own was left.
+// A thread's registers when it left its own stack.
 struct Place {
   void* registers[5] = {};
 };
@@ -89,7 +89,7 @@ class Scheduler {
   }
   Thread& current() { return threads_[static_cast<size_t>(current_)]; }
   int lane() const { return current_ % warpSize; }
-  // Of the current thread's warp.
+  // A thread of the current thread's warp.
   Thread& peer(int lane) {
     return threads_[static_cast<size_t>(current_ / warpSize * warpSize + lane)];
   }
@@ -194,7 +194,7 @@ Fiber& Scheduler::take_fiber() {
   return fiber;
 }
 
-// Where the threads that are to run begin on it.
+// The threads that are to run begin on it here.
 void Scheduler::start(Fiber& fiber, ucontext_t& context) {
   clean(fiber);
   getcontext(&context);
@@ -284,7 +284,7 @@ void Scheduler::run_block(dim3 block, const std::function<void()>& body) {
   body_ = &body;
   error_ = nullptr;
   ended_ = 0;
-  // Where a block ends with an error, its threads stay where they are: their fibers begin anew.
+  // The threads of a block that ends with an error stay there: their fibers begin anew.
   const auto abandon = [this] {
     for (const Thread& thread : threads_) {
       if (thread.state == Thread::State::fresh || thread.state == Thread::State::ended) continue;

@@ -35,7 +35,7 @@ namespace zerorun::fake {
 // other at different places, or one exchanges with a thread that takes no part.
 void run_grid(dim3 grid, dim3 block, const std::function<void()>& body);
 
-// Of the thread that calls: waits for all threads of its block that have not ended.
+// Called by a thread: waits for all threads of its block that have not ended.
 void block_barrier();
 // Waits for the threads of its warp that `mask` names.
 void warp_barrier(unsigned mask);

@@ -36,7 +36,7 @@ struct GpuLinks {
   }
 };
 
-// What a test can ask of the fake libraries, and what they have seen. There is one, as there is
+// The state of the fake libraries that tests set and read. There is one, as there is
 // one driver; reset() before each test.
 class FakeCuda {
  public:
@@ -130,7 +130,7 @@ class FakeCuda {
 // Device memory of other libraries than the runtime.
 bool add_device_memory(void** data, size_t bytes);
 bool remove_device_memory(void* data);
-// Whether kernels on `device` may use it.
+// True if kernels on `device` may use it.
 bool reachable(const void* data, int device);
 // Memory that is not from here, and is taken for the device's until it is disowned.
 void adopt_device_memory(const void* data, size_t bytes);

@@ -111,7 +111,7 @@ class Blocks {
   bool on_device(const void* data, size_t bytes) const {
     return find(data, bytes) == Place::device;
   }
-  // Whether kernels on `device` may use it: memory of a pool is its own device's, unless it is
+  // True if kernels on `device` may use it: memory of a pool is its own device's, unless it is
   // shared.
   bool reachable(const void* data, int device) const {
     const std::lock_guard lock(mutex_);
@@ -274,7 +274,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   return planned;
 }
 
-// What the real one does is not promised, but it may wait for the whole device.
+// The real one promises nothing here, but it may wait for the whole device.
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   ENTER();
   use_device();

@@ -26,7 +26,7 @@ struct Operation {
   size_t count = 0;  // of the caller's argument
   ncclDataType_t type = ncclUint8;
   int detail = 0;  // root, or operation
-  // Where in registered memory they lie; kElsewhere: it is none.
+  // Their place in registered memory; kElsewhere: it is none.
   static constexpr int64_t kElsewhere = -1;
   int64_t in_place = kElsewhere;
   int64_t out_place = kElsewhere;
@@ -110,7 +110,7 @@ struct ncclComm {
   std::vector<std::function<void()>> unfinished;
   std::map<const std::byte*, size_t> registered;  // with their sizes; ends with the communicator
 
-  // Where in registered memory `data` lies.
+  // The place of `data` in registered memory.
   int64_t place_of(const void* data) const {
     const auto* const at = static_cast<const std::byte*>(data);
     auto found = registered.upper_bound(at);

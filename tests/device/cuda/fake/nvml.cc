@@ -25,7 +25,7 @@ nvmlReturn_t enter(const char* name) {
 
 constexpr int kSwitch = -1;
 
-// Where a device's NVLinks end: at the device of this number, or at a switch.
+// The ends of a device's NVLinks: the device of this number, or a switch.
 std::vector<int> ends_of(int device) {
   const GpuLinks links = FakeCuda::instance().links();
   std::vector<int> ends(static_cast<size_t>(links.switched), kSwitch);

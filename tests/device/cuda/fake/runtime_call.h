@@ -1,4 +1,4 @@
-// What the parts of the fake CUDA runtime share.
+// Declarations that the parts of the fake CUDA runtime share.
 #pragma once
 
 #include <cuda_runtime.h>

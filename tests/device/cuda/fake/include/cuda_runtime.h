@@ -1,6 +1,6 @@
 // The part of the CUDA runtime's interface that zerorun uses, for tests on machines without a GPU:
 // the device's memory is the host's, a stream is a thread, and kernels run on it (emulation.h).
-// What the tests check is done in runtime.cc; what they can ask for is in fake_cuda.h.
+// Checks of the tests are done in runtime.cc; what they can ask for is in fake_cuda.h.
 #pragma once
 
 #include <cmath>

@@ -97,9 +97,17 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """torch.distributed's default group, unless there is one; of one rank without a launcher."""
-    if is_initialized() or dist_init_required is False:
+    """torch.distributed's default group, unless there is one; of one rank without a launcher.
+
+    AssertionError for `dist_init_required` False when there is none.
+    """
+    if is_initialized():
         return
+    if dist_init_required is False:
+        raise AssertionError(
+            "dist_init_required is False, but torch.distributed has no default group: make it with "
+            "torch.distributed.init_process_group() before, or leave dist_init_required out"
+        )
     if auto_mpi_discovery and "RANK" not in os.environ:
         _read_scheduler(distributed_port)
     backend = dist_backend or get_accelerator().communication_backend_name()

@@ -34,6 +34,7 @@ sys.exit(main())
 class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
+    round_masters = True  # so that the numbers are DeepSpeed's
     client_optimizer: Any = None
     collate_fn: Any = None
     mpu = None
@@ -250,7 +251,8 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
         state = self.module.state_dict()
         if not exclude_frozen_parameters:
             return state
-        frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, p in parameters if not p.requires_grad}
         return {name: value for name, value in state.items() if name not in frozen}
 
     def load_module_state_dict(

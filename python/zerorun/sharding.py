@@ -1,0 +1,165 @@
+"""zerorun.shard: from a PyTorch model and keywords to an engine, without a configuration."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from zerorun import _C, communicator
+from zerorun import config as configuration
+from zerorun.device import local_device
+from zerorun.engine import ZeroEngine
+from zerorun.initialization import initialize
+from zerorun.materialization import Initializer, materialize
+from zerorun.model_layout import DTYPES
+from zerorun.unit_policy import UnitPolicy
+
+__all__ = ["shard"]
+
+_SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+# size: half of it is the keywords and what they mean
+def shard(  # noqa: PLR0913 - keywords
+    model: nn.Module,
+    *,
+    stage: Literal[0, 1, 2, 3] = 3,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    clip: float | None = None,
+    accumulation_steps: int = 1,
+    units: UnitPolicy | None = None,
+    init: Initializer | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    offload_optimizer: str | os.PathLike[str] | None = None,
+    offload_params: str | os.PathLike[str] | None = None,
+    timeout: float = 600.0,
+) -> ZeroEngine:
+    """Shards `model` over the ranks of the job, in place, and returns the engine that trains it.
+
+    Collective: every rank calls it with the same model; parameters become rank 0's, and stay the
+    same objects. A model that is on the CPU is moved to this rank's GPU if it has one.
+
+    - `stage`: 0 replicates; 1 shards the optimizer's states, 2 also gradients, 3 also parameters.
+    - `optimizer`: a torch optimizer on the model's parameters, or a function of parameter groups
+      that makes one (``functools.partial(torch.optim.AdamW, lr=1e-3)``). From here on its
+      ``step()`` and ``zero_grad()`` are the engine's. None: the engine does not train.
+    - `dtype`: of parameters in forward and backward; masters are fp32. None: as the model has it.
+      Floating-point inputs of a 16-bit engine are cast. fp16 scales the loss:
+      ``engine.backward(loss)``.
+    - `reduce_dtype`: in which gradients are summed over the ranks; None: that of the parameters.
+    - `clip`: largest L2 norm of the whole gradient; None: no clipping.
+    - `accumulation_steps`: backward passes per update, over which the gradient is averaged. With 1
+      a step takes what all backward passes since the last one add up to, as torch's does.
+    - `units`: which modules are gathered as one at stage 3: a class, a name ("Block",
+      "layers.*"), several of them, or a function of (path, module). None: blocks of lists, and
+      modules of one class side by side.
+    - `init`, `weights`: for what is on the meta device. `init` writes a module's own parameters and
+      buffers, default its ``reset_parameters()``; `weights` has values by name as a state dict,
+      of which rank 0's are used. One module at a time has memory, so no rank holds a stage-3
+      model.
+    - `offload_optimizer`, `offload_params`: "cpu", or the folder of a local disk.
+    - `timeout`: seconds that a collective waits for the other ranks.
+
+    Raises :class:`zerorun.ConfigError`, a ValueError, for what contradicts itself, naming it.
+    """
+    if not isinstance(model, nn.Module):
+        raise _C.ConfigError(f"shard: model is {type(model)}, expected a torch.nn.Module")
+    _check_wide(model, dtype)
+    zero: dict[str, Any] = {"stage": stage}
+    zero |= _offload("offload_optimizer", offload_optimizer)
+    zero |= _offload("offload_param", offload_params)
+    config = _precision(dtype, reduce_dtype) | {
+        "train_micro_batch_size_per_gpu": 1,  # of which only data loaders ask
+        "gradient_accumulation_steps": accumulation_steps,
+        "gradient_clipping": 0.0 if clip is None else clip,
+        "zero_optimization": zero,
+        "zerorun": {"comm_timeout": timeout},
+    }
+    configuration.parse(config, "zerorun.shard")  # before anything is made
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        world, device = communicator.world(timeout), local_device()
+        materialize(model, world, device=device, partition=stage == 3, init=init, weights=weights)
+    elif init is not None or weights is not None:
+        raise _C.ConfigError(
+            "shard: init and weights are for a model on the meta device, and nothing of this one "
+            "is: leave them out, or make the model under torch.device('meta')"
+        )
+    engine, made, *_ = initialize(
+        model, optimizer, config=config, units=units, engine_class=_CastingEngine
+    )
+    if made is not None:
+        _step_through(made.optimizer, engine)
+    return engine
+
+
+class _CastingEngine(ZeroEngine):
+    """Gives forward its floating-point inputs in the parameters' 16-bit dtype."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        dtype = DTYPES[self.settings.precision.param_dtype]
+        if dtype != torch.float32:
+
+            def cast(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+            args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+
+def _precision(dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> dict[str, Any]:
+    for name, value in (("dtype", dtype), ("reduce_dtype", reduce_dtype)):
+        if value is not None and value not in _NAMES:
+            expected = ", ".join(map(str, _NAMES))
+            raise _C.ConfigError(f"shard: {name}={value}, expected one of {expected}")
+    sections: dict[str, Any] = {}
+    if dtype in _SECTIONS:
+        sections[_SECTIONS[dtype]] = {"enabled": True}
+    if reduce_dtype is not None:
+        sections["communication_data_type"] = _NAMES[reduce_dtype]
+    return sections
+
+
+def _check_wide(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """A model that has 16-bit parameters is not made fp32 by an engine."""
+    if dtype != torch.float32:
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != dtype:
+            raise _C.ConfigError(
+                f"shard: dtype={dtype}, but parameter {name} is {parameter.dtype}: call "
+                "model.float() before"
+            )
+
+
+def _offload(section: str, place: str | os.PathLike[str] | None) -> dict[str, Any]:
+    if place is None:
+        return {}
+    if place == "cpu":
+        return {section: {"device": "cpu"}}
+    return {section: {"device": "nvme", "nvme_path": os.fspath(place)}}
+
+
+def _step_through(given: torch.optim.Optimizer, engine: ZeroEngine) -> None:
+    """Makes the program's optimizer step the engine; torch's own step would find no gradient."""
+
+    def step(_self: Any, closure: Callable[[], float] | None = None) -> None:
+        if closure is not None:
+            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
+        engine.step()
+
+    def zero_grad(_self: Any, set_to_none: bool = True) -> None:
+        engine.zero_grad(set_to_none)
+
+    # torch's schedulers wrap a step that is not marked so, and look for the mark later.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    vars(given)["step"] = types.MethodType(step, given)
+    vars(given)["zero_grad"] = types.MethodType(zero_grad, given)

@@ -1,0 +1,39 @@
+"""Programs of other projects train under zerorun as under DeepSpeed, from the same seed.
+
+make_golden.py has written what DeepSpeed itself computes.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from ranks import launch
+from runs import HERE, PACKAGES, RANKS, RUNS, golden
+
+BUILD = HERE.parents[1] / "build" / "release"
+ALL = [(program, name) for program, runs in RUNS.items() for name in runs]
+
+
+def worst_difference(found: list[float], expected: list[float]) -> float:
+    """Relative to the largest of a series, since rewards and KL divergences pass through zero."""
+    assert len(found) == len(expected)
+    scale = max(map(abs, expected))
+    return max(abs(a - b) for a, b in zip(found, expected, strict=True)) / scale
+
+
+@pytest.mark.parametrize(("program", "name"), ALL, ids=[f"{p}-{n}" for p, n in ALL])
+def test_follows_deepspeed(tmp_path: Path, program: str, name: str) -> None:
+    missing = [name for name in PACKAGES[program] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    options, file = RUNS[program][name], tmp_path / "figures.json"
+    script = [HERE / f"{program}.py", *options.split(), "--figures", file]
+    variables = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(tmp_path)}
+    job = launch(BUILD, RANKS, "--deepspeed_compat", *script, cwd=tmp_path, **variables)
+    assert job.returncode == 0, job.stdout + job.stderr
+    found, expected = json.loads(file.read_text()), golden(program)[name]
+    assert found.keys() == expected.keys()
+    differences = {key: worst_difference(found[key], expected[key]) for key in expected}
+    tolerance = 1e-2 if "--bf16" in options else 1e-5
+    assert max(differences.values()) <= tolerance, (differences, found, expected)

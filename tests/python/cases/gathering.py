@@ -1,0 +1,115 @@
+"""What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+from torch import nn
+from zerorun.communicator import world
+from zerorun.zero import GatheredParameters, Init
+
+from cases.models import (
+    DEVICE,
+    RANK,
+    adamw,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+)
+from cases.zero import EMPTY, both_states
+
+
+def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
+    """Each rank merges an adapter of its own, and sees nothing of the others'."""
+    for parameter, engine in both_states():
+        with GatheredParameters(parameter):
+            before = parameter.detach().clone()
+        for replace in (False, True):
+            with GatheredParameters(parameter), torch.no_grad():
+                if replace:
+                    parameter.data = parameter + (RANK + 1)
+                else:
+                    parameter += RANK + 1
+                world().barrier()
+                assert torch.equal(parameter.detach(), before + (RANK + 1))
+                if engine is not None:  # forward uses the merged values
+                    block = engine.module.blocks[0]
+                    hidden = block.up(torch.ones(1, 32, device=DEVICE))
+                    merged = torch.ones(1, 32, device=DEVICE) @ (before + (RANK + 1)).t()
+                    with GatheredParameters(block.up.bias):
+                        torch.testing.assert_close(hidden, merged + block.up.bias)
+                with GatheredParameters(parameter):
+                    parameter.fill_(7.0)
+                assert torch.equal(parameter.detach(), before + (RANK + 1))
+            with GatheredParameters(parameter):
+                assert torch.equal(parameter.detach(), before)
+
+        def fails() -> None:
+            with GatheredParameters(parameter), torch.no_grad():
+                parameter.fill_(9.0)
+                raise KeyError("inside")
+
+        raises(KeyError, "inside", fails)
+        with GatheredParameters(parameter):
+            assert torch.equal(parameter.detach(), before)
+            with GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
+                parameter.fill_(5.0)
+            assert parameter.detach().unique().tolist() == [5.0]
+
+
+def case_a_step_while_parameters_are_held_is_an_error(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    with GatheredParameters(model.blocks[1].up.weight):
+        raises(zerorun.ConfigError, "parameters of blocks.1 are held full", engine.step)
+    engine.step()
+    assert engine.global_steps == 1
+    engine.destroy()
+
+
+def case_apply_under_init_sees_full_values(_folder: Path) -> None:
+    def initialize(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(5))
+            nn.init.constant_(module.bias, RANK + 3.0)
+
+    class Initialized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(6, 5)
+            self.blocks = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2))
+            self.apply(initialize)
+
+    plain = Initialized()
+    with Init():
+        model = Initialized()
+    for name, parameter in model.named_parameters():
+        expected = plain.get_parameter(name).detach()
+        with GatheredParameters(parameter):
+            if name.endswith("bias"):
+                assert parameter.detach().unique().tolist() == [3.0]  # rank 0's
+            else:
+                assert torch.equal(parameter.detach().cpu(), expected)
+    assert "_apply" not in nn.Module.apply.__qualname__
+
+
+def case_copies_under_init_are_whole(_folder: Path) -> None:
+    with Init():
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    for name, parameter in encoder.named_parameters():
+        original = layer.get_parameter(name.split(".", 2)[2])
+        assert parameter.shape == EMPTY
+        with GatheredParameters([parameter, original]):
+            assert torch.equal(parameter, original)
+    first, second = (part.linear1.weight for part in encoder.layers)
+    with GatheredParameters(first, modifier_rank=0), torch.no_grad():
+        first.zero_()
+    with GatheredParameters(second):
+        assert second.abs().sum() > 0

@@ -1,0 +1,300 @@
+"""Engines that end, that follow each other on one model, or that are used out of order."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import zerorun
+from torch import nn
+from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
+
+from cases.models import (
+    RANK,
+    STAGES,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+
+def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun.ZeroEngine:
+    model = make() if model is None else model
+    return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
+
+
+def values_of(model: nn.Module) -> list[torch.Tensor]:
+    """Full, of a model in whatever state."""
+    with GatheredParameters(model.parameters()):
+        return [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def case_a_second_initialize_takes_over(_folder: Path) -> None:
+    """As Lightning's fit, validate and fit again: with other engines on the same module."""
+    expected, _ = reference(steps=3)
+    for stage in STAGES:
+        model = make()
+        first = start(stage, model)
+        losses = train(first, 3)
+        assert_close(losses, expected)
+        trained = values_of(model)
+        judge, *_ = zerorun.initialize(model, config=config(stage))
+        for found, wanted in zip(values_of(model), trained, strict=True):
+            assert torch.equal(found, wanted)
+        with torch.no_grad():
+            before = mean(loss_of(judge, part_of(batch_of(3))), judge)
+        raises(zerorun.ConfigError, "another initialize", lambda: first(batch_of(0)))
+        raises(zerorun.ConfigError, "destroyed", first.step)
+        first.destroy()  # which has nothing left to do
+        again = start(3 - stage if len(STAGES) > 1 else 3, model)
+        assert abs(train(again, 1, first=3)[0] - before) < 1e-5
+        again.destroy()
+
+
+def case_a_dropped_engine_leaves_a_usable_model(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        engine = start(stage, model)
+        train(engine, 2)
+        loss = loss_of(model, batch_of(5)).item()
+        del engine
+        gc.collect()
+        again = loss_of(model, batch_of(5))
+        assert again.item() == loss
+        again.backward()  # gradients are torch's
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        model.zero_grad()
+        engine = start(stage, model)
+        assert abs(loss_of(engine, batch_of(5)).item() - loss) < 1e-5
+        train(engine, 1)
+        engine.destroy()
+
+
+def case_an_initialize_that_fails_late_leaves_the_model_as_it_was(_folder: Path) -> None:
+    def fails(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        if RANK == WORLD_SIZE - 1:
+            raise KeyError("no schedule")
+        return torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    plain = make()
+    loss = loss_of(plain, batch_of(0))
+    for stage in STAGES:
+        for under_init in (False, True):
+            with zerorun.zero.Init(enabled=under_init):
+                model = make()
+            kind = KeyError if RANK == WORLD_SIZE - 1 else zerorun.Error
+            with pytest.raises(kind, match="no schedule"):
+                zerorun.initialize(model, adamw(model), lr_scheduler=fails, config=config(stage))
+            if not under_init or stage < 3:
+                assert torch.equal(loss_of(model, batch_of(0)).cpu(), loss)
+            engine = start(stage, model)
+            assert_close(train(engine, 2), reference(steps=2)[0])
+            engine.destroy()
+
+
+class Interrupted(Model):
+    """Ctrl-C comes within the last block, wherever that was called from."""
+
+    interrupts = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[2].norm.register_forward_pre_hook(self._stop)
+
+    def _stop(self, *_: object) -> None:
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+
+def case_an_interrupted_forward_leaves_the_hooks_in_order(_folder: Path) -> None:
+    expected, _ = reference(kind=Interrupted, steps=4)
+    for stage in STAGES:
+        model = make(Interrupted)
+        engine = start(stage, model)
+        losses = []
+        for step in range(4):
+            model.interrupts = True
+            for call in (model, engine, model.blocks[2]) if step < 2 else ():
+                given = torch.ones(1, 32) if call is model.blocks[2] else batch_of(step)
+                with pytest.raises(KeyboardInterrupt):
+                    call(given.to(engine.device))
+            model.interrupts = False
+            losses += train(engine, 1, first=step)
+            assert stage < 3 or all(p.numel() == 0 for p in model.parameters())
+        assert_close(losses, expected)
+        engine.destroy()
+
+
+def case_no_sync_may_be_nested(_folder: Path) -> None:
+    expected, _ = reference(steps=1)
+    for stage in STAGES:
+        engine = start(stage)
+        first, second = part_of(batch_of(0)).chunk(2)
+        with engine.no_sync():
+            with engine.no_sync():
+                pass
+            one = loss_of(engine, first) / 2
+            engine.backward(one)
+            raises(zerorun.InternalError, "no_sync", engine.step)
+        other = loss_of(engine, second) / 2
+        engine.backward(other)
+        engine.step()
+        assert engine.global_steps == 1
+        assert_close([mean((one + other).detach(), engine)], expected)
+        engine.destroy()
+
+
+def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
+    for stage in STAGES:
+        for kind in (adamw, lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2)):
+            model = make()
+            optimizer = kind(model)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            engine, *_ = zerorun.initialize(
+                model, optimizer, lr_scheduler=scheduler, config=config(stage)
+            )
+            rates = [optimizer.param_groups[0]["lr"]]
+            for step in range(2):
+                before = engine.core.parameter_hash()
+                for _ in range(2):
+                    with pytest.warns(UserWarning, match="without a backward"):
+                        engine.step()
+                assert engine.core.parameter_hash() == before
+                assert (engine.global_steps, engine.micro_steps) == (step, step)
+                assert engine.core.step_count == step
+                assert engine.skipped_steps == 0
+                assert not engine.micro_step_applied
+                train(engine, 1, first=step)
+                assert engine.core.parameter_hash() != before
+                rates.append(optimizer.param_groups[0]["lr"])
+            assert rates == [rates[0], rates[0] / 2, rates[0] / 4]
+            engine.destroy()
+
+
+def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
+    plain = make()
+    optimizer = adamw(plain)
+    (loss_of(plain, batch_of(0)) / WORLD_SIZE).backward()
+    nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    optimizer.step()
+    for stage in STAGES:
+        model = make()
+        engine = start(stage, model)
+        if RANK == WORLD_SIZE - 1:
+            engine.backward(loss_of(engine, batch_of(0)))
+        engine.step()
+        assert engine.global_steps == 1
+        for parameter, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            found = safe_get_full_fp32_param(parameter).cpu()
+            torch.testing.assert_close(found, wanted.detach(), rtol=1e-4, atol=1e-6)
+        engine.destroy()
+
+
+def case_parameters_that_are_frozen_later_stay_as_they_are(_folder: Path) -> None:
+    """As with torch, which steps no parameter without a gradient; also after they are back."""
+    optimizers = (
+        adamw,
+        lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2, weight_decay=0.1, momentum=0.9),
+    )
+    for make_optimizer in optimizers:
+        plain = make()
+        optimizer = make_optimizer(plain)
+        models = {stage: make() for stage in STAGES}
+        engines = {
+            stage: zerorun.initialize(model, make_optimizer(model), config=config(stage))[0]
+            for stage, model in models.items()
+        }
+        for step in range(5):
+            for model in (plain, *models.values()):
+                model.blocks[0].requires_grad_(step not in {1, 2})
+            optimizer.zero_grad()
+            loss_of(plain, batch_of(step)).backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+            for engine in engines.values():
+                train(engine, 1, first=step)
+        # torch counts a parameter's own steps, and the core the engine's.
+        tolerance = 2e-2 if make_optimizer is adamw else 1e-4
+        for stage, model in models.items():
+            for (name, found), wanted in zip(
+                model.named_parameters(), plain.parameters(), strict=True
+            ):
+                value = safe_get_full_fp32_param(found).cpu()
+                torch.testing.assert_close(
+                    value, wanted.detach(), rtol=tolerance, atol=tolerance, msg=f"{stage} {name}"
+                )
+            engines[stage].destroy()
+
+
+def case_frozen_values_are_the_same_bits(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        engine = start(stage, model, bf16={"enabled": True})
+        train(engine, 1)
+        target = model.blocks[1].up.weight
+        target.requires_grad_(False)
+        read = zerorun.zero.safe_get_full_optimizer_state
+        before = [safe_get_full_fp32_param(target)]
+        before += [read(target, name) for name in ("exp_avg", "exp_avg_sq")]
+        train(engine, 2, first=1)
+        after = [safe_get_full_fp32_param(target)]
+        after += [read(target, name) for name in ("exp_avg", "exp_avg_sq")]
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+        with GatheredParameters(target):
+            assert torch.equal(target.detach(), before[0].bfloat16())
+        engine.destroy()
+
+
+def case_other_batch_sizes_with_the_losss_own_backward(_folder: Path) -> None:
+    for stage in STAGES:
+        norms = []
+        for own in (True, False):
+            engine = start(stage)
+            engine.set_batch(
+                zerorun.config.BatchConfig(micro_batch_size=2 // WORLD_SIZE, accumulation_steps=2)
+            )
+            for half in part_of(batch_of(0)).chunk(2):
+                loss = loss_of(engine, half)
+                loss.backward() if own else engine.backward(loss)
+                engine.step()
+            assert engine.global_steps == 1
+            norms.append(engine.get_global_grad_norm())
+            engine.destroy()
+        plain = make()
+        loss_of(plain, batch_of(0)).backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0).item()
+        assert norms == pytest.approx([norm, norm], rel=1e-5)
+
+
+def case_a_destroyed_engine_says_so(folder: Path) -> None:
+    for stage in STAGES:
+        engine = start(stage)
+        train(engine, 1)
+        engine.destroy()
+        calls = (
+            lambda: engine(batch_of(0)),
+            engine.step,
+            engine.zero_grad,
+            lambda: engine.backward(torch.ones(1, requires_grad=True)),
+            lambda: engine.save_checkpoint(folder),
+            lambda: engine.load_checkpoint(folder),
+        )
+        for call in calls:
+            with pytest.raises(zerorun.ConfigError, match="destroy"):
+                call()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert repr(engine)

@@ -1,0 +1,334 @@
+"""zerorun.shard: keywords instead of a configuration, units, and models on the meta device."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+import zerorun
+from tied_model import Block
+from torch import nn
+from zerorun.units import find_units
+
+from cases.models import (
+    DEVICE,
+    RANK,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    logged,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+AdamW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+
+
+def case_keywords_train_as_torch_does(_folder: Path) -> None:
+    expected, _ = reference(steps=4)
+    unclipped, _ = reference(clip=float("inf"), steps=4)
+    for stage in range(4):
+        model = make()
+        engine = zerorun.shard(model, stage=stage, optimizer=adamw(model), clip=1.0)
+        assert_close(train(engine, 4), expected)
+        engine.destroy()
+    for optimizer in (AdamW, functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)):
+        engine = zerorun.shard(make(), optimizer=optimizer)
+        assert engine.zero_optimization_stage() == 3
+        assert_close(train(engine, 4), unclipped)
+        engine.destroy()
+
+
+def case_the_programs_optimizer_steps_the_engine(_folder: Path) -> None:
+    """A loop of PyTorch's own: loss.backward, optimizer.step and a scheduler, some made before."""
+
+    def losses(model: nn.Module, optimizer, schedule, share) -> list[float]:
+        found = []
+        for step in range(6):
+            optimizer.zero_grad()
+            for _ in range(2):  # torch adds gradients up
+                loss = loss_of(model, share(batch_of(step)))
+                loss.backward()
+            found.append(loss.detach())
+            optimizer.step()
+            schedule.step()
+        return found
+
+    def scheduler(optimizer: torch.optim.Optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+    model = make()
+    optimizer = adamw(model)
+    expected = [
+        loss.item() for loss in losses(model, optimizer, scheduler(optimizer), lambda batch: batch)
+    ]
+    for stage in range(4):
+        for is_early in (True, False):
+            model = make()
+            optimizer = adamw(model)
+            schedule = scheduler(optimizer) if is_early else None
+            engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+            schedule = schedule or scheduler(optimizer)
+            found = losses(model, optimizer, schedule, part_of)
+            assert_close([mean(loss, engine) for loss in found], expected)
+            raises(zerorun.ConfigError, "closure", lambda: optimizer.step(lambda: 0.0))
+            engine.destroy()
+
+
+def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    for dtype in (torch.bfloat16, torch.float16):
+        model = make(Net)
+        values = model.layers[0].weight.detach().clone()
+        engine = zerorun.shard(model, dtype=dtype, reduce_dtype=torch.float32, optimizer=AdamW)
+        weight = model.layers[0].weight
+        assert torch.equal(zerorun.zero.safe_get_full_fp32_param(weight).cpu(), values)
+        out = engine(torch.ones(2, 8, device=DEVICE))
+        assert out.dtype == dtype
+        engine.backward(out.float().mean())
+        engine.step()
+        engine.destroy()
+
+
+def case_accumulation_averages(_folder: Path) -> None:
+    expected, _ = reference(steps=4)
+    model = make()
+    engine = zerorun.shard(model, accumulation_steps=2, optimizer=AdamW, clip=1.0)
+    losses = []
+    for step in range(4):
+        for half in part_of(batch_of(step)).repeat(2, 1).chunk(2):
+            loss = loss_of(engine, half)
+            engine.backward(loss)
+            engine.step()
+        losses.append(mean(loss.detach(), engine))
+    assert_close(losses, expected)
+    engine.destroy()
+
+
+def case_contradictions_are_value_errors(_folder: Path) -> None:
+    model = make()
+
+    def refused(text: str, **keywords: object) -> None:
+        raises(ValueError, text, lambda: zerorun.shard(model, **keywords))
+
+    refused("stage", stage=4)
+    refused("gradient_clipping", clip=-1.0)
+    refused("dtype=torch.int8", dtype=torch.int8)
+    refused("reduce_dtype=torch.float64", reduce_dtype=torch.float64)
+    refused("units: 'Blok' is met by no module", units="Blok")
+    refused("units: <class 'torch.nn.modules.conv.Conv2d'> is met by no", units=[nn.Conv2d])
+    refused("units: got 3, expected", units=[3])
+    refused("init and weights are for a model on the meta device", weights={})
+    raises(ValueError, "expected a torch.nn.Module", lambda: zerorun.shard("model"))
+    raises(
+        ValueError,
+        "call model.float() before",
+        lambda: zerorun.shard(make().half(), dtype=torch.float32),
+    )
+    engine = zerorun.shard(model, optimizer=AdamW)  # the errors left the model alone
+    raises(OSError, "/dev/null", lambda: engine.save_checkpoint("/dev/null/checkpoints"))
+    engine.destroy()
+
+
+class Net(nn.Module):
+    """Blocks as attributes, in a Sequential, and in a container of the program's own."""
+
+    class Shelf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for index in range(2):
+                self.add_module(f"board{index}", Block(32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.board1(self.board0(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.first, self.second = Block(32), Block(32)
+        self.tower = nn.Sequential(Block(32), nn.GELU(), Block(32))
+        self.shelf = Net.Shelf()
+        self.mlp = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 50))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.shelf(self.tower(self.second(self.first(self.embedding(tokens)))))
+        return self.mlp(hidden)
+
+
+BLOCKS = ["first", "second", "shelf.board0", "shelf.board1", "tower.0", "tower.2"]
+
+
+def case_units_are_found_in_any_container(_folder: Path) -> None:
+    def names(model: nn.Module, policy=None) -> list[str]:
+        return sorted(unit.name for unit in find_units(model, policy) if unit.name)
+
+    model = make(Net)
+    assert names(model) == BLOCKS
+    for policy in (Block, "Block", [Block], lambda _path, module: isinstance(module, Block)):
+        assert names(model, policy) == BLOCKS
+    assert names(model, ["first", "tower.*", "shelf"]) == ["first", "shelf", "tower.0", "tower.2"]
+    assert names(model, ["shelf", "shelf.board1"]) == ["shelf", "shelf.board1"]
+    for policy in (None, Block, "tower.*", [Block, nn.Embedding]):
+        units = find_units(model, policy)
+        held = [p for unit in units for p in unit.parameters]
+        assert len(held) == len(set(held))
+        assert set(held) == set(model.parameters())
+    # Elements of lists stay whole, whatever repeats inside of them.
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, 32), 2)
+    assert names(decoder) == ["layers.0", "layers.1"]
+
+
+def case_every_policy_gives_the_same_losses(_folder: Path) -> None:
+    expected, _ = reference(kind=Net, steps=3)
+    for policy in (None, Block, ["tower", "shelf", "first"], "mlp.*"):
+        engine = zerorun.shard(make(Net), units=policy, optimizer=AdamW, clip=1.0)
+        assert_close(train(engine, 3), expected)
+        engine.destroy()
+
+
+def case_what_happens_is_logged(_folder: Path) -> None:
+    with logged() as lines:
+        engine = zerorun.shard(make(), stage=1)
+        engine.destroy()
+        engine, *_ = zerorun.initialize(make(), config={"train_batch_size": 4, "dump_state": True})
+        engine.destroy()
+    assert bool(lines) == (RANK == 0)
+    if RANK == 0:
+        assert lines[0].startswith(f"INFO stage 1 over {WORLD_SIZE} ranks on {DEVICE}, fp32: ")
+        assert any(line.startswith("WARNING") and "/dump_state" in line for line in lines)
+
+
+def on_meta(kind: type[nn.Module] = Model) -> nn.Module:
+    with torch.device("meta"):
+        return kind()
+
+
+def case_weights_reach_a_model_on_the_meta_device(_folder: Path) -> None:
+    """Values by name, and an optimizer made before there were any."""
+    expected, _ = reference(steps=4)
+    for stage in range(4):
+        model = on_meta()
+        model.blocks[0].up.weight.mark = "kept"
+        before = dict(model.named_parameters())
+        optimizer = adamw(model)
+        weights = make().state_dict() if RANK == 0 else {}
+        engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0, weights=weights)
+        assert dict(model.named_parameters()) == before
+        assert model.blocks[0].up.weight.mark == "kept"
+        assert_close(train(engine, 4), expected)
+        engine.destroy()
+
+
+class Drawn(nn.Module):
+    """A model whose own parameters, tied ones and buffers need an initialisation each."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.norm = nn.BatchNorm1d(8)
+        self.scale = Drawn.Scale()
+        self.head = nn.Linear(32, 50)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("shift", torch.full((32,), 0.5), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.scale(self.norm(self.embedding(tokens))) + self.shift)
+
+
+def drawn(module: nn.Module) -> None:
+    if isinstance(module, Drawn):
+        module.shift.fill_(0.5)
+    elif isinstance(module, Drawn.Scale):
+        nn.init.ones_(module.scale)
+    else:
+        module.reset_parameters()
+
+
+def case_a_model_on_the_meta_device_is_initialised_by_module(_folder: Path) -> None:
+    full: list[int] = []
+    for stage in (3, 1):
+        model = on_meta(Drawn)
+
+        def watched(module: nn.Module) -> None:
+            drawn(module)
+            full.append(sum(p.numel() for p in model.parameters() if not p.is_meta))
+
+        torch.manual_seed(RANK)
+        engine = zerorun.shard(model, stage=stage, optimizer=AdamW, init=watched)
+        if stage == 3:  # never more than one module, and what it is tied to
+            assert max(full) <= 50 * 32 + 50
+        weight = zerorun.zero.safe_get_full_fp32_param(model.embedding.weight)
+        assert 0.8 < weight.std() < 1.2
+        assert model.head.weight is model.embedding.weight
+        assert model.shift.unique().tolist() == [0.5]
+        assert model.norm.running_var.unique().tolist() == [1.0]
+        losses = train(engine, 8)
+        assert losses[-1] < losses[0]
+        engine.destroy()
+
+
+def case_what_has_no_value_is_named(_folder: Path) -> None:
+    raises(
+        ValueError,
+        "module 'scale' (Scale) on the meta device: reset_parameters(), which it does not have, "
+        "gave no value to 1 (scale)",
+        lambda: zerorun.shard(nn.ModuleDict({"scale": on_meta(Drawn.Scale)})),
+    )
+    raises(
+        ValueError,
+        "init() gave no value to 1 (weight)",
+        lambda: zerorun.shard(
+            on_meta(lambda: nn.Linear(3, 3)), init=lambda module: module.bias.zero_()
+        ),
+    )
+    state = make().state_dict()
+    state["nothing.here"] = state.pop("blocks.0.up.weight")
+    raises(
+        ValueError,
+        "1 (blocks.0.up.weight) of the model's names are missing, and 1 (nothing.here) are not",
+        lambda: zerorun.shard(on_meta(), weights=state),
+    )
+    state["blocks.0.up.weight"] = state.pop("nothing.here")[:3]
+    raises(
+        ValueError,
+        "weights: blocks.0.up.weight has shape (3, 32), expected the model's",
+        lambda: zerorun.shard(on_meta(), weights=state),
+    )
+    raises(
+        ValueError,
+        "give zerorun.shard its",
+        lambda: zerorun.initialize(on_meta(), config=config(3)),
+    )
+
+
+def case_states_may_be_offloaded(folder: Path) -> None:
+    expected, _ = reference(steps=3)
+    folder.mkdir(exist_ok=True)
+    for places in ({"offload_optimizer": "cpu"}, {"offload_optimizer": folder}):
+        engine = zerorun.shard(make(), stage=2, optimizer=AdamW, clip=1.0, **places)
+        assert_close(train(engine, 3), expected)
+        engine.destroy()

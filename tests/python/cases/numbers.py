@@ -1,0 +1,279 @@
+"""What an engine keeps as it was given: dtypes of buffers and parameters, gradients that were set,
+values in 8 bits."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import torch
+import zerorun
+from torch import nn
+from zerorun.zero import (
+    Init,
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_get_local_grad,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
+    safe_set_local_grad,
+)
+
+from cases.models import (
+    STAGES,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+    train,
+)
+
+BF16 = {"bf16": {"enabled": True}}
+FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}
+
+
+def backward(engine: zerorun.ZeroEngine, step: int = 0) -> None:
+    engine.backward(loss_of(engine, part_of(batch_of(step))))
+
+
+# --- gradients that were set ---
+
+
+def case_norm_and_clipping_follow_gradients_that_were_set(_folder: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loss_of(model, batch_of(0)).backward()
+    for parameter in model.parameters():
+        parameter.grad *= 5
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    optimizer.step()
+    for stage, local in ((1, False), (2, True), (3, False)):
+        sharded = make()
+        sgd = torch.optim.SGD(sharded.parameters(), lr=0.5)
+        engine, *_ = zerorun.initialize(sharded, sgd, config=config(stage))
+        backward(engine)
+        for parameter in sharded.parameters():
+            if local:
+                safe_set_local_grad(parameter, 5 * safe_get_local_grad(parameter))
+            else:
+                safe_set_full_grad(parameter, 5 * safe_get_full_grad(parameter))
+        engine.step()
+        assert math.isclose(engine.get_global_grad_norm(), norm, rel_tol=1e-5)
+        for (name, parameter), expected in zip(
+            sharded.named_parameters(), model.parameters(), strict=True
+        ):
+            value = safe_get_full_fp32_param(parameter).cpu()
+            torch.testing.assert_close(value, expected.detach(), rtol=1e-5, atol=1e-6, msg=name)
+        engine.destroy()
+
+
+def case_gradients_set_within_a_batch_are_added_up(_folder: Path) -> None:
+    for stage in (1, 3):
+        keys = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.0}
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+        for value in (1.0, 0.0):  # what the second micro-step finds is 1, and it adds nothing
+            backward(engine)
+            if value:
+                for parameter in model.parameters():
+                    shape = getattr(parameter, "ds_shape", parameter.shape)
+                    safe_set_full_grad(parameter, torch.ones(shape))
+            else:
+                for parameter in model.parameters():
+                    safe_set_full_grad(parameter, safe_get_full_grad(parameter).fill_(2.0))
+            engine.step()
+        numel = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        assert math.isclose(engine.get_global_grad_norm(), 2 * math.sqrt(numel), rel_tol=1e-6)
+        engine.destroy()
+
+
+def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> None:
+    for stage, precision in ((1, {}), (2, FP16), (3, BF16)):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **precision))
+        weight = model.blocks[0].up.weight
+        backward(engine)
+        before = safe_get_full_fp32_param(weight)
+        safe_set_full_grad(weight, torch.full(before.shape, float("inf")))
+        engine.step()
+        assert (engine.skipped_steps, engine.last_step.applied) == (1, False)
+        assert torch.equal(safe_get_full_fp32_param(weight), before)
+        # A gradient that has overflowed and is put right is no reason to skip.
+        backward(engine)
+        safe_set_full_grad(weight, torch.full(before.shape, float("nan")))
+        safe_set_full_grad(weight, torch.ones(before.shape))
+        engine.step()
+        assert (engine.skipped_steps, engine.last_step.applied) == (1, True)
+        engine.destroy()
+
+
+# --- dtypes ---
+
+
+class Buffered(Model):
+    _keep_in_fp32_modules_strict = ("routing*bias",)
+    _keep_in_fp32_modules = ("inner",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("routing_bias", torch.tensor([5.001, 5.002]))
+        self.register_buffer("low", torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("wide", torch.ones(2, dtype=torch.float64))
+        self.inner = nn.Module()
+        self.inner.register_buffer("table", torch.ones(2, dtype=torch.bfloat16), persistent=False)
+
+
+def case_buffers_keep_their_dtype(_folder: Path) -> None:
+    kept = {
+        "norm.running_mean": torch.float32,
+        "norm.running_var": torch.float32,
+        "norm.num_batches_tracked": torch.int64,
+        "routing_bias": torch.float32,
+        "low": torch.bfloat16,
+        "wide": torch.float64,
+        "inner.table": torch.bfloat16,
+    }
+    halves = {"norm.running_mean": torch.bfloat16, "norm.running_var": torch.bfloat16}
+    tries = [
+        ({}, kept),
+        (BF16, kept),
+        (FP16, kept | {"inner.table": torch.float32}),
+        (BF16 | {"data_types": {"buffer_dtype": "bf16"}}, kept | halves),
+        (
+            BF16
+            | {"data_types": {"buffer_dtype": "bf16", "keep_in_fp32_modules": ["norm", "lo*"]}},
+            kept | {"routing_bias": torch.bfloat16, "low": torch.float32},
+        ),
+    ]
+    for keys, expected in tries:
+        model = make(Buffered)
+        model.routing_bias += 0.001 * (1 + zerorun.communicator.world().rank)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, **keys))
+        assert {name: buffer.dtype for name, buffer in model.named_buffers()} == expected
+        routing = torch.tensor([5.002, 5.003]).to(model.routing_bias.dtype)  # rank 0's
+        torch.testing.assert_close(model.routing_bias.cpu(), routing)
+        engine.destroy()
+
+
+class PartlyFrozen(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base, self.adapter = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.base.requires_grad_(False)
+        for parameter in self.base.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = (p.to(x.dtype) for p in self.base.parameters())
+        return self.adapter(torch.nn.functional.linear(x, weight, bias))
+
+
+def case_frozen_parameters_of_another_dtype_stay_as_they_are(_folder: Path) -> None:
+    tries = [
+        (torch.bfloat16, 0),
+        (torch.bfloat16, 3),
+        (torch.float64, 1),
+        (torch.float8_e4m3fn, 2),
+        (torch.uint8, 3),
+    ]
+    for dtype, stage in tries:
+        model = make(lambda dtype=dtype: PartlyFrozen(dtype))
+        before = [p.detach().clone() for p in model.base.parameters()]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine, *_ = zerorun.initialize(
+                model, torch.optim.SGD(model.adapter.parameters(), lr=0.1), config=config(stage)
+            )
+        told = [str(w.message) for w in caught if "base.weight" in str(w.message)]
+        assert len(told) == (1 if stage == 3 else 0)
+        engine.backward(engine(torch.ones(2, 4)).square().mean())
+        engine.step()
+        assert math.isfinite(engine.get_global_grad_norm())
+        for parameter, value in zip(model.base.parameters(), before, strict=True):
+            assert parameter.dtype == dtype
+            assert torch.equal(parameter.view(torch.uint8), value.view(torch.uint8))
+        engine.destroy()
+
+
+def case_dtypes_that_cannot_be_trained_together_are_refused(_folder: Path) -> None:
+    def start(model: nn.Module, **keys: object) -> None:
+        zerorun.initialize(model, adamw(model), config=config(2, **keys))
+
+    model = make()
+    model.head.to(torch.bfloat16)
+    raises(zerorun.ConfigError, "have several dtypes", lambda: start(model))
+    model = make()
+    model.head.to(torch.float64)
+    raises(zerorun.ConfigError, "embedding.weight is torch.float64", lambda: start(model, **BF16))
+    with Init(config=BF16):
+        layer = nn.Linear(2, 2, dtype=torch.float64)
+    assert layer.weight.dtype == torch.float64  # it is not what 16 bits are for
+
+
+# --- values ---
+
+
+def case_states_in_8_bits_are_read_and_set_as_values(_folder: Path) -> None:
+    found = {}
+    for kind in ("AdamW", "AdamW8bit"):
+        model = make()
+        block = {"type": kind, "params": {"lr": 1e-2}}
+        engine, *_ = zerorun.initialize(model, config=config(2, optimizer=block))
+        train(engine, 1)
+        weight = model.blocks[0].up.weight
+        for name in ("exp_avg", "exp_avg_sq"):
+            found[kind, name] = safe_get_full_optimizer_state(weight, name)
+        if kind == "AdamW8bit":
+            for name, value in (("exp_avg", -0.75), ("exp_avg_sq", 0.75)):
+                wanted = torch.full(weight.shape, value)
+                wanted[0, 0] = 2 * value
+                safe_set_full_optimizer_state(weight, wanted, name)
+                assert torch.equal(safe_get_full_optimizer_state(weight, name).cpu(), wanted)
+                again = found[kind, name]
+                safe_set_full_optimizer_state(weight, again, name)
+                assert torch.equal(safe_get_full_optimizer_state(weight, name), again)
+        engine.destroy()
+    for name in ("exp_avg", "exp_avg_sq"):
+        exact, coded = found["AdamW", name], found["AdamW8bit", name]
+        largest = exact.abs().max().item()
+        torch.testing.assert_close(coded, exact, rtol=1 / 16, atol=largest / 100)
+
+
+def case_frozen_parameters_have_no_master(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        model.head.requires_grad_(False)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **BF16))
+        assert safe_get_full_fp32_param(model.head.weight) is None
+        assert safe_get_full_fp32_param(model.blocks[0].up.weight) is not None
+        engine.destroy()
+
+
+def case_loss_is_the_same_with_and_without_a_set_of_the_same_gradients(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    expected = train(engine, 3)
+    engine.destroy()
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    losses = []
+    for step in range(3):
+        loss = loss_of(engine, part_of(batch_of(step)))
+        engine.backward(loss)
+        for parameter in model.parameters():
+            safe_set_full_grad(parameter, safe_get_full_grad(parameter))
+        engine.step()
+        values = torch.tensor([loss.item()])
+        engine.communicator.all_reduce(values, "sum", "mean of the loss")
+        losses.append(values.item() / WORLD_SIZE)
+    assert_close(losses, expected)
+    engine.destroy()

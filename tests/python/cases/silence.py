@@ -1,0 +1,211 @@
+"""What must not happen in silence: results that are empty, steps that are not the optimizer's,
+loads and saves of something else than was asked for."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import zerorun
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from cases.checkpoints import Normalised, engine_at, sgd
+from cases.models import (
+    RANK,
+    STAGES,
+    adamw,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+    train,
+)
+
+BF16 = {"bf16": {"enabled": True}}
+
+
+def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    raises(zerorun.ConfigError, "state_dict: embedding.weight is empty", engine.state_dict)
+    for read in (model.state_dict, lambda: get_model_state_dict(model)):
+        with pytest.warns(UserWarning, match="state_dict: blocks.0.*are empty"):
+            read()
+    assert engine.state_dict(keep_vars=True)["embedding.weight"] is model.embedding.weight
+    with zerorun.zero.GatheredParameters(model.parameters()):
+        shapes = {name: value.shape for name, value in engine.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in make().state_dict().items()}
+    engine.destroy()
+    model.state_dict()  # partitioned as by zero.Init, where libraries look for names
+
+
+def case_torchs_clipping_tells_where_clipping_is_set(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        with pytest.warns(UserWarning, match="gradient_clipping in its configuration"):
+            torch.nn.utils.clip_grad_norm_(engine.parameters(), 1.0)
+        engine.destroy()
+    other = nn.Parameter(torch.ones(4))
+    other.grad = torch.ones(4)
+    assert torch.nn.utils.clip_grad_norm_(other, 1.0).item() == 2.0
+    torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
+
+
+def case_an_optimizers_state_dict_has_what_this_rank_keeps(_folder: Path) -> None:
+    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
+
+    for stage, make_optimizer, keys in ((0, rmsprop, {}), (1, adamw, {}), (3, adamw, BF16)):
+        settings = config(stage, **keys)
+        model = make()
+        engine, optimizer, *_ = zerorun.initialize(model, make_optimizer(model), config=settings)
+        train(engine, 1)
+        saved = copy.deepcopy(optimizer.state_dict())
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            values = copy.deepcopy(model.state_dict())
+        expected = train(engine, 1, first=1)
+        engine.destroy()
+        model = make()
+        model.load_state_dict(values)
+        engine, optimizer, *_ = zerorun.initialize(model, make_optimizer(model), config=settings)
+        optimizer.load_state_dict(saved)
+        assert train(engine, 1, first=1) == expected
+        key = next(iter(saved["state"]), "")
+        saved["state"].pop(key, None)
+        raises(
+            zerorun.CheckpointError,
+            f"{key} is in one of the two only",
+            lambda optimizer=optimizer, saved=saved: optimizer.load_state_dict(saved),
+        )
+        engine.destroy()
+
+
+def case_a_learning_rate_that_is_a_tensor_stays_one(folder: Path) -> None:
+    warmup = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 4}}
+    model = make()
+    plain = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
+    engine, *_ = zerorun.initialize(model, plain, config=config(1, scheduler=warmup))
+    rate = plain.param_groups[0]["lr"]
+    train(engine, 2)
+    assert plain.param_groups[0]["lr"] is rate
+    after = rate.item()
+    assert math.isclose(after, engine.lr_scheduler.get_last_lr()[0], rel_tol=1e-6)
+    engine.save_checkpoint(folder)
+    rate.fill_(0.0)
+    engine.load_checkpoint(folder)
+    assert plain.param_groups[0]["lr"] is rate
+    assert rate.item() == after
+    engine.destroy()
+
+
+class Lars(torch.optim.SGD):
+    """Scales each parameter's step by the ratio of two norms."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= parameter.detach().norm() / parameter.grad.norm()
+        super().step(closure)
+
+
+class Clipped(torch.optim.SGD):
+    """Clips by the norm of all gradients."""
+
+    def step(self, closure: None = None) -> None:
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        super().step(closure)
+
+
+class Rotated(torch.optim.SGD):
+    """Works on matrices only."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad @ parameter.grad.mT @ parameter.grad
+        super().step(closure)
+
+
+class Lion(torch.optim.Optimizer):
+    """Treats elements alike, and is not torch's."""
+
+    def step(self, closure: None = None) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    average = state.setdefault("exp_avg", torch.zeros_like(parameter))
+                    parameter.sub_((0.9 * average + 0.1 * parameter.grad).sign() * group["lr"])
+                    average.lerp_(parameter.grad, 0.01)
+
+
+def case_optimizers_are_known_by_what_they_do(_folder: Path) -> None:
+    for kind in (Lars, Clipped, Rotated):
+        model = make()
+        optimizer = kind(model.parameters(), lr=0.1)
+        raises(
+            zerorun.ConfigError,
+            f"{kind.__name__} needs whole parameters, which shards cannot give",
+            lambda model=model, optimizer=optimizer: zerorun.initialize(
+                model, optimizer, config=config(1)
+            ),
+        )
+    losses = []
+    for stage in STAGES:
+        model = make()
+        optimizer = Lion(model.parameters(), {"lr": 1e-3})
+        random = torch.random.get_rng_state()
+        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        assert torch.equal(torch.random.get_rng_state(), random)
+        assert not hasattr(optimizer, "steps")  # it was tried on a copy
+        losses.append(train(engine, 2))
+        engine.destroy()
+    assert losses == [losses[0]] * len(losses)
+
+
+class Tabled(Normalised):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(3))
+
+
+def case_strict_loads_compare_buffers(folder: Path) -> None:
+    engine = engine_at(1, kind=Tabled)
+    train(engine, 1)
+    engine.save_checkpoint(folder, client_state={"epoch": 1})
+    before = engine.core.parameter_hash()
+    train(engine, 1)
+    after = engine.core.parameter_hash()
+    for change, text in (
+        (lambda module: module.register_buffer("table", torch.zeros(4)), "table has shape (3,)"),
+        (lambda module: module._buffers.pop("table"), "the checkpoint has the buffer table"),
+        (lambda module: module.register_buffer("more", torch.ones(1)), "has the buffer more"),
+    ):
+        change(engine.module)
+        raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(folder))
+        assert (engine.global_steps, engine.core.parameter_hash()) == (2, after)
+    path, state = engine.load_checkpoint(folder, load_module_strict=False, load_module_only=True)
+    assert path.endswith("global_step1")
+    assert state == {"epoch": 1}
+    assert (engine.global_steps, engine.core.parameter_hash()) == (2, before)
+    engine.destroy()
+
+
+def case_ranks_that_name_different_tags_save_under_rank_zeros(folder: Path) -> None:
+    for make_optimizer in (adamw, sgd):
+        engine = engine_at(2, make_optimizer)
+        train(engine, 1)
+        path = folder / make_optimizer.__name__
+        engine.save_checkpoint(path, tag=f"of_rank_{RANK}" if RANK < 1 else None)
+        assert (path / "latest").read_text().strip() == "of_rank_0"
+        assert engine.load_checkpoint(path)[0] == str(path / "of_rank_0")
+        engine.destroy()

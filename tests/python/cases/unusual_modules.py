@@ -1,0 +1,337 @@
+"""Stage 3: modules that hand out their parameters, unusual results, and graphs of gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import zerorun
+from tied_model import VOCABULARY
+from torch import nn
+
+from cases.models import (
+    adamw,
+    assert_close,
+    config,
+    make,
+    mean,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+WIDTH = 32
+
+
+def bare_config(**keys: object) -> dict[str, object]:
+    """Nothing stays gathered after its use."""
+    settings = config(3, **keys)
+    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
+    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    return settings
+
+
+def check(kind: type[nn.Module], steps: int = 5) -> None:
+    """Losses and parameters are those of torch in one process."""
+    expected, plain = reference(kind=kind, steps=steps)
+    model = make(kind)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    assert_close(train(engine, steps), expected)
+    names = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        value = zerorun.zero.safe_get_full_fp32_param(parameter)
+        torch.testing.assert_close(value.cpu(), names[name].detach(), rtol=1e-4, atol=1e-5)
+        assert parameter.numel() == 0, f"{name} is still gathered"
+    engine.destroy()
+
+
+class Giver(nn.Module):
+    """Hands out its weight: as it is, as a view, or within an object."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.1)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.how == "parameter":
+            return self.weight
+        if self.how == "view":
+            return self.weight.view(-1).view(VOCABULARY, WIDTH)
+        if self.how == "transposed in a list":
+            return [{"weight": self.weight.t()}, x]
+        return Result(x, self.weight.t())
+
+
+class Result:
+    """Neither a container nor a dataclass."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        self.parts = {"x": x}
+        self.weight = weight
+
+
+class Slotted:
+    __slots__ = ("hidden",)
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+
+class Taker(nn.Module):
+    """Uses a weight that is handed out to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.tanh(self.up(x)), weight)
+
+
+class Handing(nn.Module):
+    how = "parameter"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.giver = Giver(self.how)
+        self.taker = Taker()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        given = self.giver(x)
+        if isinstance(given, list):
+            return self.taker(given[1], given[0]["weight"].t())
+        if isinstance(given, Result):
+            return self.taker(given.parts["x"], given.weight.t())
+        return self.taker(x, given)
+
+
+class HandingView(Handing):
+    how = "view"
+
+
+class HandingList(Handing):
+    how = "transposed in a list"
+
+
+class HandingObject(Handing):
+    how = "object"
+
+
+def case_a_module_returns_its_parameter(_folder: Path) -> None:
+    check(Handing)
+
+
+def case_a_module_returns_a_view_of_its_parameter(_folder: Path) -> None:
+    check(HandingView)
+    check(HandingList)
+    check(HandingObject)
+
+
+class Chain(nn.Sequential):
+    """No module of the program's own is around the one that hands out a view."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(VOCABULARY, WIDTH), Giver("view"))
+
+
+def case_what_a_model_returns_of_its_parameters_stays(_folder: Path) -> None:
+    for how in ("parameter", "view", "transposed in a list", "object"):
+        torch.manual_seed(0)
+        giver = Giver(how)
+        before = giver.weight.detach().clone()
+        engine, *_ = zerorun.initialize(giver, adamw(giver), config=bare_config())
+        engine(torch.ones(1, 1))
+        given = engine(torch.ones(1, 1))
+        if isinstance(given, list):
+            given = given[0]["weight"].t()
+        elif isinstance(given, Result):
+            given = given.weight.t()
+        assert torch.equal(given.detach().cpu(), before)
+        engine.backward((given * given).sum())
+        engine.step()
+        assert torch.equal(given.detach().cpu(), before)  # the values of its time
+        plain = nn.Parameter(before)
+        (plain * plain).sum().backward()
+        nn.utils.clip_grad_norm_([plain], 1.0)
+        torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1).step()
+        value = zerorun.zero.safe_get_full_fp32_param(giver.weight)
+        torch.testing.assert_close(value.cpu(), plain.detach())
+        engine.destroy()
+
+
+class HiddenResult(nn.Module):
+    """Its block's results are in objects of several kinds."""
+
+    kinds = (Slotted, lambda x: [Slotted(x)], lambda x: lambda: x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Wrapping(kind) for kind in self.kinds)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            result = layer(x)
+            result = result[0] if isinstance(result, list) else result
+            x = result.hidden if isinstance(result, Slotted) else result()
+        return self.head(x)
+
+
+class Wrapping(nn.Module):
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
+        self.wrap = wrap
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wrap(x + self.down(torch.tanh(self.up(x))))
+
+
+def case_results_may_be_any_objects(_folder: Path) -> None:
+    check(HiddenResult)
+
+
+class Critic(nn.Module):
+    """As WGAN-GP has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def _penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A loss with the norm of its gradient with respect to the input."""
+    x = x.detach().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    model(x * 2)  # another forward in between
+    return out.mean() + ((slope.norm(dim=1) - 1) ** 2).mean()
+
+
+def case_a_gradient_of_gradients(_folder: Path) -> None:
+    plain = make(Critic)
+    optimizer = adamw(plain)
+    data = [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    expected = []
+    for x in data:
+        optimizer.zero_grad()
+        loss = _penalized(plain, x)
+        loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        expected.append(loss.item())
+    model = make(Critic)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    losses = []
+    for x in data:
+        loss = _penalized(engine, part_of(x).to(engine.device))
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean(loss.detach(), engine))
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
+    assert_close(losses, expected)
+    for parameter, value in zip(model.parameters(), plain.parameters(), strict=True):
+        found = zerorun.zero.safe_get_full_fp32_param(parameter)
+        torch.testing.assert_close(found.cpu(), value.detach(), rtol=1e-4, atol=1e-5)
+    engine.destroy()
+
+
+def case_hessian_vector_products(_folder: Path) -> None:
+    """Of the parameters' gradients, twice, without a step."""
+    plain = make(Critic)
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+
+    def product(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        out = (model(x) ** 2).mean()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return [out.detach(), *torch.autograd.grad((slope**2).sum(), x)]
+
+    model = make(Critic)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    for _ in range(2):
+        for found, expected in zip(product(engine, x), product(plain, x), strict=True):
+            torch.testing.assert_close(found.cpu(), expected)
+    engine.destroy()
+
+
+class Mixture(nn.Module):
+    """A mixture of experts: each token goes to one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.full: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.gate(x).softmax(-1)
+        best = scores.argmax(-1)
+        out = torch.zeros_like(x)
+        for index in best.unique().tolist():
+            self.full.append(all(expert.weight.numel() > 0 for expert in self.experts))
+            rows = best == index
+            out[rows] = self.experts[index](x[rows]) * scores[rows][:, index, None]
+        return x + out
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def case_a_leaf_module_is_gathered_as_a_whole(_folder: Path) -> None:
+    expected, _ = reference(kind=Mixed, steps=3)
+    for given, is_whole in (
+        ({}, False),
+        ({"classes": ["Mixture"]}, True),
+        ({"classes": [f"{Mixture.__module__}.Mixture"]}, True),
+        ({"classes": [], "names": ["layers.0.1", "layers.1.1"]}, True),
+        ({"name_suffixes": [".1"]}, True),
+    ):
+        settings = bare_config()
+        settings["zero_optimization"]["leaf_module"] = given
+        model = make(Mixed)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        names = {unit.name for unit in engine.layout.units}
+        assert ("layers.0.1.experts.2" in names) != is_whole
+        assert ("layers.0.1" in names) == is_whole
+        assert_close(train(engine, 3), expected)
+        assert all(all(layer[1].full) == is_whole for layer in model.layers)
+        engine.destroy()
+
+
+def case_leaf_modules_that_are_not_there(_folder: Path) -> None:
+    model = make(Mixed)
+    for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
+        settings = bare_config()
+        settings["zero_optimization"]["leaf_module"] = {key: ["layers.0.1", name][-1:]}
+        raises(
+            zerorun.ConfigError,
+            f"/zero_optimization/leaf_module/{key}: the model has no module for {name}",
+            lambda s=settings: zerorun.initialize(model, adamw(model), config=s),
+        )
+    assert model.head.weight.numel() > 0

@@ -1,0 +1,151 @@
+"""Every command in the documents and in the headings of the examples, run as it is written.
+
+They run in the order in which they are written, in a folder with the files that they name.
+Training is cut short by options behind the command. On a machine with GPUs they run CPU ranks all
+the same.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks import DEADLINE, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")], key=lambda path: path.suffix)
+EXAMPLES = sorted(path for path in ROOT.glob("examples/*/*") if path.suffix in {".py", ".cc"})
+STARTS = ("zerorun ", "python -m zerorun", "ZERORUN_COMPAT=", "deepspeed ", "torchrun ")
+# Commands of other lines build or install zerorun.
+BUILDS = ("./dev ", "pip install .", "cmake ", "scripts/gpu_check")
+SHORT = " --model nano --steps 1 --seq_len 16 --sample_tokens 1"
+ONLY_ON_GPUS = "--tf32"
+
+# What users have: a folder with these files.
+CONFIG = '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}'
+SCRIPT = "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\n"
+LOOP = """
+import torch, zerorun
+model = torch.nn.Linear(4, 1)
+parameters = model.parameters()
+engine, *_ = zerorun.initialize(model, torch.optim.AdamW(parameters), config="ds_config.json")
+engine.backward(engine(torch.ones(2, 4)).mean())
+engine.step()
+"""
+DEEPSPEED = """
+import argparse, deepspeed, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, required=True)
+parser.add_argument("--deepspeed")
+model = torch.nn.Linear(4, 1)
+engine, *_ = deepspeed.initialize(
+    model=model, optimizer=torch.optim.AdamW(model.parameters()),
+    config=parser.parse_args().deepspeed,
+)
+engine.backward(engine(torch.ones(2, 4)).mean())
+engine.step()
+engine.save_checkpoint("checkpoints")
+"""
+
+
+def commands_of_document(path: Path) -> Iterator[str]:
+    """The lines of its blocks without a language or with `sh`."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    for language, block in fenced:
+        if language in {"", "sh"}:
+            yield from block.replace("\\\n", " ").splitlines()
+
+
+def commands_of_example(path: Path) -> Iterator[str]:
+    """The lines of its heading: a docstring, or comments."""
+    text = path.read_text()
+    heading = text.split('"""')[1] if path.suffix == ".py" else re.match(r"(//.*\n)+", text)[0]
+    heading = heading.encode().decode("unicode_escape") if path.suffix == ".py" else heading
+    yield from re.sub(r"^// *", "", heading, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+
+
+def without_comment(line: str) -> str:
+    return re.sub(r"\s+#.*", "", line.strip())
+
+
+def all_commands() -> dict[str, Path]:
+    """Each command once, with the file that says it first."""
+    found: dict[str, Path] = {}
+    for path in DOCUMENTS:
+        for line in commands_of_document(path):
+            if line.startswith(STARTS):
+                found.setdefault(without_comment(line), path)
+    for path in EXAMPLES:
+        for line in commands_of_example(path):
+            if line.startswith(STARTS):
+                found.setdefault(without_comment(line), path)
+    return found
+
+
+COMMANDS = all_commands()
+
+
+@pytest.fixture(scope="module")
+def folder(build: Path) -> Path:
+    """On a real disk, since one of the commands measures it."""
+    folder = build.parent / "documented"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "examples" / "python", folder)
+    (folder / "my").mkdir()
+    (folder / "my_text").mkdir()
+    (folder / "my_text" / "a.txt").write_text("All work and no play makes a dull text.\n" * 200)
+    (folder / "ds_config.json").write_text(CONFIG)
+    shutil.copy(folder / "accelerate_zero3.yaml", folder / "accelerate.yaml")
+    for name in ("my_script.py", "train.py", "my/package.py"):
+        (folder / name).write_text(SCRIPT)
+    (folder / "my_torch_script.py").write_text(LOOP)
+    (folder / "hf_trainer.py").write_text(DEEPSPEED)
+    (folder / "my_program").write_text("#!/bin/sh\necho rank $RANK\n")
+    (folder / "my_program").chmod(0o755)
+    (folder / "mlp").symlink_to(build / "libexec" / "zerorun" / "mlp")
+    return folder
+
+
+def test_the_documents_have_commands() -> None:
+    assert len(COMMANDS) >= 25
+    for path in (ROOT / "README.md", ROOT / "docs" / "python.md", *EXAMPLES):
+        assert path in COMMANDS.values(), path
+
+
+def test_other_lines_of_shell_blocks_build_zerorun() -> None:
+    lines = [line for path in DOCUMENTS for line in commands_of_document(path)]
+    shell = [line for line in lines if re.match(r"[\w./=-]+ +[\w./-]", line)]
+    known = (*STARTS, *BUILDS)
+    assert [line for line in shell if not line.startswith(known)] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs_as_it_is_written(command: str, folder: Path, build: Path) -> None:
+    if "accelerate" in command or "trainer.py --deepspeed ds_config_stage3" in command:
+        pytest.importorskip("accelerate")
+        pytest.importorskip("transformers")
+        pytest.importorskip("peft")
+    line = command.replace("bench nvme /disk", f"bench nvme {folder} --gib 0.25")
+    if re.search(r"^zerorun .*\btrain\b(?!\.)", command):
+        line += SHORT
+    if "trainer.py --deepspeed ds_config_stage3" in command:
+        line += " --max_steps 2"
+    path = [build / "bin", Path(sys.prefix) / "bin", folder, os.environ["PATH"]]
+    job = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment(build, PATH=os.pathsep.join(map(str, path)), CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    if ONLY_ON_GPUS in command:
+        assert "it needs --accelerator cuda" in job.stderr
+        return
+    assert job.returncode == 0, textwrap.indent(job.stdout[-2000:] + job.stderr[-4000:], "  ")
