@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import itertools
 import json
+import os
 import types
 from pathlib import Path
 
@@ -235,6 +238,29 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
 
 def norm_of(module: torch.nn.Module) -> float:
     return torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
+
+
+def case_needs_of_memory_are_those_of_zerorun_plan(_folder: Path) -> None:
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    binaries = Path(zerorun.__file__).parents[2] / "bin"  # of the build
+    os.environ["PATH"] = os.pathsep.join([str(binaries), os.environ["PATH"]])
+    model = make()
+    count = sum(parameter.numel() for parameter in set(model.parameters()))
+    printed = []
+    for estimate in (
+        lambda: stage3.estimate_zero3_model_states_mem_needs_all_live(model, 4, num_nodes=2),
+        lambda: stage3.estimate_zero3_model_states_mem_needs_all_cold(count, 10, 4, 2),
+        lambda: stage_1_and_2.estimate_zero2_model_states_mem_needs_all_live(model, 4, 2),
+        lambda: stage_1_and_2.estimate_zero2_model_states_mem_needs_all_cold(count, 4, 2),
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            estimate()
+        printed.append(text.getvalue())
+    assert len(set(printed)) == 1
+    assert printed[0].startswith(f"{count}: ")
+    assert "8 ranks, 4 per host" in printed[0]
+    assert "stage 3" in printed[0]
 
 
 def case_helpers_of_the_runtime(_folder: Path) -> None:

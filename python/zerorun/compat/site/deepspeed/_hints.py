@@ -4,7 +4,7 @@
 _HINTS = {
     "": "zerorun is ZeRO stages 0 to 3 with offloading, from deepspeed.initialize",
     "accelerator": "ranks run on CPUs or CUDA GPUs; deepspeed.get_accelerator() is the one in use",
-    "autotuning": "`zerorun plan CONFIG --params N` prints the memory of each stage",
+    "autotuning": "`zerorun plan --model SIZE --world_size N` prints the memory of each stage",
     "checkpoint": "any stage and number of ranks loads what another saved, without conversion; "
     "python -m zerorun.consolidate writes Hugging Face's files",
     "comm": "torch.distributed has it, with the group that deepspeed.init_distributed makes",

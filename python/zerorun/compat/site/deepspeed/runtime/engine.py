@@ -18,6 +18,7 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import ConfigQueries
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils import groups
 
 # A script that DeepSpeed's users expect in a checkpoint's folder.
 _ZERO_TO_FP32 = """#!/usr/bin/env python3
@@ -192,6 +193,9 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
         return 0
 
     get_model_parallel_rank = get_tensor_parallel_rank
+
+    def get_sequence_parallel_group(self) -> Any:
+        return groups._get_sequence_parallel_group()
 
     @property
     def data_parallel_group(self) -> Any:

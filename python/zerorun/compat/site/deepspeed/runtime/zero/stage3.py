@@ -7,6 +7,19 @@ from typing import Any
 from zerorun.zero import GatheredParameters
 
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+from deepspeed.runtime.zero.memory_needs import (
+    estimate_all_cold as estimate_zero3_model_states_mem_needs_all_cold,
+)
+from deepspeed.runtime.zero.memory_needs import (
+    estimate_all_live as estimate_zero3_model_states_mem_needs_all_live,
+)
+
+__all__ = [
+    "DeepSpeedZeroOptimizer_Stage3",
+    "estimate_zero3_model_states_mem_needs_all_cold",
+    "estimate_zero3_model_states_mem_needs_all_live",
+    "unwrap_model_for_generation",
+]
 
 
 class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name

@@ -1,7 +1,26 @@
 """The optimizer of stages 1 and 2."""
 
+from typing import Any
+
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+from deepspeed.runtime.zero.memory_needs import estimate_all_cold
+from deepspeed.runtime.zero.memory_needs import (
+    estimate_all_live as estimate_zero2_model_states_mem_needs_all_live,
+)
+
+__all__ = [
+    "DeepSpeedZeroOptimizer",
+    "estimate_zero2_model_states_mem_needs_all_cold",
+    "estimate_zero2_model_states_mem_needs_all_live",
+]
 
 
 class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
     """What initialize returns at stages 1 and 2."""
+
+
+def estimate_zero2_model_states_mem_needs_all_cold(
+    total_params: int, num_gpus_per_node: int = 1, num_nodes: int = 1, **ignored: Any
+) -> None:
+    """For a number of parameters."""
+    estimate_all_cold(total_params, 0, num_gpus_per_node, num_nodes, **ignored)
