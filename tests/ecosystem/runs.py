@@ -15,6 +15,8 @@ PACKAGES = {
     "trl_sft": ("trl", "datasets"),
     "trl_dpo": ("trl", "datasets"),
     "trl_grpo": ("trl", "datasets", "peft"),
+    "accelerate_nlp": ("transformers", "accelerate"),
+    "moe": ("transformers",),
 }
 
 # The options of every run, by program and by the run's name. What trains in bf16 says so there.
@@ -26,6 +28,17 @@ RUNS = {
     "trl_sft": {"stage2-bf16": "--stage 2 --bf16", "stage3": "--stage 3"},
     "trl_dpo": {"stage2": "--stage 2", "stage3": "--stage 3"},
     "trl_grpo": {"stage2": "--stage 2", "stage3-lora": "--stage 3 --lora"},
+    "accelerate_nlp": {
+        "stage2-bf16": "--stage 2 --bf16",
+        "stage3": "--stage 3",
+    },
+    "moe": {
+        "mixtral-stage3": "--stage 3 --model mixtral",
+        "mixtral-stage3-bf16": "--stage 3 --model mixtral --bf16",
+        "qwen2-stage3": "--stage 3 --model qwen2_moe",
+        "deepseek-stage3": "--stage 3 --model deepseek_v3",
+        "deepseek-stage3-bf16": "--stage 3 --model deepseek_v3 --bf16",
+    },
 }
 
 
