@@ -18,6 +18,7 @@ from zerorun.engine import ZeroEngine
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards import Shards
 from zerorun.unit_policy import UnitPolicy
 
@@ -61,7 +62,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     device = move_model(model)
     gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
-    batch = configuration.resolve_batch(settings.batch, world.world_size)
+    batch = configuration.resolve_batch(settings.batch, data_parallel_size(world.world_size))
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
     rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
     layout = ModelLayout.of(model, basic.param_groups if basic is not None else [], units)

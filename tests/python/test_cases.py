@@ -12,6 +12,7 @@ FILES = (
     "zero",
     "native",
     "pytorch_page",
+    "sequence",
     "placement",
     "checkpoints",
     "untrusted",
