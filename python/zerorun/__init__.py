@@ -24,7 +24,7 @@ from zerorun._C import (
 )
 
 if TYPE_CHECKING:
-    from zerorun import zero
+    from zerorun import sequence, zero
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
     from zerorun.optimizer import ZeroOptimizer
@@ -46,6 +46,7 @@ __all__ = [
     "__version__",
     "config",
     "initialize",
+    "sequence",
     "shard",
     "zero",
 ]
@@ -61,8 +62,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "zero":
-        return importlib.import_module("zerorun.zero")
+    if name in {"sequence", "zero"}:
+        return importlib.import_module(f"zerorun.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'zerorun' has no attribute '{name}'")
     value = getattr(importlib.import_module(_LAZY[name]), name)

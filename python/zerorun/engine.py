@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
 from zerorun.optimizer import ZeroOptimizer
+from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards import Shards
 
@@ -156,7 +157,7 @@ class ZeroEngine(ShardedModule):
         """Other batch sizes from the next batch on. Call it between two batches, on every rank."""
         if self.core.batch_micro_steps > 0 or self.core.phase == "open":
             raise _C.ConfigError("set_batch: the current batch is not complete; step first")
-        self.batch = resolve_batch(batch, self.communicator.world_size)
+        self.batch = resolve_batch(batch, data_parallel_size(self.communicator.world_size))
         self.core.accumulation_steps = self.batch.accumulation_steps
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:

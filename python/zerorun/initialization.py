@@ -21,6 +21,7 @@ from zerorun.leaf_modules import mark_configured
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards import Shards, take_over
 from zerorun.unit_policy import UnitPolicy
 
@@ -67,7 +68,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
     world = communicator.world(settings.comm_timeout_s)
-    batch = configuration.resolve_batch(settings.batch, world.world_size)
+    batch = configuration.resolve_batch(settings.batch, data_parallel_size(world.world_size))
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
     layout = _prepare(model, basic, parsed, units)
     rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)

@@ -17,6 +17,7 @@ FILES = (
     "gathering",
     "unusual_modules",
     "lifecycle",
+    "sequence",
     "placement",
     "checkpoints",
     "untrusted",

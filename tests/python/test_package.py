@@ -93,3 +93,10 @@ def test_an_error_of_the_core_is_one_of_pythons() -> None:
     with pytest.raises(ValueError, match="zero_optimization/stage") as caught:
         zerorun.config.parse({"zero_optimization": {"stage": 7}})
     assert type(caught.value) is zerorun.ConfigError
+
+
+def test_python_m_zerorun_is_the_command(build: Path) -> None:
+    command = [sys.executable, "-m", "zerorun", "--version"]
+    env = {"PYTHONPATH": str(build / "python")}
+    job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert job.stdout == f"zerorun {zerorun.__version__}\n"

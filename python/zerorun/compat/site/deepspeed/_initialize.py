@@ -11,6 +11,7 @@ import zerorun
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
+from deepspeed._sequence import sequence_settings
 from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
@@ -69,12 +70,11 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     _announce()
     if model is None:
         raise zerorun.ConfigError("deepspeed.initialize requires a model")
-    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
-        if value is not None:
-            raise NotImplementedError(f"deepspeed.initialize: {name} is not part of zerorun")
+    if mesh_param is not None:
+        raise NotImplementedError("deepspeed.initialize: mesh_param is not part of zerorun")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     raw = read_config(_config_of(args, config, config_params))
-    settings = adapt_config(raw)
+    settings = adapt_config(sequence_settings(raw, mpu))
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):

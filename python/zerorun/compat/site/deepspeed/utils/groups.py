@@ -1,8 +1,9 @@
-"""Process groups: all ranks are data-parallel."""
+"""Process groups: all ranks average gradients; with Ulysses several of them share a sequence."""
 
 from typing import Any
 
 import torch.distributed as dist
+from zerorun import sequence
 
 
 def _get_data_parallel_group() -> Any:
@@ -18,17 +19,25 @@ def _get_data_parallel_rank() -> int:
 
 
 def _get_sequence_parallel_world_size() -> int:
-    return 1
+    groups = sequence.current()
+    return 1 if groups is None else groups.size
 
 
 def _get_sequence_parallel_rank() -> int:
-    return 0
+    groups = sequence.current()
+    return 0 if groups is None else groups.rank
 
 
 def _get_sequence_parallel_group() -> Any:
-    raise NotImplementedError("sequence parallelism (Ulysses) is not part of zerorun")
+    groups = sequence.current()
+    if groups is None:
+        raise KeyError("No sequence parallel group found")
+    return groups.group
 
 
+_get_sequence_data_parallel_group = _get_data_parallel_group
+_get_sequence_data_parallel_world_size = _get_data_parallel_world_size
+_get_sequence_data_parallel_rank = _get_data_parallel_rank
 get_data_parallel_group = _get_data_parallel_group
 get_data_parallel_world_size = _get_data_parallel_world_size
 get_data_parallel_rank = _get_data_parallel_rank

@@ -1,0 +1,75 @@
+"""Ulysses for Hugging Face models, on zerorun.sequence."""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import zerorun
+from deepspeed.runtime.sequence_parallel import parallel_state_sp
+from zerorun import sequence
+
+
+class UlyssesSPAttentionHF(torch.nn.Module):
+    """Attention over sequences that ranks share; :meth:`register_with_transformers` puts it in."""
+
+    def __init__(self, attn: Any, *_args: Any, process_group: Any = None, **_kwargs: Any) -> None:
+        raise NotImplementedError(
+            "UlyssesSPAttentionHF(...) is not part of zerorun: "
+            "UlyssesSPAttentionHF.register_with_transformers, or zerorun.sequence.attend around an "
+            "attention of your own"
+        )
+
+    @classmethod
+    def register_with_transformers(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+        cls,
+        model_name_or_path: Any,
+        core_attn_implementation: str,
+        sequence_parallel_size: int,
+        micro_batch_size: int,
+        seq_length: int | None = None,
+        seq_length_is_variable: bool = True,
+        disable_in_eval: bool = False,
+        max_length: int | None = None,
+    ) -> ModuleType | None:
+        """Makes the ranks share sequences; returns the mpu for deepspeed.initialize. Collective.
+
+        `micro_batch_size` may be any. `max_length` is an older name of `seq_length`. With a size of
+        1 nothing happens, and the mpu is None. Raises ConfigError, a ValueError.
+        """
+        if sequence_parallel_size == 1:
+            return None
+        tokens = None if seq_length_is_variable else seq_length or max_length
+        if tokens is None and not seq_length_is_variable:
+            raise zerorun.ConfigError(
+                "Either `seq_length_is_variable` needs to be `True` or `seq_length` needs to be set"
+            )
+        config = _config_of(model_name_or_path, core_attn_implementation)
+        parallel_state_sp.initialize_sequence_parallel(sequence_parallel_size)
+        sequence.use_with_transformers(
+            config, core_attn_implementation, tokens=tokens, disable_in_eval=disable_in_eval
+        )
+        return parallel_state_sp
+
+
+def _config_of(model: Any, implementation: str) -> Any:
+    if not hasattr(model, "config"):
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(model)
+    found = getattr(model.config, "_attn_implementation", None)
+    if found is not None and found != implementation:
+        raise zerorun.ConfigError(
+            f"core_attn_implementation='{implementation}' does not match the model's "
+            f"attn_implementation='{found}': set both to the same value"
+        )
+    return model.config
+
+
+class UlyssesSPDataLoaderAdapter(sequence.SequenceLoader):
+    """A loader whose batches the ranks of a group share, each its part of the tokens."""
+
+    def __init__(
+        self, dl: Any, sp_rank: int, sp_group: Any, sp_world_size: int, device: Any
+    ) -> None:
+        super().__init__(dl, sp_rank, sp_group, sp_world_size, device)
+        self.dl = dl

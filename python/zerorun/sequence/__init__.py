@@ -1,0 +1,23 @@
+"""Sequence parallelism (Ulysses): several ranks share each sequence, so that it may be longer.
+
+Between attention layers a rank has its part of the tokens; within attention it has all tokens of
+its part of the heads. :func:`start` says how many ranks share a sequence,
+:func:`use_with_transformers` puts the exchange into Hugging Face models, and
+:class:`SequenceLoader` cuts a loader's batches.
+"""
+
+from zerorun.sequence.attention import attend, use_with_transformers
+from zerorun.sequence.groups import SequenceGroups, current, data_parallel_size, start
+from zerorun.sequence.loader import SequenceLoader
+from zerorun.sequence.loss import mean_over_sequence
+
+__all__ = [
+    "SequenceGroups",
+    "SequenceLoader",
+    "attend",
+    "current",
+    "data_parallel_size",
+    "mean_over_sequence",
+    "start",
+    "use_with_transformers",
+]

@@ -1,0 +1,68 @@
+"""SequenceGroups: which ranks share a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from zerorun import _C
+
+__all__ = ["SequenceGroups", "current", "data_parallel_size", "start"]
+
+_current: SequenceGroups | None = None
+
+
+@dataclass(frozen=True)
+class SequenceGroups:
+    """This rank's place: ranks [i * size, (i + 1) * size) share each sequence."""
+
+    size: int
+    group: Any  # a process group of torch's
+    rank: int  # in it: which part of the sequence is this rank's
+    data_rank: int
+    data_size: int  # how many sequences are under way at a time
+
+
+def start(size: int) -> SequenceGroups:
+    """From here on `size` ranks share each sequence; engines made later know of it. Collective.
+
+    A second call with the same size returns the same groups. Needs torch.distributed's default
+    group. Raises ConfigError for sizes that do not divide the number of ranks.
+    """
+    global _current  # noqa: PLW0603 - a process belongs to one job, as torch's own groups
+    if _current is not None:
+        if _current.size != size:
+            raise _C.ConfigError(
+                f"sequence parallelism: got {size} ranks per sequence, but the job's groups have "
+                f"{_current.size} already; a job has one size"
+            )
+        return _current
+    if not dist.is_available() or not dist.is_initialized():
+        raise _C.ConfigError(
+            "sequence parallelism needs torch.distributed: call init_process_group before"
+        )
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    if size < 1 or world_size % size != 0:
+        raise _C.ConfigError(
+            f"sequence parallelism: {size} ranks per sequence do not divide the job's {world_size}"
+        )
+    own = None
+    for first in range(0, world_size, size):  # every rank makes every group
+        members = range(first, first + size)
+        group = dist.new_group(members)
+        if rank in members:
+            own = group
+    _current = SequenceGroups(size, own, rank % size, rank // size, world_size // size)
+    return _current
+
+
+def current() -> SequenceGroups | None:
+    """The groups of this job, if ranks share sequences."""
+    return _current
+
+
+def data_parallel_size(world_size: int) -> int:
+    """How many ranks, or groups of them that share a sequence, take different data."""
+    return world_size if _current is None else world_size // _current.size

@@ -1,0 +1,157 @@
+"""SequenceLoader: a data loader whose batches are shared by several ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from zerorun import _C
+
+__all__ = ["SequenceLoader"]
+
+_IGNORED = -100  # the label of a token that has no loss
+
+
+class SequenceLoader:
+    """Gives each rank its part of the tokens of every batch.
+
+    `loader` gives each rank batches of its own, dictionaries of tensors [batch, tokens, ...] with
+    ``input_ids``; each is used by all ranks of `group` one after the other, so there are as many
+    as the group has ranks for one of `loader`. The tokens are cut evenly in order, and the parts
+    are in host memory.
+
+    - ``labels`` become ``shift_labels``, in which the label of a token is the next token's.
+    - ``position_ids`` are added where they are missing: tokens count from 0.
+    - A mask that only leaves out padding at the end is dropped: no token before it sees it.
+
+    Raises ConfigError for what cannot be cut, on every rank of the group.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        rank: int,
+        group: Any,
+        size: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.loader = loader
+        self._rank, self._group, self._size = rank, group, size
+        self._device = torch.device(device)  # where the group communicates
+        self._batches: Iterator[Any] | None = None
+        self._parts: deque[dict[str, Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self.loader) * self._size  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not made yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._batches = iter(self.loader)
+        self._parts.clear()
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._batches is None:
+            iter(self)
+        if not self._parts:
+            assert self._batches is not None
+            for batch in self._exchange(next(self._batches, None)):
+                self._parts.append(self._cut(batch))
+        return self._parts.popleft()
+
+    def _exchange(self, batch: Any) -> list[dict[str, Any]]:
+        """The batches of all ranks of the group. Collective over it."""
+        error = None if batch is None else _problem(batch, self._size)
+        outline = None if batch is None or error else _outline(batch)
+        found: list[Any] = [None] * self._size
+        dist.all_gather_object(found, (error, outline), group=self._group)
+        errors = [
+            f"rank {rank} of the group: {error}" for rank, (error, _) in enumerate(found) if error
+        ]
+        if errors:
+            raise _C.ConfigError(f"sequence parallelism: {errors[0]}")
+        outlines = [outline for _, outline in found]
+        if all(outline is None for outline in outlines):
+            raise StopIteration
+        if any(outline is None for outline in outlines):
+            ended = outlines.index(None)
+            raise _C.ConfigError(
+                f"sequence parallelism: the loader of rank {ended} of the group ended before the "
+                "others': give all ranks as many batches (drop_last=True)"
+            )
+        return [self._fetch(source, batch, outline) for source, outline in enumerate(outlines)]
+
+    def _fetch(self, source: int, own: Any, outline: dict[str, Any]) -> dict[str, Any]:
+        """The batch of one rank of the group, on all."""
+        root = dist.get_global_rank(self._group, source)
+        batch: dict[str, Any] = {}
+        for name, what in outline.items():
+            if isinstance(what, _Tensor):
+                value = torch.empty(what.shape, dtype=what.dtype, device=self._device)
+                if source == self._rank:
+                    value = own[name].to(self._device).contiguous()
+                dist.broadcast(value, root, group=self._group)
+                batch[name] = value
+            else:
+                batch[name] = what
+        return batch
+
+    def _cut(self, batch: dict[str, Any]) -> dict[str, Any]:
+        ids = batch["input_ids"]
+        batch.pop("attention_mask", None)
+        if "position_ids" not in batch:
+            batch["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        if "labels" in batch:
+            shifted = F.pad(batch.pop("labels"), (0, 1), value=_IGNORED)[..., 1:]
+            batch["shift_labels"] = shifted
+        length = ids.shape[1] // self._size
+        own = slice(self._rank * length, (self._rank + 1) * length)
+        return {
+            name: value[:, own].contiguous().cpu() if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+
+
+class _Tensor:
+    """Shape and dtype of a tensor that is on its way."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _outline(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _Tensor(value) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def _problem(batch: Any, size: int) -> str | None:
+    """Why a batch cannot be cut into `size` parts."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        return f"got a batch of {type(batch).__name__}, expected a dictionary with input_ids"
+    batches, tokens = batch["input_ids"].shape[:2]
+    if tokens % size != 0:
+        return (
+            f"{tokens} tokens cannot be cut into {size} equal parts: pad to a multiple of {size} "
+            f"(the collator's pad_to_multiple_of={size})"
+        )
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) != (batches, tokens):
+            return (
+                f"{name} has shape {tuple(value.shape)}, expected ({batches}, {tokens}, ...) as "
+                "input_ids, to be cut with it"
+            )
+    mask = batch.get("attention_mask")
+    if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
+        return "attention_mask leaves out tokens before others: pad on the right"
+    return None

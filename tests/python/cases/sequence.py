@@ -1,0 +1,193 @@
+"""Sequence parallelism: ranks share each sequence, against one process with the whole ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import zerorun
+from torch import nn
+from zerorun import sequence
+
+from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+
+HEADS, WIDTH, TOKENS = 4, 32, 24
+IGNORED = -100
+
+
+def groups() -> sequence.SequenceGroups:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return sequence.start(WORLD_SIZE)
+
+
+def own(tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
+    """This rank's tokens."""
+    return tensor.chunk(WORLD_SIZE, dim)[RANK]
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return found.transpose(1, 2)
+
+
+def case_attention_and_its_gradients_are_the_whole_ones(_folder: Path) -> None:
+    here = groups()
+    torch.manual_seed(0)
+    for kv_heads in (4, 2, 1):
+        for batch in (1, 3):
+            shapes = [(batch, heads, TOKENS, 8) for heads in (HEADS, kv_heads, kv_heads)]
+            whole = [torch.randn(shape, requires_grad=True) for shape in shapes]
+            parts = [own(tensor.detach(), 2).clone().requires_grad_() for tensor in whole]
+            expected = attention(*whole)
+            weight = torch.randn_like(expected)
+            (expected * weight).sum().backward()
+            found = sequence.attend(attention, here, *parts)
+            (found * own(weight)).sum().backward()
+            torch.testing.assert_close(found, own(expected))
+            for part, tensor in zip(parts, whole, strict=True):
+                torch.testing.assert_close(part.grad, own(tensor.grad, 2), rtol=1e-4, atol=1e-5)
+
+
+class Model(nn.Module):
+    """One attention layer; `exchange` puts the ranks' sequences together for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.positions = nn.Embedding(TOKENS, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, 50)
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, exchange: Any) -> torch.Tensor:
+        x = self.embedding(ids) + self.positions(positions)
+        qkv = self.qkv(x).unflatten(-1, (3, HEADS, WIDTH // HEADS)).movedim(2, 0).transpose(2, 3)
+        return self.head(x + exchange(*qkv).flatten(2))
+
+
+def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Of which the first tokens have no label: prompts."""
+    for index in range(count):
+        torch.manual_seed(100 + index)
+        ids = torch.randint(0, 50, (2, TOKENS))
+        labels = ids.clone()
+        labels[:, : 3 + 5 * index] = IGNORED  # in the second batch all of a rank's
+        yield {"input_ids": ids, "labels": labels}
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+def whole_losses(count: int) -> list[float]:
+    model = make(Model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for batch in batches(count):
+        ids = batch["input_ids"]
+        labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
+        loss = loss_of(model(ids, torch.arange(TOKENS).expand(ids.shape), attention), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def case_training_is_that_on_whole_sequences(_folder: Path) -> None:
+    here = groups()
+    expected = whole_losses(4)
+    exchange = functools.partial(sequence.attend, attention, here)
+    for stage in (0, 3):
+        model = make(Model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=0.5)
+        assert engine.batch.train_batch_size == 1  # sequences under way
+        mine = list(batches(4))[RANK::WORLD_SIZE]  # a loader's part; each is used by all ranks
+        loader = sequence.SequenceLoader(mine, here.rank, here.group, here.size)
+        assert len(loader) == 4
+        losses = []
+        for batch in loader:
+            assert batch["input_ids"].shape == (2, TOKENS // WORLD_SIZE)
+            logits = engine(batch["input_ids"], batch["position_ids"], exchange)
+            labels = batch["shift_labels"]
+            loss = sequence.mean_over_sequence(loss_of(logits, labels), (labels != IGNORED).sum())
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        assert_close(losses, expected)
+        assert [len(list(loader)) for _ in range(2)] == [4, 4]  # another epoch
+        engine.destroy()
+
+
+def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
+    here = groups()
+
+    def load(batch: Any) -> None:
+        next(iter(sequence.SequenceLoader([batch], here.rank, here.group, here.size)))
+
+    ids = torch.zeros(1, 2 * WORLD_SIZE, dtype=torch.int64)
+    raises(ValueError, "expected a dictionary with input_ids", lambda: load([ids]))
+    left = torch.ones_like(ids)
+    left[:, 0] = 0
+    raises(ValueError, "pad on the right", lambda: load({"input_ids": ids, "attention_mask": left}))
+    raises(
+        ValueError,
+        "position_ids has shape (1, 1)",
+        lambda: load({"input_ids": ids, "position_ids": ids[:, :1]}),
+    )
+    raises(ValueError, "a job has one size", lambda: sequence.start(WORLD_SIZE + 1))
+    if WORLD_SIZE == 1:
+        return
+    raises(ValueError, "pad_to_multiple_of=2", lambda: load({"input_ids": ids[:, 1:]}))
+    one = torch.zeros(1, 3, 2, 4)
+    raises(
+        ValueError,
+        "do not divide the model's 3",
+        lambda: sequence.attend(attention, here, *[one] * 3),
+    )
+    ragged = sequence.SequenceLoader(
+        [{"input_ids": ids}] * (1 + RANK), here.rank, here.group, here.size
+    )
+    raises(ValueError, "ended before the others'", lambda: list(ragged))
+
+
+def case_hugging_face_models_attend_over_shared_sequences(_folder: Path) -> None:
+    """Grouped key-value heads, a sliding window, and several documents in one sequence."""
+    transformers = pytest.importorskip("transformers")
+    here = groups()
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
+    packed = torch.cat([torch.arange(10), torch.arange(TOKENS - 10)])[None]
+    for window in (None, 5):
+        torch.manual_seed(0)
+        config = transformers.MistralConfig(
+            **sizes, **heads, sliding_window=window, use_cache=False
+        )
+        model = transformers.MistralForCausalLM(config)
+        ids = torch.randint(0, 50, (1, TOKENS))
+        positions = (torch.arange(TOKENS)[None], packed)
+        with torch.no_grad():
+            expected = [model(ids, position_ids=each).logits for each in positions]
+            stop = sequence.use_with_transformers(config, disable_in_eval=True)
+            try:
+                for whole, each in zip(expected, positions, strict=True):
+                    found = model.train()(own(ids), position_ids=own(each)).logits
+                    torch.testing.assert_close(found, own(whole), rtol=1e-4, atol=1e-5)
+                    found = model.eval()(ids, position_ids=each).logits
+                    torch.testing.assert_close(found, whole)
+            finally:
+                stop()
+    assert here.size == WORLD_SIZE
+    raises(
+        ValueError,
+        "attention 'eager' is not supported",
+        lambda: sequence.use_with_transformers(config, "eager"),
+    )

@@ -1,0 +1,22 @@
+"""Hugging Face Trainer with two ranks for each sequence, against one process with whole ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks import HERE, launch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+def test_trainer_has_the_figures_of_whole_sequences(build: Path, tmp_path: Path) -> None:
+    found = {}
+    for ranks in (1, 2):
+        script = ["--no_local_rank", HERE / "ulysses_trainer.py", tmp_path, str(ranks)]
+        job = launch(build, ranks, *script, cwd=tmp_path)
+        assert job.returncode == 0, job.stdout + job.stderr
+        found[ranks] = json.loads((tmp_path / f"{ranks}.json").read_text())
+    assert len(found[1]["log"]) == 9  # losses and norms of four steps, and an evaluation
+    assert found[2]["log"] == pytest.approx(found[1]["log"], rel=1e-4)
+    assert found[1]["tokens"] == 2 * found[2]["tokens"]
