@@ -12,7 +12,9 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "units", "torch_groups"],
+    ["_C", "results", "torch_groups"],
+    ["leaf_modules"],
+    ["units"],
     ["environment", "config", "agreement", "dataloader", "lr_scheduler", "partition"],
     ["communicator", "device", "external", "program_state", "model_layout"],
     ["parameter_memory", "full_state"],
@@ -20,7 +22,8 @@ LAYERS = [
     ["gather_hooks"],
     ["engine_partition"],
     ["shards"],
-    ["optimizer", "shard_files", "state_access"],
+    ["shard_files", "state_access"],
+    ["optimizer"],
     ["checkpoint"],
     ["sharded_module", "sharded_optimizer"],
     ["engine"],

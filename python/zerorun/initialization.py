@@ -63,13 +63,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     world = communicator.world(settings.comm_timeout_s)
     batch = configuration.resolve_batch(settings.batch, world.world_size)
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    rule = UpdateRule(None)
-    if basic is not None and optimizer is not None:
-        rule = rule_of(basic)
-    groups = basic.param_groups if basic is not None else []
-    mark_configured(model, parsed)
-    take_over(model.parameters())
-    layout = ModelLayout.of(model, groups)
+    rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
+    layout = _layout_of(model, basic, parsed)
     dtype = layout.dtype(settings.precision.param_dtype)
     adapted = _C.adapt_config(
         settings, dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
@@ -88,6 +83,15 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
             )
     release_cached_memory(device)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _layout_of(
+    model: nn.Module, basic: torch.optim.Optimizer | None, parsed: configuration.ParsedConfig
+) -> ModelLayout:
+    """The layout of a model that no engine has any more."""
+    mark_configured(model, parsed)
+    take_over(model.parameters())
+    return ModelLayout.of(model, [] if basic is None else basic.param_groups)
 
 
 def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
