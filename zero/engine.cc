@@ -147,7 +147,6 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void accept_gradients() override { reducer_.measure(); }
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
-
   EngineProgress progress() const override {
     return {counts_.step_count, counts_.skipped_steps, control_.decider().scaler_state()};
   }
@@ -276,13 +275,9 @@ StepDecision EngineImpl::decide() {
         "the ranks used different modules since the last step, or in another order, and gathered "
         "each other's parameters: at stage 3 on GPUs all must use the same; take stage 2 instead");
   }
-  if (!sum.any) {
-    StepDecision nothing;
-    nothing.result = {.applied = false, .had_gradient = false, .loss_scale = loss_scale()};
-    return nothing;
-  }
   const StepDecision decision = control_.decide(sum, comm_stream());
-  ++(decision.result.applied ? counts_.step_count : counts_.skipped_steps);
+  const StepResult& result = decision.result;
+  if (result.had_gradient) ++(result.applied ? counts_.step_count : counts_.skipped_steps);
   context_.device.trim_unused();  // the host has just waited for all of the step's work
   return decision;
 }

@@ -6,27 +6,36 @@ namespace zerorun {
 
 namespace {
 
-// The average over ranks that is left to take after Sharding::pre_scale.
-double average_of(const EngineContext& context, const Config& config) {
+// What a sum over ranks is divided by, after Sharding::pre_scale, for their average.
+double divisor_of(const EngineContext& context, const Config& config) {
   const double ranks = config.precision.gradient_reduction == GradientReduction::mean
                            ? context.comm.world_size()
                            : 1;
-  return 1.0 / (ranks * context.pre_scale);
+  return ranks * context.pre_scale;
 }
 
 }  // namespace
 
 StepControl::StepControl(const EngineContext& context, const Config& config)
-    : share_(average_of(context, config)), norm_(context), inspector_(context), decider_(config, 1) {
+    : divisor_(divisor_of(context, config)),
+      norm_(context),
+      inspector_(context),
+      decider_(config, 1.0) {
   average_over(context.accumulation_steps);
   inspector_.watch(decider_.next_overflow_is_fatal());
 }
 
 void StepControl::average_over(int64_t micro_steps) {
-  decider_.set_average(share_ / static_cast<double>(micro_steps));
+  decider_.set_average(1.0 / (divisor_ * static_cast<double>(micro_steps)));
 }
 
 StepDecision StepControl::decide(const GradientNorm::Result& sum, Stream& stream) {
+  if (!sum.any) {
+    StepDecision nothing;
+    nothing.result.applied = nothing.result.had_gradient = false;
+    nothing.result.loss_scale = decider_.loss_scale();
+    return nothing;
+  }
   const StepDecision decision = decider_.decide(sum.norm, sum.finite);
   if (decision.exhausted) {
     fail<NumericError>(

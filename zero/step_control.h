@@ -18,8 +18,8 @@ class StepControl {
   GradientInspector& inspector() { return inspector_; }
   const StepDecider& decider() const { return decider_; }
 
-  // Throws NumericError, on every rank, when the loss scale cannot become smaller; that is
-  // collective.
+  // Without a gradient on any rank there is nothing to apply. Throws NumericError, on every rank,
+  // when the loss scale cannot become smaller; that is collective.
   StepDecision decide(const GradientNorm::Result& sum, Stream& stream);
 
   // Micro-steps that a batch has from now on.
@@ -28,7 +28,7 @@ class StepControl {
   void load_scaler_state(const std::optional<LossScalerState>& state);
 
  private:
-  const double share_;  // of a micro-step's gradient in a batch of one
+  const double divisor_;  // of a sum over the ranks
   GradientNorm norm_;
   GradientInspector inspector_;
   StepDecider decider_;

@@ -227,22 +227,6 @@ TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
   });
 }
 
-TEST_P(MicroStepTest, TheAverageIsOverTheMicroStepsOfTheRule) {
-  const auto two = [](Engine& engine, Communicator& comm, int64_t step) {
-    BatchRule rule = engine.batch().rule;
-    rule.accumulation_steps = 2;
-    engine.set_batch_rule(rule);
-    for (const int64_t part : {0, 1}) {
-      backward(engine, comm.rank(), step, part);
-      EXPECT_EQ(engine.end_micro_step(), part == 1);
-    }
-  };
-  Config config = base_config(GetParam(), DType::fp32);
-  const Result changed = train(config, two);
-  config.batch.accumulation_steps = 2;
-  EXPECT_EQ(train(config, two), changed);
-}
-
 TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   const auto late_boundary = [](Engine& engine, Communicator& comm, int64_t step) {
     engine.set_batch_rule({.boundary = false});

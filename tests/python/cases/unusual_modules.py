@@ -283,7 +283,9 @@ class Mixture(nn.Module):
         best = scores.argmax(-1)
         out = torch.zeros_like(x)
         for index in best.unique().tolist():
-            self.full.append(all(expert.weight.numel() > 0 for expert in self.experts))
+            # Not by attribute, which would gather them for this call.
+            weights = [expert._parameters.get("weight") for expert in self.experts]
+            self.full.append(all(weight.numel() > 0 for weight in weights))
             rows = best == index
             out[rows] = self.experts[index](x[rows]) * scores[rows][:, index, None]
         return x + out
