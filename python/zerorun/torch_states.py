@@ -26,7 +26,7 @@ class TorchStates:
     ) -> None:
         _check_states(optimizer, layout)
         self._optimizer = optimizer
-        self._step = optimizer.step  # the program's handle may become the engine's
+        self._torch_step = optimizer.step  # the program's handle may become the engine's
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
         self._members: list[list[torch.nn.Parameter]] = [[] for _ in optimizer.param_groups]
         parameter_of = {index: parameter for parameter, index in layout.ids.items()}
@@ -89,7 +89,7 @@ class TorchStates:
             for group, shards in zip(groups, self._members, strict=True):
                 group["params"] = shards
             with torch.enable_grad():
-                self._step()
+                self._torch_step()
         finally:
             for group, params in zip(groups, given, strict=True):
                 group["params"] = params

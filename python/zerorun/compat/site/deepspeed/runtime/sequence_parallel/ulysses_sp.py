@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 import zerorun
-from deepspeed.runtime.sequence_parallel import parallel_state_sp
 from zerorun import sequence
+
+from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
 
 class UlyssesSPAttentionHF(torch.nn.Module):
