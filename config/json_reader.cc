@@ -19,7 +19,7 @@ using Kind = JsonNode::Kind;
 constexpr std::string_view kSpaces = " \t\r\n";
 constexpr std::string_view kDelimiters{" \t\r\n,:[]{}\"/#\0", 14};  // these end a word
 constexpr std::string_view kHjsonPunctuation = "{}[],:";            // these begin no bare value
-constexpr size_t kMaxWord = 400;  // bytes of a number
+constexpr size_t kMaxWord = 400;                                    // bytes of a number
 constexpr std::string_view kHjsonKeyEnd = " \t\r\n{}[],:\"'";       // these end a bare key
 
 // Length of the string literal that `text` begins with, quotes included.
@@ -149,7 +149,7 @@ class JsonReader {
       return fail_at_token("expected a value");
     }
     const std::string_view line = text_.substr(0, text_.find('\n'));
-    for (size_t end = line.find_first_of(",}]#/"); ; end = line.find_first_of(",}]#/", end + 1)) {
+    for (size_t end = line.find_first_of(",}]#/");; end = line.find_first_of(",}]#/", end + 1)) {
       const std::string_view word = without_spaces_at_end(line.substr(0, end));
       const auto value = nlohmann::json::parse(word, nullptr, /*allow_exceptions=*/false);
       if (!value.is_discarded()) {

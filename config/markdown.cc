@@ -136,8 +136,8 @@ void add_block(std::string_view block, std::string& out) {
 }
 
 std::string reason_to_refuse(const KeySpec& spec) {
-  std::string reason = spec.status == KeyStatus::removed ? "DeepSpeed 0.19 has removed it too"
-                                                         : "not built yet";
+  std::string reason =
+      spec.status == KeyStatus::removed ? "DeepSpeed 0.19 has removed it too" : "not built yet";
   if (!spec.note.empty()) reason += fmt::format("; instead: {}", spec.note);
   return reason;
 }
@@ -159,7 +159,8 @@ void add_refused(std::string& out) {
     }
   }
   out +=
-      "\nKeys that no part of DeepSpeed reads are errors as well, with the nearest name: at the top "
+      "\nKeys that no part of DeepSpeed reads are errors as well, with the nearest name: at the "
+      "top "
       "level, too, where DeepSpeed ignores them. Programs that import `deepspeed` get a warning "
       "about those instead. `compile.disable` and `compile.backend`, which some templates have, "
       "are such keys: DeepSpeed 0.19 refuses them in that section.\n";

@@ -44,16 +44,17 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
   return fmt::format("{}{}", fmt::join(ranks, ", "), ranks.back() == most ? "" : ", ...");
 }
 
-// The line about batch sizes. Throws ConfigError where zerorun.initialize would: when none is given.
-// Those that are "auto" are the program's to give, and the bundled one has its own.
+// The line about batch sizes. Throws ConfigError where zerorun.initialize would: when none is
+// given. Those that are "auto" are the program's to give, and the bundled one has its own.
 std::string describe_batch(const ParsedConfig& parsed) {
   if (is_batch_given(parsed.config.batch)) {
     return fmt::format("batch sizes: suit {} ranks", suitable_ranks(parsed));
   }
   for (const ConfigValue& value : parsed.values) {
-    if (value.pointer == "/zerorun/train" || value.pointer.starts_with("/zerorun/train/")) return {};
-    const bool is_size = value.pointer == "/train_batch_size" ||
-                         value.pointer == "/train_micro_batch_size_per_gpu";
+    if (value.pointer == "/zerorun/train" || value.pointer.starts_with("/zerorun/train/"))
+      return {};
+    const bool is_size =
+        value.pointer == "/train_batch_size" || value.pointer == "/train_micro_batch_size_per_gpu";
     if (is_size && value.is_auto) return "batch sizes: \"auto\", the program has to give them";
   }
   try {

@@ -1,7 +1,8 @@
 """Every command in the documents and in the headings of the examples, run as it is written.
 
-They run in the order in which they are written, in a folder with the files that they name. Training is
-cut short by options behind the command. On a machine with GPUs they run CPU ranks all the same.
+They run in the order in which they are written, in a folder with the files that they name.
+Training is cut short by options behind the command. On a machine with GPUs they run CPU ranks all
+the same.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Configurations of real trainers: what data/real_configs.json says of each is what happens.
 
 The file holds the settings of their templates, with the batch sizes that the program would give
-where a template has none. `refused`: the keys that zerorun does not take. `ignored`: keys at the top
-level that DeepSpeed does not know and ignores, as does zerorun's stand-in for it; zerorun itself
-refuses them by name.
+where a template has none. `refused`: the keys that zerorun does not take. `ignored`: keys at the
+top level that DeepSpeed does not know and ignores, as does zerorun's stand-in for it; zerorun
+itself refuses them by name.
 """
 
 import json
