@@ -44,8 +44,8 @@ inline constexpr size_t kMaxJsonValues = 100'000;
 // but for strings of several lines.
 enum class JsonDialect { json, hjson };
 
-// Duplicate keys become problems. Text that cannot be read at all, or that exceeds the limits above,
-// becomes a problem too and gives no tree.
+// Duplicate keys become problems. Text that cannot be read at all, or that exceeds the limits
+// above, becomes a problem too and gives no tree.
 std::optional<JsonNode> read_json(std::string_view text, ConfigProblems& problems,
                                   JsonDialect dialect = JsonDialect::json);
 

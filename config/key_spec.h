@@ -63,7 +63,7 @@ struct KeySpec {
   std::string_view used_by = {};         // those types, separated by |; empty: all
   std::string_view type_fallbacks = {};  // "Muon=0.02|...": types with a default of their own
   bool is_required = false;              // those types cannot do without it
-  bool auto_waits = false;  // "auto" is not the default: the program or the run has to say
+  bool auto_waits = false;    // "auto" is not the default: the program or the run has to say
   bool refuses_null = false;  // null might mean something else than the default
   KeyBinding binding = {};
 

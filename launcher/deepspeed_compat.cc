@@ -40,7 +40,8 @@ std::optional<CompatFolders> find_compat(const fs::path& launcher_directory) {
     const fs::path compat = package / "zerorun" / "compat";
     if (fs::exists(compat / "site" / "deepspeed" / "__init__.py", error)) {
       return CompatFolders{fs::weakly_canonical(compat / "site"),
-                           fs::weakly_canonical(compat / "bin")};
+                           fs::weakly_canonical(compat / "bin"),
+                           fs::weakly_canonical(compat / "start")};
     }
   }
   return std::nullopt;

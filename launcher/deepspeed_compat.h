@@ -12,8 +12,9 @@ namespace zerorun {
 // The folders of zerorun's stand-in for DeepSpeed, which Python programs find through the
 // environment.
 struct CompatFolders {
-  std::filesystem::path site;  // holds the package, for PYTHONPATH
-  std::filesystem::path bin;   // holds the command deepspeed, for PATH
+  std::filesystem::path site;   // holds the package, for PYTHONPATH
+  std::filesystem::path bin;    // holds the command deepspeed, for PATH
+  std::filesystem::path start;  // holds what every Python program of a job begins with
 };
 
 // In the installation or build tree that the launcher belongs to.

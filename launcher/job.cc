@@ -91,8 +91,11 @@ Job plan_job(const LaunchOptions& options) {
   settings.secret = make_secret();
   settings.gpus = selection.gpus;
   settings.python = program.python;
+  if (const auto package = program.python ? find_compat(search.launcher_directory) : std::nullopt) {
+    settings.python_path = package->start.string();
+  }
   if (const auto compat = choose_compat(program, options.deepspeed_compat, search, job.inherited)) {
-    settings.python_path = compat->site.string();
+    settings.python_path += ":" + compat->site.string();
     settings.command_path = compat->bin.string();
   }
   settings.working_directory = std::filesystem::current_path().string();

@@ -25,8 +25,7 @@ bool reads_attribute(std::string_view source) {
        at = source.find(kAttribute, at + 1)) {
     const std::string_view rest = source.substr(at + kAttribute.size());
     if (is_assignment(rest)) return false;
-    const bool is_whole_name =
-        rest.find_first_of("_(abcdefghijklmnopqrstuvwxyz0123456789") != 0;
+    const bool is_whole_name = rest.find_first_of("_(abcdefghijklmnopqrstuvwxyz0123456789") != 0;
     is_read = is_read || is_whole_name;
   }
   return is_read;

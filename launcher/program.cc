@@ -97,8 +97,7 @@ fs::path find_executable(const std::string& name, const ProgramSearch& search) {
 
 std::string local_rank_for(const ProgramRequest& request) {
   if (request.local_rank == LocalRank::never) return {};
-  const std::string source =
-      program_source(request.name, request.module, fs::current_path());
+  const std::string source = program_source(request.name, request.module, fs::current_path());
   const std::string_view option = local_rank_option(source);
   if (option.empty() && request.local_rank == LocalRank::always) return "--local_rank";
   return std::string(option);

@@ -108,8 +108,8 @@ TEST(RankVariables, HuggingFacesProgramsHearOfCpuRanks) {
   JobSettings job = two_ranks();
   job.python = true;
   EXPECT_EQ(rank_variables(job, 1, 1, {}).at("ACCELERATE_USE_CPU"), "true");
-  EXPECT_FALSE(rank_variables(job, 1, 1, {{"ACCELERATE_USE_CPU", "false"}})
-                   .contains("ACCELERATE_USE_CPU"));
+  EXPECT_FALSE(
+      rank_variables(job, 1, 1, {{"ACCELERATE_USE_CPU", "false"}}).contains("ACCELERATE_USE_CPU"));
   job.gpus = {"0"};
   EXPECT_FALSE(rank_variables(job, 1, 1, {}).contains("ACCELERATE_USE_CPU"));
 }

@@ -106,8 +106,8 @@ TEST(ProgramSource, IsThatOfAScriptOrOfAModule) {
 }
 
 TEST_F(FindProgram, ModulesRunWithDashM) {
-  const Program program = find_program(
-      {.name = "my.train", .module = true, .local_rank = LocalRank::always}, search_);
+  const Program program =
+      find_program({.name = "my.train", .module = true, .local_rank = LocalRank::always}, search_);
   EXPECT_THAT(rank_command(program, 0),
               ElementsAre(python_.string(), "-u", "-m", "my.train", "--local_rank=0"));
 }

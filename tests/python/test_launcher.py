@@ -123,6 +123,32 @@ def test_script_elsewhere_imports_from_the_working_directory(tmp_path, launch):
     assert str(tmp_path) in path
 
 
+# As a thread of gloo: it still runs when the program has ended, and dies with the interpreter.
+LATE_THREAD = """
+import hashlib, os, sys, threading, types
+group = types.ModuleType("torch.distributed")
+group.is_available = group.is_initialized = lambda: True
+sys.modules["torch.distributed"] = group
+def work():
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 30_000)  # 10 ms, without the interpreter's lock
+    os.write(1, b"finished\\n")
+threading.Thread(target=work, daemon=True).start()
+"""
+
+
+def test_a_program_with_a_process_group_waits_for_its_threads(tmp_path, launch):
+    (tmp_path / "train.py").write_text(LATE_THREAD)
+    assert launch("train.py").stdout == "finished\n"
+
+
+def test_a_sitecustomize_of_the_users_runs_all_the_same(tmp_path, launch):
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'mine'\n")
+    (tmp_path / "train.py").write_text(
+        "import sitecustomize\nprint(mine, sitecustomize.__file__)\n"
+    )
+    assert launch("train.py").stdout == f"mine {tmp_path / 'sitecustomize.py'}\n"
+
+
 def test_activated_environment_provides_python(tmp_path, launch):
     (tmp_path / "train.py").write_text(REPORT)
     subprocess.run(

@@ -60,7 +60,8 @@ def _without_what_the_engine_does(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:
-    stage, kept = zero.get("stage", 0), dict(zero)
+    kept = dict(zero)
+    stage = zero.get("stage") if isinstance(zero.get("stage"), int | float) else 0  # "auto", null
     for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
         given = kept.get(name)
         if isinstance(given, Mapping) and given.get("device", "none") != "none" and stage < least:
