@@ -50,7 +50,7 @@ def _heads_for_tokens(groups: SequenceGroups, context: torch.Tensor) -> torch.Te
 
 
 def attend(
-    core: Attention,
+    core: Callable[..., torch.Tensor],
     groups: SequenceGroups,
     query: torch.Tensor,
     key: torch.Tensor,
