@@ -16,6 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 class OnCpu(DeepSpeedStrategy):
     """Lightning's own but for its refusal of ranks without a GPU."""
 
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", self.local_rank)  # DeepSpeed wants a number
+
     def setup_environment(self) -> None:
         DDPStrategy.setup_environment(self)
 

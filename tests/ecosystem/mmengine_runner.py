@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -75,8 +78,18 @@ def loader(count: int) -> dict[str, Any]:
     }
 
 
+def name_removed_optimizers() -> None:
+    """MMEngine imports these by name; DeepSpeed 0.19 does not have them any more."""
+    name = "deepspeed.runtime.fp16.onebit"
+    if importlib.util.find_spec(name) is None:
+        sys.modules[name] = ModuleType(name)
+        for optimizer in ("OnebitAdam", "OnebitLamb", "ZeroOneAdam"):
+            setattr(sys.modules[name], optimizer, type(optimizer, (), {}))
+
+
 def main() -> None:
     given = start()
+    name_removed_optimizers()
     folder = shared_folder()
     torch.manual_seed(0)
     figures = Figures()
