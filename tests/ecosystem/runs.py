@@ -16,7 +16,12 @@ PACKAGES = {
     "trl_dpo": ("trl", "datasets"),
     "trl_grpo": ("trl", "datasets", "peft"),
     "accelerate_nlp": ("transformers", "accelerate"),
+    "lightning_fit": ("lightning",),
+    "mmengine_runner": ("mmengine",),
+    "diffusers_unet": ("diffusers",),
     "moe": ("transformers",),
+    "openrlhf_strategy": ("openrlhf", "torchdata"),
+    "llamafactory_sft": ("llamafactory", "trl"),
 }
 
 # The options of every run, by program and by the run's name. What trains in bf16 says so there.
@@ -24,14 +29,23 @@ RUNS = {
     "hf_trainer": {
         "stage2": "--stage 2",
         "stage3": "--stage 3",
+        "stage3-reentrant-bf16": "--stage 3 --reentrant --bf16",
     },
     "trl_sft": {"stage2-bf16": "--stage 2 --bf16", "stage3": "--stage 3"},
     "trl_dpo": {"stage2": "--stage 2", "stage3": "--stage 3"},
     "trl_grpo": {"stage2": "--stage 2", "stage3-lora": "--stage 3 --lora"},
     "accelerate_nlp": {
+        "stage1": "--stage 1",
         "stage2-bf16": "--stage 2 --bf16",
         "stage3": "--stage 3",
     },
+    "lightning_fit": {
+        "stage2": "--stage 2",
+        "stage3": "--stage 3",
+        "stage3-bf16": "--stage 3 --bf16",
+    },
+    "mmengine_runner": {"stage1": "--stage 1", "stage3": "--stage 3"},
+    "diffusers_unet": {"stage3": "--stage 3", "stage3-bf16": "--stage 3 --bf16"},
     "moe": {
         "mixtral-stage3": "--stage 3 --model mixtral",
         "mixtral-stage3-bf16": "--stage 3 --model mixtral --bf16",
@@ -39,9 +53,12 @@ RUNS = {
         "deepseek-stage3": "--stage 3 --model deepseek_v3",
         "deepseek-stage3-bf16": "--stage 3 --model deepseek_v3 --bf16",
     },
+    "openrlhf_strategy": {"stage2-bf16": "--stage 2 --bf16"},  # 3 needs an older transformers
+    "llamafactory_sft": {"stage2": "--stage 2", "stage3-lora": "--stage 3 --lora"},
 }
 
 
 def golden(program: str) -> dict[str, dict[str, list[float]]]:
-    """The figures of a program's runs under DeepSpeed."""
-    return json.loads((GOLDEN / f"{program}.json").read_text())["runs"]
+    """The figures of those of a program's runs that were recorded under DeepSpeed, by run."""
+    file = GOLDEN / f"{program}.json"
+    return json.loads(file.read_text())["runs"] if file.exists() else {}

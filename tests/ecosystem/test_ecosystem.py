@@ -27,12 +27,15 @@ def test_follows_deepspeed(tmp_path: Path, program: str, name: str) -> None:
     missing = [name for name in PACKAGES[program] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
+    expected = golden(program).get(name)
+    if expected is None:
+        pytest.skip(f"no figures of DeepSpeed's yet: make_golden.py {program} records them")
     options, file = RUNS[program][name], tmp_path / "figures.json"
     script = [HERE / f"{program}.py", *options.split(), "--figures", file]
     variables = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(tmp_path)}
     job = launch(BUILD, RANKS, "--deepspeed_compat", *script, cwd=tmp_path, **variables)
     assert job.returncode == 0, job.stdout + job.stderr
-    found, expected = json.loads(file.read_text()), golden(program)[name]
+    found = json.loads(file.read_text())
     assert found.keys() == expected.keys()
     differences = {key: worst_difference(found[key], expected[key]) for key in expected}
     tolerance = 1e-2 if "--bf16" in options else 1e-5

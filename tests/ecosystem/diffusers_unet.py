@@ -1,0 +1,54 @@
+"""A UNet of diffusers that is made under `zero.Init` and learns to predict noise."""
+
+from __future__ import annotations
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from diffusers import DDPMScheduler, UNet2DModel
+from program import mean, plain_config, start, write
+
+
+def main() -> None:
+    given = start()
+    config = plain_config(
+        given.stage,
+        given.bf16,
+        optimizer={
+            "type": "AdamW",
+            "params": {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True},
+        },
+        gradient_accumulation_steps=2,
+    )
+    torch.manual_seed(0)
+    with deepspeed.zero.Init(config_dict_or_path=config, enabled=given.stage == 3):
+        unet = UNet2DModel(
+            sample_size=8,
+            layers_per_block=1,
+            block_out_channels=(8, 16),
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+            norm_num_groups=4,
+            attention_head_dim=4,
+        )
+    noising = DDPMScheduler(num_train_timesteps=100)
+    engine, *_ = deepspeed.initialize(model=unet, model_parameters=unet.parameters(), config=config)
+    random = torch.Generator().manual_seed(1 + dist.get_rank())
+    figures: dict[str, list[float]] = {"loss": [], "grad_norm": []}
+    dtype = torch.bfloat16 if given.bf16 else torch.float32
+    for _ in range(8):
+        images, noise = torch.randn(2, 2, 3, 8, 8, generator=random)
+        times = torch.randint(0, 100, (2,), generator=random)
+        noisy = noising.add_noise(images.cumsum(-1), noise, times)
+        loss = torch.nn.functional.mse_loss(engine(noisy.to(dtype), times).sample.float(), noise)
+        engine.backward(loss)
+        ends = engine.is_gradient_accumulation_boundary()
+        engine.step()
+        figures["loss"].append(mean(loss))
+        if ends:
+            figures["grad_norm"].append(mean(engine.get_global_grad_norm()))
+    write(given, figures)
+
+
+if __name__ == "__main__":
+    main()

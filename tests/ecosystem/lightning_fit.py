@@ -1,0 +1,96 @@
+"""Lightning's fit, validate and test of one module, with its DeepSpeedStrategy."""
+
+from __future__ import annotations
+
+import tempfile
+
+import lightning
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from program import mean, start, write
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class OnCpu(DeepSpeedStrategy):
+    """Lightning's own but for its refusal of ranks without a GPU."""
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", self.local_rank)  # DeepSpeed wants a number
+
+    def setup_environment(self) -> None:
+        DDPStrategy.setup_environment(self)
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
+        self.head = nn.Linear(32, 1)
+        self.figures: dict[str, list[float]] = {"loss": [], "grad_norm": []}
+
+    def error(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, y = batch
+        return F.mse_loss(self.head(self.net(x)).float(), y)
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+        loss = self.error(batch)
+        self.figures["loss"].append(mean(loss))
+        return loss
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.figures["grad_norm"].append(mean(self.trainer.model.get_global_grad_norm()))
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> None:
+        self.log("val_loss", self.error(batch), sync_dist=True)
+
+    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> None:
+        self.log("test_loss", self.error(batch), sync_dist=True)
+
+    def predict_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+        return self.head(self.net(batch[0]))
+
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, step_size=2),
+        }
+
+
+def main() -> None:
+    given = start()
+    lightning.seed_everything(0)
+    x = torch.randn(64, 8)
+    loader = DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2]), batch_size=4)
+    module = Regression()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=OnCpu(stage=given.stage),
+        precision="bf16-true" if given.bf16 else "32-true",
+        max_epochs=2,
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tempfile.mkdtemp(),
+        enable_checkpointing=False,
+    )
+    trainer.fit(module, loader, loader)
+    figures = dict(module.figures)
+    figures["val_loss"] = [trainer.validate(module, loader, verbose=False)[0]["val_loss"]]
+    figures["test_loss"] = [trainer.test(module, loader, verbose=False)[0]["test_loss"]]
+    predicted = torch.cat(trainer.predict(module, loader))
+    figures["predicted"] = [mean(predicted.abs().mean())]
+    write(given, figures)
+
+
+if __name__ == "__main__":
+    main()

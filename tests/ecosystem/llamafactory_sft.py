@@ -1,0 +1,69 @@
+"""LLaMA-Factory's supervised fine-tuning, of all parameters or of LoRA."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import trl
+from program import history, start, trainer_arguments, write
+from tiny import save_llama, sentence, shared_folder
+from transformers import TrainerCallback
+
+os.environ["DISABLE_VERSION_CHECK"] = "1"  # it asks for transformers up to 5.6
+sys.modules["torchaudio"] = ModuleType("torchaudio")  # imported, used only for sound
+sys.modules["torchaudio"].__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+vars(trl)["AutoModelForCausalLMWithValueHead"] = None  # imported, used only for PPO
+
+from llamafactory.hparams import get_train_args  # noqa: E402
+from llamafactory.train.sft import run_sft  # noqa: E402
+
+
+class Figures(TrainerCallback):
+    """What the Trainer has logged when it ends."""
+
+    def on_train_end(self, _arguments: Any, state: Any, *_: Any, **__: Any) -> None:
+        self.state = state
+
+
+def save_data() -> str:
+    """A folder of data in LLaMA-Factory's format."""
+    folder = Path(shared_folder())
+    rows = [
+        {"instruction": sentence(at, 4), "input": "", "output": sentence(at, 8)} for at in range(32)
+    ]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
+    return str(folder)
+
+
+def main() -> None:
+    given = start()
+    model, data = save_llama(), save_data()
+    arguments = trainer_arguments(given, output_dir=shared_folder(), max_steps=6) | {
+        "stage": "sft",
+        "do_train": True,
+        "model_name_or_path": model,
+        "dataset": "rows",
+        "dataset_dir": data,
+        "template": "empty",
+        "cutoff_len": 32,
+        "finetuning_type": "lora" if given.lora else "full",
+        "lora_target": "all",
+        "lora_rank": 4,
+        "overwrite_cache": True,
+        "disable_gradient_checkpointing": True,  # its own expects an older transformers
+        "gradient_accumulation_steps": 2,
+    }
+    figures = Figures()
+    run_sft(*get_train_args(arguments), callbacks=[figures])
+    write(given, history(figures))
+
+
+if __name__ == "__main__":
+    main()
