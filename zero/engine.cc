@@ -273,7 +273,7 @@ StepDecision EngineImpl::decide() {
   if (!sum.same_gathers) {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
-        "each other's parameters: at stage 3 on GPUs all must use the same; take stage 2 instead");
+        "each other's: at stage 3 on GPUs name the module around them in leaf_module (or stage 2)");
   }
   const StepDecision decision = control_.decide(sum, comm_stream());
   const StepResult& result = decision.result;
