@@ -205,8 +205,8 @@ TEST_P(CudaOffloadTest, ChangesNoBit) {
   }
 }
 
-// The calls that steps make to CUDA after the first ones. Streams are inline, so that no count depends on
-// timing.
+// The calls that steps make to CUDA after the first ones. Streams are inline, so that no count
+// depends on timing.
 class CudaSteadyStateTest : public CudaEngineTest {
  protected:
   static constexpr int kRanks = 2;

@@ -55,7 +55,6 @@ _HINTS = {
     "runtime.progressive_layer_drop": "skip layers in the model's own forward",
     "runtime.quantize": "torch.ao.quantization works on the model that training leaves",
     "runtime.rollout": "generate in zero.GatheredParameters(model.parameters())",
-    "runtime.sequence_parallel": "activation checkpointing and bf16 make room for long sequences",
     "runtime.sparse_tensor": "gradients of embeddings are dense: nn.Embedding(sparse=False)",
     "runtime.superoffload": "offload_optimizer with device cpu overlaps updates with backward",
     "runtime.swap_tensor": "offload_optimizer and offload_param with device nvme",
@@ -67,7 +66,6 @@ _HINTS = {
     "runtime.zero.stage3": "the optimizer that deepspeed.initialize returns at stage 3",
     "runtime.zero.stage_1_and_2": "the optimizer that deepspeed.initialize returns at stages 0 "
     "to 2",
-    "sequence": "activation checkpointing and bf16 make room for long sequences",
     "tp_model_init": "ZeRO stage 3 shards what tensor parallelism would: leave tensor_parallel out",
     "utils.groups": "all ranks are data-parallel: torch.distributed.group.WORLD",
     "utils.logging": "Python's logging, with the logger deepspeed.utils.logger",
