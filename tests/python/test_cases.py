@@ -40,6 +40,9 @@ PRIVATE = (
     "lifecycle",
 )
 
+# It compares the engine's memory with what it holds without full parameters.
+OF_SHARED_MEMORY = {"case_an_unused_pooler_holds_no_gradients_back"}
+
 
 @pytest.fixture(scope="module")
 def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
@@ -63,6 +66,7 @@ CASES += [
     pytest.param(f"{file}, private", case, 2, marks=pytest.mark.xdist_group(f"private {file}"))
     for file in PRIVATE
     for case in cases_in(file)
+    if case not in OF_SHARED_MEMORY
 ]
 
 
