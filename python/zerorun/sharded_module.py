@@ -83,6 +83,13 @@ class ShardedModule(nn.Module):
         masters_from_parameters(self.shards.core, self.shards.layout)
         return result
 
+    def _check_open(self, method: str) -> None:
+        if self.core.closed:
+            raise _C.ConfigError(
+                f"{method}: this engine was destroyed, by destroy() or by another initialize of "
+                "its model; use that one, or call initialize again"
+            )
+
     def drop_batch(self) -> None:
         """Forgets all gradients since the last update. Collective."""
         raise NotImplementedError
@@ -136,6 +143,7 @@ class ShardedModule(nn.Module):
         that names it, and changes nothing. `load_module_strict` False: parameters that only one of
         the two has stay as they are.
         """
+        self._check_open("load_checkpoint")
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         training = self._training()
