@@ -130,13 +130,6 @@ class ZeroEngine(ShardedModule):
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
 
-    def _check_open(self, method: str) -> None:
-        if self.core.closed:
-            raise _C.ConfigError(
-                f"{method}: this engine was destroyed, by destroy() or by another initialize of "
-                "its model; use that one, or call initialize again"
-            )
-
     def finish_reduction(self) -> bool:
         """Whether reduced gradients are there: between a backward and the step. Collective."""
         self._reduce_open()

@@ -95,6 +95,13 @@ class ShardedModule(nn.Module):
         masters_from_parameters(self.shards.core, self.shards.layout)
         return result
 
+    def _check_open(self, method: str) -> None:
+        if self.core.closed:
+            raise _C.ConfigError(
+                f"{method}: this engine was destroyed, by destroy() or by another initialize of "
+                "its model; use that one, or call initialize again"
+            )
+
     def drop_batch(self) -> None:
         """Forgets all gradients since the last update. Collective."""
         raise NotImplementedError
@@ -149,6 +156,7 @@ class ShardedModule(nn.Module):
         the two has, and buffers of another shape, stay as they are. `load_module_only`: everything
         but the model does, counters included.
         """
+        self._check_open("load_checkpoint")
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         training = self._training()
