@@ -12,7 +12,7 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package stands for all of its modules, which may import each other, but not
 # in a circle. The last two rows are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "block8", "results", "silent_results", "torch_groups"],
+    ["_C", "block8", "left_behind", "results", "torch_groups"],
     [
         "environment",
         "config",
@@ -22,6 +22,7 @@ LAYERS = [
         "lr_scheduler",
         "optimizer_probe",
         "partition",
+        "silent_results",
         "unit_policy",
     ],
     ["communicator", "device", "external", "program_state", "units"],

@@ -110,11 +110,11 @@ class ZeroEngine(ShardedModule):
         if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self.micro_step_applied = False
-        self.shards.settle()
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()
+        self.shards.settle()
         if self.core.end_micro_step():
             result = self.optimizer.update()
             if not result.had_gradient:

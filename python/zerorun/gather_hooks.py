@@ -24,8 +24,8 @@ from torch import nn
 from zerorun import _C
 from zerorun.external import external_parameters
 from zerorun.full_memory import BucketMemory, full_parameters
+from zerorun.left_behind import ModuleHook
 from zerorun.model_layout import ModelLayout
-from zerorun.partition import LeftBehind
 from zerorun.results import Results, tensors_in, with_copies
 from zerorun.units import Unit
 
@@ -113,22 +113,6 @@ class _Call:
         self.hooks.closed(self)
 
 
-def _no_hook(*_args: Any) -> None:
-    """Replaces the hook in a copied or pickled module."""
-
-
-class _Hook(LeftBehind):
-    """A module hook that stays behind when the module is copied or pickled."""
-
-    in_copies = staticmethod(_no_hook)
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._function, self._arguments = function, arguments
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*self._arguments, *args)
-
-
 class _WatchedParameters(dict[str, Any]):
     """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
     for that forward, without having been registered as external."""
@@ -212,7 +196,7 @@ class GatherHooks:
         if module in self._watched:
             return
         self._watched.add(module)
-        before, after = _Hook(self._before_forward, units), _Hook(self._after_forward)
+        before, after = ModuleHook(self._before_forward, units), ModuleHook(self._after_forward)
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, always_call=True),

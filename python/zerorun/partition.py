@@ -10,25 +10,12 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.left_behind import LeftBehind
 
-__all__ = ["LeftBehind", "Partition", "PrivatePartition", "partition_of"]
+__all__ = ["Partition", "PrivatePartition", "partition_of"]
 
 _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
-
-
-def _replacement(kind: type[LeftBehind]) -> Any:
-    return kind.in_copies
-
-
-class LeftBehind:
-    """An attribute of a parameter or a module that its copies and pickles do not have: they get
-    `in_copies` instead."""
-
-    in_copies: Any = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _replacement, (type(self),)
 
 
 class _Method(LeftBehind):

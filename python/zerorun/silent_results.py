@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from zerorun.left_behind import ModuleHook
+
 __all__ = ["EMPTY_PARAMETERS", "warn_of_clipping", "warn_of_empty_state"]
 
 EMPTY_PARAMETERS = (
@@ -57,7 +59,7 @@ def warn_of_empty_state(model: nn.Module, names: set[str]) -> Any:
                 stacklevel=3,
             )
 
-    return model.register_state_dict_post_hook(look)
+    return model.register_state_dict_post_hook(ModuleHook(look))
 
 
 def _is_empty(value: Any) -> bool:

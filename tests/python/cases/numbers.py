@@ -4,7 +4,6 @@ values in 8 bits."""
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from zerorun.zero import (
 )
 
 from cases.models import (
+    RANK,
     STAGES,
     WORLD_SIZE,
     Model,
@@ -29,6 +29,7 @@ from cases.models import (
     assert_close,
     batch_of,
     config,
+    logged,
     loss_of,
     make,
     part_of,
@@ -188,13 +189,12 @@ def case_frozen_parameters_of_another_dtype_stay_as_they_are(_folder: Path) -> N
     for dtype, stage in tries:
         model = make(lambda dtype=dtype: PartlyFrozen(dtype))
         before = [p.detach().clone() for p in model.base.parameters()]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with logged() as messages:
             engine, *_ = zerorun.initialize(
                 model, torch.optim.SGD(model.adapter.parameters(), lr=0.1), config=config(stage)
             )
-        told = [str(w.message) for w in caught if "base.weight" in str(w.message)]
-        assert len(told) == (1 if stage == 3 else 0)
+        told = [message for message in messages if "base.weight" in message]
+        assert len(told) == (1 if stage == 3 and RANK == 0 else 0)
         engine.backward(engine(torch.ones(2, 4)).square().mean())
         engine.step()
         assert math.isfinite(engine.get_global_grad_norm())
