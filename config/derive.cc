@@ -61,6 +61,15 @@ void derive_muon(const GivenKeys& keys, OptimizerConfig& optimizer) {
   optimizer.lr = optimizer.muon_lr;  // what parameter groups start from
 }
 
+// PyTorch's AdamW, which torch_adam asks for, decays weights where its fused stand-in does not.
+void derive_torch_adam(const GivenKeys& keys, OptimizerConfig& optimizer) {
+  constexpr float kTorchDecay = 0.01F;
+  if (optimizer.type == "AdamW" && is_true(keys, "/optimizer/params/torch_adam") &&
+      !is_given(keys, "/optimizer/params/weight_decay")) {
+    optimizer.weight_decay = kTorchDecay;
+  }
+}
+
 // The older forms of offload_optimizer, offload_param and intra_op_parallelism.
 void derive_offload(const GivenKeys& keys, OffloadConfig& offload) {
   if (is_true(keys, "/zero_optimization/cpu_offload"))
@@ -204,6 +213,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   }
   derive_precision(keys, config.precision);
   derive_muon(keys, config.optimizer);
+  derive_torch_adam(keys, config.optimizer);
   derive_offload(keys, config.offload);
   derive_scheduler(keys, config.optimizer.lr, config.scheduler);
   return config;

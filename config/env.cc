@@ -32,7 +32,6 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"VIRTUAL_ENV", "the Python environment whose python runs Python programs"},
     {"PYTHONPATH", "extended with the working directory for Python programs"},
     {"HOME", "the user's directory"},
-    {"ACCELERATE_USE_CPU", "true: Hugging Face's programs run on CPUs; set for Python's CPU ranks"},
     {"NCCL_LAUNCH_ORDER_IMPLICIT", "of NCCL; set to 1 for jobs with GPUs when it is unset"},
     {"CUDA_DEVICE_MAX_CONNECTIONS", "of CUDA; set to 32 for jobs with GPUs when it is unset"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True: torchrun serves the store at which Python ranks meet"},

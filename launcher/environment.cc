@@ -103,10 +103,6 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
           join_paths({job.command_path, find_variable(inherited, "PATH").value_or("")});
     }
     variables.emplace("PYTHONUNBUFFERED", "1");
-    // Without it Hugging Face's Trainer and accelerate take CPU ranks for one process each.
-    if (job.gpus.empty() && !find_variable(inherited, "ACCELERATE_USE_CPU")) {
-      variables.emplace("ACCELERATE_USE_CPU", "true");
-    }
   }
   return variables;
 }

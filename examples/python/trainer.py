@@ -40,6 +40,8 @@ class Bytes(torch.utils.data.Dataset):
 
 def main() -> None:
     parser = HfArgumentParser([TrainingArguments, DataArguments])
+    # Without it the Trainer takes CPU ranks for one process each.
+    parser.set_defaults(use_cpu=not torch.cuda.is_available())
     arguments, data = parser.parse_args_into_dataclasses()
     config = GPT2Config(
         vocab_size=256, n_positions=BLOCK, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,

@@ -291,6 +291,17 @@ TEST(ParseConfig, OverlapFollowsStageAndDeviceUnlessItIsGiven) {
   EXPECT_EQ(overlap_of(R"({"stage":3,"overlap_comm":"auto"})"), true);
 }
 
+TEST(ParseConfig, TorchAdamOfAdamWDecaysWeightsAsPyTorch) {
+  const auto decay_of = [](const std::string& type, const std::string& params) {
+    const std::string optimizer = R"({"type":")" + type + R"(","params":)" + params + "}";
+    return parse_config(R"({"optimizer":)" + optimizer + "}").config.optimizer.weight_decay;
+  };
+  EXPECT_EQ(decay_of("AdamW", R"({"torch_adam":true})"), 0.01F);
+  EXPECT_EQ(decay_of("AdamW", R"({"torch_adam":true,"weight_decay":0})"), 0.0F);
+  EXPECT_EQ(decay_of("AdamW", R"({"torch_adam":false})"), 0.0F);
+  EXPECT_EQ(decay_of("Adam", R"({"torch_adam":true})"), 0.0F);
+}
+
 TEST(ParseConfig, OptimizerNamesIgnoreCase) {
   EXPECT_EQ(parse_config(R"({"optimizer": {"type": "ADAMW"}})").config.optimizer.type, "AdamW");
   EXPECT_EQ(parse_config(R"({"optimizer": {"type": "adam"}})").config.optimizer.type, "Adam");

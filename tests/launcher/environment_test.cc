@@ -100,18 +100,7 @@ TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
   const Environment alone = rank_variables(job, 0, 1, {});
   EXPECT_EQ(alone.at("PYTHONPATH"), "/work");
   EXPECT_EQ(alone.at("PYTHONUNBUFFERED"), "1");
-  EXPECT_FALSE(rank_variables(two_ranks(), 0, 1, {}).contains("ACCELERATE_USE_CPU"));
   EXPECT_EQ(rank_variables(job, 0, 1, {{"PYTHONPATH", "/lib"}}).at("PYTHONPATH"), "/work:/lib");
-}
-
-TEST(RankVariables, HuggingFacesProgramsHearOfCpuRanks) {
-  JobSettings job = two_ranks();
-  job.python = true;
-  EXPECT_EQ(rank_variables(job, 1, 1, {}).at("ACCELERATE_USE_CPU"), "true");
-  EXPECT_FALSE(
-      rank_variables(job, 1, 1, {{"ACCELERATE_USE_CPU", "false"}}).contains("ACCELERATE_USE_CPU"));
-  job.gpus = {"0"};
-  EXPECT_FALSE(rank_variables(job, 1, 1, {}).contains("ACCELERATE_USE_CPU"));
 }
 
 TEST(RankEnvironment, ReplacesAndKeeps) {

@@ -10,6 +10,11 @@ from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv
 __all__ = ["P2POp", "ProcessGroup", "batch_isend_irecv"]
 
 
+# Newer PyTorch has these under other names, and warns of the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 def has_all_gather_into_tensor() -> bool:
     return True
 
@@ -22,7 +27,7 @@ def allgather_fn(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, **options: Any
 ) -> Any:
     options.pop("debug", None)
-    return dist.all_gather_into_tensor(output_tensor, input_tensor, group, **options)
+    return _all_gather(output_tensor, input_tensor, group, **options)
 
 
 def reduce_scatter_fn(
@@ -33,7 +38,7 @@ def reduce_scatter_fn(
     async_op: bool = False,
     **_options: Any,
 ) -> Any:
-    return dist.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+    return _reduce_scatter(output_tensor, tensor, op, group, async_op)
 
 
 def inference_all_reduce(
@@ -62,7 +67,7 @@ def all_gather_coalesced(
     """all_gather_into_tensor of each pair."""
     handles = _Handles(
         [
-            dist.all_gather_into_tensor(output, part, group, async_op=True)
+            _all_gather(output, part, group, async_op=True)
             for output, part in zip(output_tensors, input_tensors, strict=True)
         ]
     )
