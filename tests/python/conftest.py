@@ -34,6 +34,7 @@ def pools(build: Path) -> Iterator[RankPools]:
     pools.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file stay in one process, which keeps what its fixtures made; parametrized files
     may say otherwise."""
