@@ -142,7 +142,7 @@ std::string reason_to_refuse(const KeySpec& spec) {
   return reason;
 }
 
-// What a file of DeepSpeed's users may ask for in vain, in one place.
+// The settings that a file of DeepSpeed's users may ask for in vain, in one place.
 void add_refused(std::string& out) {
   out +=
       "\n## What is refused\n\n"

@@ -63,7 +63,7 @@ void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   }
 }
 
-// What is not JSON may be Hjson; what is neither is reported as JSON.
+// A text that is not JSON may be Hjson; one that is neither is reported as JSON.
 JsonNode read_root(std::string_view json, const std::string& source, ConfigProblems& problems) {
   if (auto root = read_json(json, problems)) return std::move(*root);
   ConfigProblems of_hjson(source);

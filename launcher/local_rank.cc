@@ -10,13 +10,13 @@ namespace {
 
 constexpr uint64_t kMaxSource = uint64_t{16} << 20;
 
-// Whether the text after an attribute's name assigns to it.
+// True if the text after an attribute's name assigns to it.
 bool is_assignment(std::string_view rest) {
   rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
   return rest.starts_with('=') && !rest.starts_with("==");
 }
 
-// Whether the program reads args.local_rank, which its parser must have got: a field of a
+// True if the program reads args.local_rank, which its parser must have got: a field of a
 // dataclass, or an option that another file declares.
 bool reads_attribute(std::string_view source) {
   constexpr std::string_view kAttribute = ".local_rank";

@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Whether Python programs get --local_rank=N, as DeepSpeed's launcher passes it; torchrun's does
+// The Python programs that get --local_rank=N, as DeepSpeed's launcher passes it; torchrun's does
 // not. automatic: those whose source mentions it.
 enum class LocalRank { automatic, always, never };
 
