@@ -1,12 +1,14 @@
 #include "checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "checkpoint/hash.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/safetensors_format.h"
 #include "checkpoint/shard_file.h"
 #include "core/check.h"
 #include "os/text_file.h"
@@ -17,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kChunkNbytes = size_t{1} << 20;  // stays in the cache between read and hash
+constexpr size_t kReadNbytes = size_t{1} << 20;  // stays in the cache between read and hash
 
 using Record = CheckpointReader::Record;
 
@@ -53,10 +55,14 @@ CheckpointReader::CheckpointReader(fs::path folder) : folder_(std::move(folder))
   std::sort(records_.begin(), records_.end(),
             [](const Record& a, const Record& b) { return key_of(a) < key_of(b); });
   check_coverage();
+  add_buffers();
 }
 
 File CheckpointReader::open(int shard) const {
-  const Manifest::ShardFile& entry = manifest_.shards[static_cast<size_t>(shard)];
+  return open(manifest_.shards[static_cast<size_t>(shard)]);
+}
+
+File CheckpointReader::open(const Manifest::ShardFile& entry) const {
   const fs::path path = folder_ / entry.name;
   if (!path_exists(path)) {
     fail<CheckpointError>("{} is missing, although {} lists it", path.string(), kManifestName);
@@ -69,9 +75,8 @@ File CheckpointReader::open(int shard) const {
   return file;
 }
 
-void CheckpointReader::add_records(int shard, const Names& names) {
-  const Manifest::ShardFile& entry = manifest_.shards[static_cast<size_t>(shard)];
-  const File file = open(shard);
+std::vector<HashedTensor> CheckpointReader::read_header(const Manifest::ShardFile& entry) const {
+  const File file = open(entry);
   const std::string path = file.path().string();
   if (entry.header_nbytes > kMaxHeaderNbytes) {
     fail<CheckpointError>("{}: header of {} bytes; expected at most {}", path, entry.header_nbytes,
@@ -86,21 +91,66 @@ void CheckpointReader::add_records(int shard, const Names& names) {
         path, entry.header_nbytes, to_hex(hash_of(std::string_view(header))),
         to_hex(entry.header_hash));
   }
-  for (const ShardRecord& record : decode_shard_header(header, entry.nbytes, path)) {
-    const auto parameter = names.parameters.find(record.parameter);
-    const auto kind = names.kinds.find(record.kind);
-    if (parameter == names.parameters.end() || kind == names.kinds.end()) {
-      fail<CheckpointError>("{}: record of '{}' ({}), which {} does not list", path,
-                            record.parameter, record.kind, kManifestName);
+  return decode_hashed_header(header, entry.nbytes, path);
+}
+
+void CheckpointReader::add_records(int shard, const Names& names) {
+  const Manifest::ShardFile& entry = manifest_.shards[static_cast<size_t>(shard)];
+  const std::string path = (folder_ / entry.name).string();
+  for (const HashedTensor& tensor : read_header(entry)) {
+    const std::optional<ShardInterval> interval = parse_interval(tensor.name);
+    if (!interval) {
+      fail<CheckpointError>("{}: '{}' does not name elements of a parameter", path, tensor.name);
     }
-    records_.push_back({.parameter = parameter->second,
-                        .kind = kind->second,
-                        .shard = shard,
-                        .dtype = record.dtype,
-                        .begin = record.begin,
-                        .numel = record.numel,
-                        .offset = entry.header_nbytes + record.offset,
-                        .hash = record.hash});
+    const auto parameter = names.parameters.find(interval->parameter);
+    const auto kind = names.kinds.find(interval->kind);
+    if (parameter == names.parameters.end() || kind == names.kinds.end()) {
+      fail<CheckpointError>("{}: tensor of '{}' ({}), which {} does not list", path,
+                            interval->parameter, interval->kind, kManifestName);
+    }
+    const std::optional<DType> dtype = safetensors_dtype_from(tensor.dtype_name);
+    if (!dtype ||
+        tensor.nbytes / size_of(*dtype) != static_cast<uint64_t>(interval->end - interval->begin)) {
+      fail<CheckpointError>("{}: '{}' has {} bytes of {}", path, tensor.name, tensor.nbytes,
+                            tensor.dtype_name);
+    }
+    const auto chunk_numel = static_cast<int64_t>(kChunkNbytes / size_of(*dtype));
+    for (size_t chunk = 0; chunk < tensor.hashes.size(); ++chunk) {
+      const int64_t done = static_cast<int64_t>(chunk) * chunk_numel;
+      const int64_t begin = interval->begin + done;
+      records_.push_back({.parameter = parameter->second,
+                          .kind = kind->second,
+                          .shard = shard,
+                          .dtype = *dtype,
+                          .begin = begin,
+                          .numel = std::min(chunk_numel, interval->end - begin),
+                          .offset = tensor.begin + static_cast<uint64_t>(done) * size_of(*dtype),
+                          .hash = tensor.hashes[chunk]});
+    }
+  }
+}
+
+void CheckpointReader::add_buffers() {
+  if (!manifest_.buffers) return;
+  buffers_ = read_header(*manifest_.buffers);
+}
+
+void CheckpointReader::read_buffer(size_t index, std::span<std::byte> out) const {
+  const HashedTensor& tensor = buffers_.at(index);
+  const File file = open(*manifest_.buffers);
+  ZR_CHECK(out.size() == tensor.nbytes, "buffer {}: got {} bytes, it has {}", tensor.name,
+           out.size(), tensor.nbytes);
+  if (file.read(tensor.begin, out) != out.size()) {
+    fail<CheckpointError>("{}: ends within '{}'", file.path().string(), tensor.name);
+  }
+  for (size_t chunk = 0; chunk < tensor.hashes.size(); ++chunk) {
+    const uint64_t begin = chunk * kChunkNbytes;
+    const auto bytes = out.subspan(begin, std::min(kChunkNbytes, out.size() - begin));
+    if (hash_of(std::span<const std::byte>(bytes)) == tensor.hashes[chunk]) continue;
+    fail<CheckpointError>(
+        "{}: damaged: bytes {} to {} of the buffer '{}' have another hash than "
+        "they were saved with",
+        file.path().string(), begin, begin + bytes.size(), tensor.name);
   }
 }
 
@@ -159,7 +209,7 @@ std::span<const Record> CheckpointReader::records_of(int parameter, int kind, in
 }
 
 void CheckpointReader::verify(const File& file, const Record& record) const {
-  std::vector<std::byte> buffer(std::min<uint64_t>(record.nbytes(), kChunkNbytes));
+  std::vector<std::byte> buffer(std::min<uint64_t>(record.nbytes(), kReadNbytes));
   Hash hash;
   for (uint64_t done = 0; done < record.nbytes(); done += buffer.size()) {
     const std::span chunk =

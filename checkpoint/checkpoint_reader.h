@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/file.h"
+#include "checkpoint/hashed_header.h"
 #include "checkpoint/manifest.h"
 #include "zerorun/dtype.h"
 
@@ -15,6 +16,7 @@ namespace zerorun {
 // One saved checkpoint: its manifest and where every element of every parameter is.
 class CheckpointReader {
  public:
+  // A chunk: a run of bytes with a hash.
   struct Record {
     int parameter = 0;  // index into manifest().parameters
     int kind = 0;       // 0 param, 1 + i for manifest().states[i]
@@ -48,12 +50,18 @@ class CheckpointReader {
   // Reads out.size() of the record's bytes, from its byte `offset` on.
   void read(const File& file, const Record& record, uint64_t offset,
             std::span<std::byte> out) const;
+  // Tensors besides the model's parameters. Their data is checked against its sums as it is read.
+  const std::vector<HashedTensor>& buffers() const { return buffers_; }
+  void read_buffer(size_t index, std::span<std::byte> out) const;
   // "elements [0, 10) of h.0.weight (exp_avg)"
   std::string describe(const Record& record) const;
 
  private:
   struct Names;
+  File open(const Manifest::ShardFile& entry) const;
+  std::vector<HashedTensor> read_header(const Manifest::ShardFile& entry) const;
   void add_records(int shard, const Names& names);
+  void add_buffers();
   void check_coverage() const;
   std::string kind_name(int kind) const;
 
@@ -61,6 +69,7 @@ class CheckpointReader {
   Manifest manifest_;
   uint64_t id_ = 0;
   std::vector<Record> records_;
+  std::vector<HashedTensor> buffers_;
 };
 
 }  // namespace zerorun

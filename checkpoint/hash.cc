@@ -13,8 +13,10 @@ void Hash::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); 
 
 Hash::Hash() : state_(XXH3_createState()) {
   if (!state_) throw std::bad_alloc();
-  XXH3_64bits_reset(state_.get());
+  reset();
 }
+
+void Hash::reset() { XXH3_64bits_reset(state_.get()); }
 
 void Hash::update(std::span<const std::byte> bytes) {
   XXH3_64bits_update(state_.get(), bytes.data(), bytes.size());

@@ -18,6 +18,7 @@ class Hash {
   Hash();
   void update(std::span<const std::byte> bytes);
   uint64_t value() const;
+  void reset();
 
  private:
   struct Free {

@@ -9,28 +9,6 @@
 
 namespace zerorun {
 
-namespace {
-
-constexpr int kMaxDepth = 8;
-
-}  // namespace
-
-nlohmann::json parse_json(std::string_view text, std::string_view file, uint64_t offset) {
-  const auto bound_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kMaxDepth) {
-      zerorun::fail<CheckpointError>("{}: JSON nested deeper than {} levels", file, kMaxDepth);
-    }
-    return true;
-  };
-  try {
-    return nlohmann::json::parse(text, bound_depth);
-  } catch (const nlohmann::json::parse_error& error) {
-    zerorun::fail<CheckpointError>("{}: not valid JSON at offset {}", file, offset + error.byte);
-  } catch (const nlohmann::json::exception& error) {
-    zerorun::fail<CheckpointError>("{}: not valid JSON: {}", file, error.what());
-  }
-}
-
 JsonReader::JsonReader(const nlohmann::json& object, std::string_view file, std::string_view where,
                        int64_t index)
     : object_(object), file_(file), where_(where), index_(index) {

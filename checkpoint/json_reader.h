@@ -10,8 +10,9 @@
 
 namespace zerorun {
 
-// Parses JSON that came from a file. What is not JSON, or nested deeper than any of our formats, is
-// a CheckpointError naming `file` and the byte; `offset` is where `text` begins in the file.
+// Parses JSON that came from a file. What is not JSON, nested deeper than any of our formats, or
+// has one key twice in an object is a CheckpointError naming `file`; `offset` is where `text`
+// begins in the file.
 nlohmann::json parse_json(std::string_view text, std::string_view file, uint64_t offset = 0);
 
 // One JSON object of a file. A member that is missing or not what was asked for is a

@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kShardPrefix = "rank";
-constexpr std::string_view kShardSuffix = ".zrc";
+constexpr std::string_view kBuffersPrefix = "buffers-";
+constexpr std::string_view kShardSuffix = ".safetensors";
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr size_t kMaxTagNbytes = 200;  // file systems allow 255, and temporary names add 22
 
@@ -109,6 +110,16 @@ bool is_shard_name(std::string_view name) {
   const size_t dash = name.find('-');
   return dash != name.npos && all_digits(name.substr(0, dash)) &&
          from_hex(name.substr(dash + 1)).has_value();
+}
+
+std::string buffers_name(uint64_t save_id) {
+  return fmt::format("{}{}{}", kBuffersPrefix, to_hex(save_id), kShardSuffix);
+}
+
+bool is_buffers_name(std::string_view name) {
+  return name.starts_with(kBuffersPrefix) && name.ends_with(kShardSuffix) &&
+         name.size() == kBuffersPrefix.size() + kHexDigits + kShardSuffix.size() &&
+         from_hex(name.substr(kBuffersPrefix.size(), kHexDigits)).has_value();
 }
 
 fs::path temporary_path(const fs::path& path, uint64_t save_id) {

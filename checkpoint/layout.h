@@ -11,7 +11,8 @@ namespace zerorun {
 // Names in a checkpoint directory:
 //   <directory>/latest                                   the tag that was saved last
 //   <directory>/<tag>/checkpoint.json                    the manifest; without it, not a checkpoint
-//   <directory>/<tag>/rank00000-<16 hex digits>.zrc      what one rank saved
+//   <directory>/<tag>/rank00000-<16 hex digits>.safetensors  what one rank saved
+//   <directory>/<tag>/buffers-<16 hex digits>.safetensors    what no rank's shard holds
 //   <directory>/.<name>.tmp-<16 hex digits>              unfinished, or left by a crash
 inline constexpr const char* kManifestName = "checkpoint.json";
 inline constexpr const char* kLatestName = "latest";
@@ -19,6 +20,8 @@ inline constexpr const char* kLatestName = "latest";
 // `save_id` is random, so that the files of two saves never have the same name.
 std::string shard_name(int rank, uint64_t save_id);
 bool is_shard_name(std::string_view name);
+std::string buffers_name(uint64_t save_id);
+bool is_buffers_name(std::string_view name);
 // Beside `path`, on the same file system.
 std::filesystem::path temporary_path(const std::filesystem::path& path, uint64_t save_id);
 uint64_t random_id();

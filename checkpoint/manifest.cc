@@ -19,7 +19,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr const char* kFormatName = "zerorun checkpoint";
 // The text ends with its own hash, so that the rest can be hashed as one chunk.
 constexpr std::string_view kHashPrefix = ",\n  \"xxh3\": \"";
 constexpr std::string_view kHashSuffix = "\"\n}\n";
@@ -46,12 +45,26 @@ nlohmann::ordered_json encode_state(const StateSpec& state) {
   return {{"name", state.name}, {"dtype", name_of(state.dtype)}, {"block", state.block}};
 }
 
+// What no optimizer accepts; empty when all is well.
+std::string problem_of(const ParameterGroup& group) {
+  constexpr double kMin = -1e-6;  // a schedule that ends at 0 may miss it by its rounding
+  constexpr double kMax = std::numeric_limits<double>::max();
+  const auto check = [](const char* name, double value, double low, double high) -> std::string {
+    if (value >= low && value <= high) return {};  // not so for NaN
+    return fmt::format("'{}' is {}; expected {}", name, value,
+                       high == 1.0 ? "0 to 1" : "a finite value of 0 or more");
+  };
+  std::string problem = check("lr", group.lr, kMin, kMax);
+  if (problem.empty()) problem = check("weight_decay", group.weight_decay, kMin, kMax);
+  if (problem.empty()) problem = check("beta1", group.beta1.value_or(0), 0.0, 1.0);
+  if (problem.empty()) problem = check("beta2", group.beta2.value_or(0), 0.0, 1.0);
+  if (problem.empty()) problem = check("eps", group.eps.value_or(0), 0.0, kMax);
+  return problem;
+}
+
 nlohmann::ordered_json encode_group(const ParameterGroup& group) {
-  const double others = group.beta1.value_or(0) + group.beta2.value_or(0) + group.eps.value_or(0);
-  if (!std::isfinite(group.lr) || !std::isfinite(group.weight_decay) || !std::isfinite(others)) {
-    fail<ConfigError>("parameter group '{}' has lr {} and weight_decay {}; expected finite values",
-                      group.name, group.lr, group.weight_decay);
-  }
+  const std::string problem = problem_of(group);
+  if (!problem.empty()) fail<ConfigError>("parameter group '{}': {}", group.name, problem);
   // As double: the shortest text of a double gives every float back exactly.
   nlohmann::ordered_json json = {
       {"name", group.name}, {"lr", double{group.lr}}, {"weight_decay", double{group.weight_decay}}};
@@ -135,7 +148,7 @@ Manifest::Parameter decode_parameter(const JsonReader& json, int64_t states) {
 }
 
 std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const std::string& file,
-                                                   size_t states) {
+                                                   size_t states, size_t groups) {
   std::vector<Manifest::Parameter> parameters;
   std::unordered_map<std::string, bool> is_alias;
   int64_t index = 0;
@@ -143,6 +156,9 @@ std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const 
     const JsonReader json(entry, file, "parameters", index++);
     parameters.push_back(decode_parameter(json, static_cast<int64_t>(states)));
     const Manifest::Parameter& parameter = parameters.back();
+    if (parameter.alias_of.empty() && static_cast<size_t>(parameter.group) >= groups) {
+      json.fail(fmt::format("'group' is {}, but there are {} groups", parameter.group, groups));
+    }
     if (!is_alias.emplace(parameter.name, !parameter.alias_of.empty()).second) {
       json.fail(fmt::format("'{}' is listed twice", parameter.name));
     }
@@ -169,9 +185,22 @@ std::vector<ParameterGroup> decode_groups(const JsonReader& top, const std::stri
     if (json.has("beta1")) group.beta1 = json.real("beta1");
     if (json.has("beta2")) group.beta2 = json.real("beta2");
     if (json.has("eps")) group.eps = json.number("eps");
+    const std::string problem = problem_of(group);
+    if (!problem.empty()) json.fail(problem);
     groups.push_back(std::move(group));
   }
   return groups;
+}
+
+Manifest::ShardFile decode_shard(const JsonReader& json, bool (*is_name)(std::string_view)) {
+  Manifest::ShardFile shard{.name = json.text("name")};
+  if (!is_name(shard.name))
+    json.fail(fmt::format("'{}' is not a file name of its own", shard.name));
+  shard.nbytes = static_cast<uint64_t>(json.integer("nbytes", 0, kMaxFileNbytes));
+  shard.header_nbytes =
+      static_cast<uint64_t>(json.integer("header_nbytes", 0, static_cast<int64_t>(shard.nbytes)));
+  shard.header_hash = json.hash("header_xxh3");
+  return shard;
 }
 
 std::vector<Manifest::ShardFile> decode_shards(const JsonReader& top, const std::string& file) {
@@ -180,15 +209,10 @@ std::vector<Manifest::ShardFile> decode_shards(const JsonReader& top, const std:
   int64_t index = 0;
   for (const nlohmann::json& entry : top.array("files")) {
     const JsonReader json(entry, file, "files", index++);
-    Manifest::ShardFile shard{.name = json.text("name")};
-    if (!is_shard_name(shard.name) || !names.insert(shard.name).second) {
-      json.fail(fmt::format("'{}' is not a file name of its own", shard.name));
+    shards.push_back(decode_shard(json, is_shard_name));
+    if (!names.insert(shards.back().name).second) {
+      json.fail(fmt::format("'{}' is not a file name of its own", shards.back().name));
     }
-    shard.nbytes = static_cast<uint64_t>(json.integer("nbytes", 0, kMaxFileNbytes));
-    shard.header_nbytes =
-        static_cast<uint64_t>(json.integer("header_nbytes", 0, static_cast<int64_t>(shard.nbytes)));
-    shard.header_hash = json.hash("header_xxh3");
-    shards.push_back(std::move(shard));
   }
   return shards;
 }
@@ -197,8 +221,13 @@ void check_version(const JsonReader& top) {
   if (top.text("format") != kFormatName) top.fail("this is not a zerorun checkpoint");
   const int64_t version = top.integer("version", 1, std::numeric_limits<int>::max());
   if (version != kFormatVersion) {
-    top.fail(fmt::format("format version {}, saved by zerorun {}; zerorun {} reads version {}",
-                         version, top.text("zerorun"), ZERORUN_VERSION, kFormatVersion));
+    top.fail(fmt::format(
+        "format version {}, saved by zerorun {}; zerorun {} reads version {} only: {}", version,
+        top.text("zerorun"), ZERORUN_VERSION, kFormatVersion,
+        version < kFormatVersion
+            ? "load it with the zerorun that saved it, and save the model there as safetensors "
+              "(train's model.safetensors, save_16bit_model) to start from"
+            : "use that zerorun or a newer one"));
   }
 }
 
@@ -213,6 +242,9 @@ std::vector<StateSpec> decode_states(const JsonReader& top, const std::string& f
                       .block = json.integer("block", 1, kMaxBlock)});
     if (size_of(states.back().dtype) > size_of(DType::fp32))
       json.fail("'dtype' is not one of states");
+    if (states.back().name.find_first_of(".[") != std::string::npos) {
+      json.fail("'name' has a '.' or '['");
+    }
     if (!names.insert(states.back().name).second) {
       json.fail(fmt::format("'{}' is listed twice", states.back().name));
     }
@@ -279,8 +311,10 @@ std::string encode_manifest(const Manifest& manifest) {
   add_array("states", manifest.states, encode_state);
   add_array("groups", manifest.groups, encode_group);
   add_array("parameters", manifest.parameters, encode_parameter);
+  json["configuration"] = manifest.configuration;
   json["client_state"] = manifest.client_state;
   add_array("files", manifest.shards, encode_shard);
+  if (manifest.buffers) json["buffers"] = encode_shard(*manifest.buffers);
   std::string text;
   try {
     text = json.dump(2);
@@ -309,10 +343,16 @@ Manifest decode_manifest(std::string_view text, const std::string& file) {
       .states = decode_states(top, file),
       .groups = decode_groups(top, file),
       .parameters = {},
+      .configuration = top.text("configuration"),
       .client_state = top.text("client_state"),
       .shards = decode_shards(top, file),
+      .buffers = {},
   };
-  manifest.parameters = decode_parameters(top, file, manifest.states.size());
+  manifest.parameters =
+      decode_parameters(top, file, manifest.states.size(), manifest.groups.size());
+  if (top.has("buffers")) {
+    manifest.buffers = decode_shard(JsonReader(json["buffers"], file, "buffers"), is_buffers_name);
+  }
   const int64_t world_size = top.integer("world_size", 1, kMaxRanks);
   if (static_cast<size_t>(world_size) != manifest.shards.size()) {
     top.fail(fmt::format("world size {}, but {} files", world_size, manifest.shards.size()));

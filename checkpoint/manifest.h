@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,11 +38,14 @@ struct Manifest {
   std::vector<StateSpec> states;  // masters and what the optimizer keeps: the kinds of records
   std::vector<ParameterGroup> groups;
   std::vector<Parameter> parameters;
+  std::string configuration;  // JSON text: the settings of the program that saved
   std::string client_state;
-  std::vector<ShardFile> shards;  // one per rank of the job that saved
+  std::vector<ShardFile> shards;     // one per rank of the job that saved
+  std::optional<ShardFile> buffers;  // when there are any
 };
 
-inline constexpr int kFormatVersion = 3;
+inline constexpr const char* kFormatName = "zerorun checkpoint";
+inline constexpr int kFormatVersion = 4;
 inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -20,6 +22,22 @@ namespace zerorun {
 namespace fs = std::filesystem;
 
 namespace {
+
+// The texts of a JSON object, after {"format": "pt"}. Throws ConfigError when it is none.
+SafetensorsMetadata parse_metadata(const std::string& metadata_json) {
+  SafetensorsMetadata metadata = {{"format", "pt"}};
+  const auto given = nlohmann::ordered_json::parse(metadata_json, nullptr, false);
+  if (!given.is_object()) fail<ConfigError>("safetensors metadata is not a JSON object of texts");
+  for (const auto& [key, value] : given.items()) {
+    if (!value.is_string()) fail<ConfigError>("safetensors metadata '{}' is not a text", key);
+    if (key == metadata.front().first) {
+      metadata.front().second = value.get<std::string>();
+    } else {
+      metadata.emplace_back(key, value.get<std::string>());
+    }
+  }
+  return metadata;
+}
 
 // One export. Methods without a rank in their name run on every rank.
 class Export {
@@ -71,8 +89,10 @@ SafetensorsEntry Export::entry_of(const ExportTensor& tensor) {
     fail<ConfigError>("safetensors tensor '{}' has {} elements; parameter '{}' has {}", tensor.name,
                       numel, tensor.parameter, parameter.numel());
   }
-  return {
-      .name = tensor.name, .shape = tensor.shape, .nbytes = static_cast<uint64_t>(numel) * element};
+  return {.name = tensor.name,
+          .dtype_name = std::string(safetensors_name_of(engine_.param_dtype())),
+          .shape = tensor.shape,
+          .nbytes = static_cast<uint64_t>(numel) * element};
 }
 
 void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json) {
@@ -90,7 +110,9 @@ void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& m
     const std::string& owner = engine_.parameters()[static_cast<size_t>(id)].alias_of;
     parameters[tensor.name] = owner.empty() ? id : ids_.at(owner);
   }
-  header_ = encode_safetensors_header(entries, engine_.param_dtype(), metadata_json);
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  header_ = encode_safetensors_header(entries, parse_metadata(metadata_json));
   nbytes_ = header_.size();
   for (const SafetensorsEntry& entry : entries) {
     places_[parameters.at(entry.name)].push_back(entry.begin);

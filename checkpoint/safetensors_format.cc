@@ -1,10 +1,15 @@
 #include "checkpoint/safetensors_format.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include "checkpoint/json_reader.h"
@@ -16,7 +21,6 @@ namespace {
 
 constexpr size_t kLengthNbytes = 8;
 constexpr uint64_t kHeaderNbytesLimit = 100'000'000;  // of the reference implementation
-constexpr uint64_t kHeaderAlignment = 8;
 constexpr const char* kMetadataKey = "__metadata__";
 
 constexpr std::array<std::pair<std::string_view, DType>, 5> kDTypes = {{{"F32", DType::fp32},
@@ -25,31 +29,31 @@ constexpr std::array<std::pair<std::string_view, DType>, 5> kDTypes = {{{"F32", 
                                                                         {"I64", DType::int64},
                                                                         {"U8", DType::uint8}}};
 
-std::optional<DType> dtype_from(std::string_view name) {
-  for (const auto& [spelling, dtype] : kDTypes) {
-    if (spelling == name) return dtype;
-  }
-  return std::nullopt;
-}
+// Those without a DType.
+constexpr std::array<std::pair<std::string_view, size_t>, 12> kOtherSizes = {{{"BOOL", 1},
+                                                                              {"I8", 1},
+                                                                              {"F8_E4M3", 1},
+                                                                              {"F8_E5M2", 1},
+                                                                              {"F8_E8M0", 1},
+                                                                              {"I16", 2},
+                                                                              {"U16", 2},
+                                                                              {"I32", 4},
+                                                                              {"U32", 4},
+                                                                              {"F64", 8},
+                                                                              {"U64", 8},
+                                                                              {"C64", 8}}};
 
-std::string_view name_from(DType dtype) {
-  for (const auto& [spelling, value] : kDTypes) {
-    if (value == dtype) return spelling;
-  }
-  return "?";
-}
-
-uint64_t header_length(std::span<const std::byte> file_bytes, const std::string& file) {
+uint64_t header_length(std::span<const std::byte> bytes, const std::string& file) {
   uint64_t length = 0;
-  if (file_bytes.size() < kLengthNbytes) {
+  if (bytes.size() < kLengthNbytes) {
     fail<CheckpointError>("{}: offset 0: {} bytes are too few for a safetensors file", file,
-                          file_bytes.size());
+                          bytes.size());
   }
-  std::memcpy(&length, file_bytes.data(), sizeof length);
-  const uint64_t limit = std::min<uint64_t>(kHeaderNbytesLimit, file_bytes.size() - kLengthNbytes);
+  std::memcpy(&length, bytes.data(), sizeof length);
+  const uint64_t limit = std::min<uint64_t>(kHeaderNbytesLimit, bytes.size() - kLengthNbytes);
   if (length > limit) {
     fail<CheckpointError>("{}: offset 0: header of {} bytes; a file of {} bytes allows {}", file,
-                          length, file_bytes.size(), limit);
+                          length, bytes.size(), limit);
   }
   return length;
 }
@@ -62,7 +66,7 @@ SafetensorsHeader::Tensor decode_tensor(const std::string& name, const nlohmann:
   SafetensorsHeader::Tensor tensor;
   tensor.name = name;
   tensor.dtype_name = reader.text("dtype");
-  tensor.dtype = dtype_from(tensor.dtype_name);
+  tensor.dtype = safetensors_dtype_from(tensor.dtype_name);
   const size_t element = tensor.dtype ? size_of(*tensor.dtype) : 1;
   tensor.shape = reader.shape("shape", element);
   const auto& offsets = reader.array("data_offsets");
@@ -85,34 +89,56 @@ SafetensorsHeader::Tensor decode_tensor(const std::string& name, const nlohmann:
   return tensor;
 }
 
-nlohmann::ordered_json encode_metadata(const std::string& metadata_json) {
-  nlohmann::ordered_json metadata = {{"format", "pt"}};
-  const auto given = nlohmann::ordered_json::parse(metadata_json, nullptr, false);
-  if (!given.is_object()) fail<ConfigError>("safetensors metadata is not a JSON object of texts");
-  for (const auto& [key, value] : given.items()) {
-    if (!value.is_string()) {
-      fail<ConfigError>("safetensors metadata '{}' is not a text", key);
-    }
-    metadata[key] = value;
+// Quoted and escaped. Throws ConfigError for text that is not UTF-8.
+std::string json_text(const std::string& text) {
+  try {
+    return nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception& error) {
+    fail<ConfigError>("a name in a safetensors file is not UTF-8: {}", error.what());
   }
-  return metadata;
 }
 
 }  // namespace
 
-SafetensorsHeader decode_safetensors_header(std::span<const std::byte> file_bytes,
+std::string_view safetensors_name_of(DType dtype) {
+  for (const auto& [spelling, value] : kDTypes) {
+    if (value == dtype) return spelling;
+  }
+  return "?";
+}
+
+std::optional<DType> safetensors_dtype_from(std::string_view name) {
+  for (const auto& [spelling, dtype] : kDTypes) {
+    if (spelling == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+size_t safetensors_size_of(std::string_view dtype_name) {
+  if (const auto dtype = safetensors_dtype_from(dtype_name)) return size_of(*dtype);
+  for (const auto& [spelling, size] : kOtherSizes) {
+    if (spelling == dtype_name) return size;
+  }
+  return 0;
+}
+
+SafetensorsHeader decode_safetensors_header(std::span<const std::byte> bytes, uint64_t file_nbytes,
                                             const std::string& file) {
-  const uint64_t length = header_length(file_bytes, file);
-  const std::string_view text(reinterpret_cast<const char*>(file_bytes.data()) + kLengthNbytes,
-                              length);
+  const uint64_t length = header_length(bytes, file);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthNbytes, length);
   const nlohmann::json json = parse_json(text, file, kLengthNbytes);
   if (!json.is_object()) fail<CheckpointError>("{}: offset 8: expected a JSON object", file);
   SafetensorsHeader header;
   header.nbytes = kLengthNbytes + length;
-  const uint64_t data_nbytes = file_bytes.size() - header.nbytes;
+  const uint64_t data_nbytes = file_nbytes - header.nbytes;
   for (const auto& [name, value] : json.items()) {
     if (name == kMetadataKey) continue;
     header.tensors.push_back(decode_tensor(name, value, header.nbytes, data_nbytes, file));
+  }
+  if (const auto metadata = json.find(kMetadataKey); metadata != json.end()) {
+    for (const auto& [key, value] : metadata->items()) {
+      if (value.is_string()) header.metadata.emplace(key, value.get<std::string>());
+    }
   }
   std::sort(header.tensors.begin(), header.tensors.end(), [](const auto& a, const auto& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -125,39 +151,37 @@ SafetensorsHeader decode_safetensors_header(std::span<const std::byte> file_byte
     }
     end = tensor.end;
   }
-  if (end != file_bytes.size()) {
+  if (end != file_nbytes) {
     fail<CheckpointError>(
         "{}: the last tensor ends at offset {} of {} bytes: cut short, or "
         "followed by something else",
-        file, end, file_bytes.size());
+        file, end, file_nbytes);
   }
   return header;
 }
 
-std::string encode_safetensors_header(std::vector<SafetensorsEntry>& tensors, DType dtype,
-                                      const std::string& metadata_json) {
-  std::sort(tensors.begin(), tensors.end(),
-            [](const auto& a, const auto& b) { return a.name < b.name; });
-  nlohmann::ordered_json json;
-  json[kMetadataKey] = encode_metadata(metadata_json);
+std::string encode_safetensors_header(std::vector<SafetensorsEntry>& tensors,
+                                      const SafetensorsMetadata& metadata, uint64_t alignment) {
+  std::string text = fmt::format("{{\"{}\":{{", kMetadataKey);
+  for (const auto& [key, value] : metadata) {
+    text += fmt::format("{}{}:{}", text.back() == '{' ? "" : ",", json_text(key), json_text(value));
+  }
+  text += '}';
+  std::unordered_set<std::string_view> names = {kMetadataKey};
   uint64_t end = 0;
   for (SafetensorsEntry& tensor : tensors) {
-    if (json.contains(tensor.name)) {
+    if (!names.insert(tensor.name).second) {
       fail<ConfigError>("two tensors of a safetensors file are called '{}'", tensor.name);
     }
     tensor.begin = end;
     end += tensor.nbytes;
-    json[tensor.name] = {{"dtype", name_from(dtype)},
-                         {"shape", tensor.shape},
-                         {"data_offsets", {tensor.begin, end}}};
+    text += fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                        json_text(tensor.name), tensor.dtype_name, fmt::join(tensor.shape, ","),
+                        tensor.begin, end);
   }
-  std::string text;
-  try {
-    text = json.dump();
-  } catch (const nlohmann::json::exception& error) {
-    fail<ConfigError>("a name in a safetensors file is not UTF-8: {}", error.what());
-  }
-  text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+  text += '}';
+  const uint64_t nbytes = kLengthNbytes + text.size();
+  text.resize((nbytes + alignment - 1) / alignment * alignment - kLengthNbytes, ' ');
   if (text.size() > kHeaderNbytesLimit) {
     fail<ConfigError>("a safetensors header has {} bytes; expected at most {}", text.size(),
                       kHeaderNbytesLimit);

@@ -73,7 +73,8 @@ struct SafetensorsReader::Impl {
 
 void SafetensorsReader::Impl::add_file(const fs::path& path) {
   files.emplace_back(path);
-  SafetensorsHeader header = decode_safetensors_header(files.back().bytes(), path.string());
+  SafetensorsHeader header =
+      decode_safetensors_header(files.back().bytes(), files.back().bytes().size(), path.string());
   for (SafetensorsHeader::Tensor& tensor : header.tensors) {
     add_tensor(files.back(), std::move(tensor), path.string());
   }

@@ -8,9 +8,14 @@
 #include <vector>
 
 #include "checkpoint/file.h"
+#include "checkpoint/hashed_header.h"
+#include "checkpoint/host_buffer.h"
+#include "checkpoint/json_reader.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/safetensors_format.h"
 #include "checkpoint/shard_file.h"
+#include "checkpoint/shard_writer.h"
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "os/free_space.h"
@@ -33,7 +38,7 @@ class Save {
   // Decides on the name of the temporary folder and the bytes that all ranks need.
   void agree_on(const ShardPlan& plan);
   void make_folder_on_rank_0();
-  void write(ShardPlan& plan);
+  void write(const ShardPlan& plan);
   // Tells rank 0 what each rank wrote.
   void collect();
   // Until the rename in here, the previous checkpoint is the current one; from then on, the new.
@@ -41,6 +46,9 @@ class Save {
   void discard_on_rank_0() noexcept;
 
  private:
+  void check_options() const;
+  void write_shard(const ShardPlan& plan);
+  void write_buffers();
   void replace_tag();
   std::string disk_use() const;
 
@@ -57,19 +65,39 @@ class Save {
   Manifest::ShardFile written_;
 };
 
-ShardPlan Save::plan() {
+void Save::check_options() const {
   if (options_.directory.empty()) fail<ConfigError>("save_checkpoint needs a directory");
-  if (!options_.client_state.empty() && !nlohmann::json::accept(options_.client_state)) {
-    fail<ConfigError>("the client state of a checkpoint is not valid JSON");
+  for (const auto& [what, text] : {std::pair("client state", &options_.client_state),
+                                   std::pair("configuration", &options_.configuration)}) {
+    if (!text->empty() && !nlohmann::json::accept(*text)) {
+      fail<ConfigError>("the {} of a checkpoint is not valid JSON", what);
+    }
+    if (text->size() > kMaxClientStateNbytes) {
+      fail<ConfigError>("the {} of a checkpoint has {} bytes; expected at most {}", what,
+                        text->size(), kMaxClientStateNbytes);
+    }
   }
-  if (options_.client_state.size() > kMaxClientStateNbytes) {
-    fail<ConfigError>("the client state of a checkpoint has {} bytes; expected at most {}",
-                      options_.client_state.size(), kMaxClientStateNbytes);
+  for (const NamedTensor& buffer : options_.buffers) {
+    const size_t element = safetensors_size_of(buffer.dtype);
+    if (element == 0) {
+      fail<ConfigError>("buffer '{}' is of dtype {}, which safetensors does not have", buffer.name,
+                        buffer.dtype);
+    }
+    const int64_t numel = checked_numel(buffer.shape, element);
+    if (numel < 0 || static_cast<uint64_t>(numel) * element != buffer.bytes.size()) {
+      fail<ConfigError>("buffer '{}' has {} bytes; its shape needs {} of {}", buffer.name,
+                        buffer.bytes.size(), numel, buffer.dtype);
+    }
   }
+}
+
+ShardPlan Save::plan() {
+  check_options();
   tag_ = options_.tag.empty() ? fmt::format("step{}", engine_.progress().step_count) : options_.tag;
   check_tag(tag_);
   manifest_ = describe_engine(engine_);
   manifest_.client_state = options_.client_state;
+  manifest_.configuration = options_.configuration;
   if (options_.exclude_frozen) {
     for (Manifest::Parameter& parameter : manifest_.parameters) {
       parameter.saved = parameter.trainable || !parameter.alias_of.empty();
@@ -84,8 +112,11 @@ ShardPlan Save::plan() {
 
 void Save::agree_on(const ShardPlan& plan) {
   id_ = static_cast<uint64_t>(agreement_.broadcast(static_cast<int64_t>(id_)));
-  needed_ =
-      static_cast<uint64_t>(agreement_.reduce(static_cast<int64_t>(plan.nbytes()), ReduceOp::sum));
+  uint64_t own = plan.nbytes();
+  if (agreement_.rank() == 0) {
+    for (const NamedTensor& buffer : options_.buffers) own += buffer.bytes.size();
+  }
+  needed_ = static_cast<uint64_t>(agreement_.reduce(static_cast<int64_t>(own), ReduceOp::sum));
   temporary_ = temporary_path(directory_ / tag_, id_);
   temporary_latest_ = temporary_path(directory_ / kLatestName, id_);
 }
@@ -106,16 +137,46 @@ void Save::make_folder_on_rank_0() {
   create_folders(temporary_);
 }
 
-void Save::write(ShardPlan& plan) {
+void Save::write(const ShardPlan& plan) {
   try {
     if (!path_exists(temporary_)) {
       fail<IoError>("{} is not where rank 0 made it: all ranks must save to one file system",
                     temporary_.string());
     }
-    written_ = plan.write(temporary_, shard_name(agreement_.rank(), id_));
+    write_shard(plan);
+    if (agreement_.rank() == 0) write_buffers();
   } catch (const IoError& error) {
     fail<IoError>("{}; {}", error.what(), disk_use());
   }
+}
+
+void Save::write_shard(const ShardPlan& plan) {
+  HostBuffer buffer(engine_.device());
+  ShardWriter writer(temporary_ / shard_name(agreement_.rank(), id_), plan.tensors());
+  plan.read([&](size_t tensor, TensorView data) {
+    buffer.download(data, [&](uint64_t offset, std::span<const std::byte> bytes) {
+      writer.write(tensor, offset, bytes);
+    });
+  });
+  written_ = writer.finish();
+}
+
+// Those with the largest elements first, so that all are aligned to theirs.
+void Save::write_buffers() {
+  if (options_.buffers.empty()) return;
+  std::vector<const NamedTensor*> sorted;
+  for (const NamedTensor& buffer : options_.buffers) sorted.push_back(&buffer);
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
+    return safetensors_size_of(a->dtype) > safetensors_size_of(b->dtype);
+  });
+  std::vector<HashedTensor> tensors;
+  for (const NamedTensor* buffer : sorted) {
+    tensors.push_back({buffer->name, buffer->dtype, buffer->shape, buffer->bytes.size()});
+  }
+  encode_hashed_header(tensors);  // gives them their places
+  ShardWriter writer(temporary_ / buffers_name(id_), std::move(tensors));
+  for (size_t i = 0; i < sorted.size(); ++i) writer.write(i, 0, sorted[i]->bytes);
+  manifest_.buffers = writer.finish();
 }
 
 void Save::collect() {
@@ -158,12 +219,14 @@ void Save::replace_tag() {
   const fs::path folder = directory_ / tag_;
   std::set<std::string> current;
   for (const Manifest::ShardFile& shard : manifest_.shards) current.insert(shard.name);
+  if (manifest_.buffers) current.insert(manifest_.buffers->name);
   const auto remove_shards = [&](bool (*wanted)(bool is_current)) {
     std::error_code error;
     for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
       std::error_code ignored;
-      if (is_shard_name(name) && wanted(current.contains(name))) fs::remove(it->path(), ignored);
+      const bool ours = is_shard_name(name) || is_buffers_name(name);
+      if (ours && wanted(current.contains(name))) fs::remove(it->path(), ignored);
     }
   };
   try {
@@ -188,6 +251,8 @@ void Save::discard_on_rank_0() noexcept {
 }
 
 }  // namespace
+
+uint64_t checkpoint_nbytes(EngineStates& engine) { return ShardPlan(engine).nbytes(); }
 
 void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options) {
   Agreement agreement(comm, engine.device().inline_stream());

@@ -27,11 +27,15 @@ struct SavedModel::Impl {
       parameters.push_back(std::move(parameter));
       kinds.push_back(kind);
     }
+    for (const HashedTensor& buffer : checkpoint.buffers()) {
+      buffers.push_back({buffer.name, buffer.dtype_name, buffer.shape, {}});
+    }
   }
 
   CheckpointReader checkpoint;
   std::vector<Parameter> parameters;
   std::vector<int> kinds;  // of records, by parameter
+  std::vector<NamedTensor> buffers;
 };
 
 SavedModel::SavedModel(const std::string& directory, const std::string& tag)
@@ -48,6 +52,16 @@ std::string SavedModel::tag() const { return impl_->checkpoint.folder().filename
 
 const std::string& SavedModel::client_state() const {
   return impl_->checkpoint.manifest().client_state;
+}
+
+const std::string& SavedModel::configuration() const {
+  return impl_->checkpoint.manifest().configuration;
+}
+
+const std::vector<NamedTensor>& SavedModel::buffers() const { return impl_->buffers; }
+
+void SavedModel::read_buffer(size_t buffer, std::span<std::byte> out) const {
+  impl_->checkpoint.read_buffer(buffer, out);
 }
 
 int64_t SavedModel::step() const { return impl_->checkpoint.manifest().progress.step_count; }

@@ -1,77 +1,62 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <span>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/manifest.h"
-#include "zerorun/device.h"
-#include "zerorun/dtype.h"
+#include "checkpoint/hashed_header.h"
 #include "zerorun/engine.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun {
 
-// The content of a record, by its parameter: the values of a frozen one, or the master of a
+// The content of a tensor, by its parameter: the values of a frozen one, or the master of a
 // trainable one; besides these, one of the optimizer's states by its name.
 inline constexpr const char* kParamKind = "param";
 inline constexpr const char* kMasterKind = "master";
 
-// Elements [begin, begin + numel) of one kind of one parameter, stored as one run of bytes. A state
-// with one element for each block of the parameter's counts its own.
-struct ShardRecord {
+// Elements [begin, end) of one kind of one parameter. A state with one element for each block of
+// the parameter's counts its own.
+struct ShardInterval {
   std::string parameter;
   std::string kind;
-  DType dtype = DType::fp32;
   int64_t begin = 0;
-  int64_t numel = 0;
-  uint64_t offset = 0;  // from the end of the header
-  uint64_t hash = 0;
+  int64_t end = 0;
 
-  uint64_t nbytes() const { return static_cast<uint64_t>(numel) * size_of(dtype); }
+  // Of the tensor in the file: "h.0.weight.exp_avg[0:4096]".
+  std::string name() const;
 };
+// Nothing when it is not the name of an interval.
+std::optional<ShardInterval> parse_interval(std::string_view name);
 
-// Header and data of a file begin, and records are padded, at multiples of this.
-inline constexpr uint64_t kAlignment = 64;
-inline constexpr uint64_t kMaxHeaderNbytes = uint64_t{1} << 28;
-// A reader that needs part of a record has to read all of it to check its hash.
-inline constexpr int64_t kMaxRecordNumel = int64_t{1} << 22;
-
-// The first bytes of a file, up to its data: magic, version, length, JSON table, padding.
-std::string encode_shard_header(std::span<const ShardRecord> records);
-// Throws CheckpointError naming `file` unless the records lie one behind the other in a file of
-// `file_nbytes`.
-std::vector<ShardRecord> decode_shard_header(std::string_view bytes, uint64_t file_nbytes,
-                                             const std::string& file);
-
-// One rank's part of a save: a table, and the source of its bytes.
+// One rank's part of a save: a table, and the source of its bytes. Tensors lie in the file by the
+// size of their elements, the largest first, so that all are aligned to it.
 class ShardPlan {
  public:
   // `wanted`: which parameters.
   using Wanted = std::function<bool(const ParameterSpec&)>;
   explicit ShardPlan(
-      EngineStates& engine, Wanted wanted = [](const ParameterSpec&) { return true; },
-      int64_t max_record_numel = kMaxRecordNumel);
+      EngineStates& engine, Wanted wanted = [](const ParameterSpec&) { return true; });
 
-  uint64_t nbytes() const { return nbytes_; }
-  // Writes and syncs the file, filling in the hashes, a chunk of the engine's states at a time.
-  Manifest::ShardFile write(const std::filesystem::path& folder, const std::string& name);
+  uint64_t nbytes() const { return nbytes_; }  // of the file
+  // As they lie in the file, without hashes.
+  const std::vector<HashedTensor>& tensors() const { return tensors_; }
+  // Calls use(tensor, data) once for each of the tensors, in any order; `data` is valid during the
+  // call.
+  using Use = std::function<void(size_t tensor, TensorView data)>;
+  void read(const Use& use) const;
 
  private:
-  // Calls use(parameter, kind, begin, data) for each part of a record's length or less.
-  template <typename Use>
-  void visit(StateAccess access, const Use& use);
+  template <typename Visit>
+  void visit(StateAccess access, const Visit& visit) const;
 
   EngineStates& engine_;
   const Wanted wanted_;
-  const int64_t max_record_numel_;
-  std::vector<ShardRecord> records_;
-  uint64_t header_nbytes_ = 0;
+  std::vector<HashedTensor> tensors_;
+  std::vector<size_t> places_;  // index into tensors_, by visit
   uint64_t nbytes_ = 0;
 };
 

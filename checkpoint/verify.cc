@@ -34,6 +34,10 @@ void verify_records(const CheckpointReader& checkpoint) {
     }
     checkpoint.verify(*file, record);
   }
+  for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
+    std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
+    checkpoint.read_buffer(i, bytes);
+  }
 }
 
 std::string verify_folder(const fs::path& folder) {
@@ -42,6 +46,7 @@ std::string verify_folder(const fs::path& folder) {
   const Manifest& manifest = checkpoint.manifest();
   uint64_t nbytes = 0;
   for (const Manifest::ShardFile& shard : manifest.shards) nbytes += shard.nbytes;
+  if (manifest.buffers) nbytes += manifest.buffers->nbytes;
   int64_t elements = 0;
   for (const Manifest::Parameter& parameter : manifest.parameters) {
     if (parameter.alias_of.empty()) elements += parameter.numel();
@@ -49,7 +54,7 @@ std::string verify_folder(const fs::path& folder) {
   return fmt::format(
       "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}",
       folder.string(), manifest.progress.step_count, manifest.parameters.size(), elements, nbytes,
-      manifest.shards.size(), manifest.zerorun_version);
+      manifest.shards.size() + (manifest.buffers ? 1 : 0), manifest.zerorun_version);
 }
 
 }  // namespace

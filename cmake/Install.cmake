@@ -1,6 +1,6 @@
 # Rules of `cmake --install` and of the Python wheel, by component:
-#   runtime      bin/zerorun, the programs it brings (libexec/zerorun/), and libzerorun_cuda and
-#               libzerorun_train_cuda
+#   runtime      bin/zerorun, the programs it brings (libexec/zerorun/), and libzerorun_gloo,
+#               libzerorun_cuda and libzerorun_train_cuda
 #   development  libzerorun, the public headers, and what find_package(zerorun) reads
 #   python       the module zerorun._C (python/CMakeLists.txt)
 include(CMakePackageConfigHelpers)
@@ -20,6 +20,9 @@ endif()
 
 if(TARGET zerorun_cuda)  # where device/plugin.cc looks for them
   install(TARGETS zerorun_cuda DESTINATION ${plugindir} COMPONENT runtime)
+endif()
+if(TARGET zerorun_gloo)
+  install(TARGETS zerorun_gloo DESTINATION ${plugindir} COMPONENT runtime)
 endif()
 if(TARGET zerorun_train_cuda)
   install(TARGETS zerorun_train_cuda DESTINATION ${plugindir} COMPONENT runtime)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <mutex>
 
 #include "comm/collective_call.h"
@@ -21,6 +22,7 @@ class CallCommunicator : public Communicator {
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) final;
   Event barrier(Stream& stream, std::string_view label) final;
   CommStats stats() const final;
+  void observe(CollectiveObserver observer) final;
 
  protected:
   CallCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
@@ -30,11 +32,15 @@ class CallCommunicator : public Communicator {
   virtual void submit(CollectiveCall call, Stream& stream) = 0;
 
   Event start(CollectiveCall call, Stream& stream);
+  // submit, between two looks at the clock.
+  void submit_observed(CollectiveCall call, Stream& stream,
+                       const std::shared_ptr<const CollectiveObserver>& observer);
 
   const int rank_;
   const int world_size_;
   mutable std::mutex mutex_;
-  CommStats stats_;  // guarded by mutex_
+  CommStats stats_;                                     // guarded by mutex_, like the next
+  std::shared_ptr<const CollectiveObserver> observer_;  // null: nobody asked
 };
 
 }  // namespace zerorun

@@ -3,16 +3,18 @@
 #include <utility>
 
 #include "comm/device_communicator.h"
+#include "comm/hierarchical/communicator.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/self_communicator.h"
 #include "comm/shm/communicator.h"
+#include "config/env.h"
 #include "core/check.h"
 
 namespace zerorun {
 
 namespace {
 // Ranks of one host; more than any host has, and few enough for each to have a slot.
-constexpr int kMaxRanks = 1024;
+constexpr size_t kMaxRanks = 1024;
 }  // namespace
 
 std::string_view name_of(Collective op) {
@@ -39,11 +41,13 @@ std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
   if (options.world_size == 1) return make_self_communicator();
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
            options.world_size);
-  if (options.world_size > kMaxRanks) {
-    fail<CommError>("got {} ranks: at most {} can share one host's memory", options.world_size,
-                    kMaxRanks);
+  Topology topology = Topology::discover(options);
+  const size_t local_ranks = topology.ranks_of(topology.host_of(options.rank)).size();
+  if (local_ranks > kMaxRanks) {
+    fail<CommError>("got {} ranks: at most {} can share one host's memory", local_ranks, kMaxRanks);
   }
-  return make_shm_communicator(options);
+  if (topology.hosts() == 1) return make_shm_communicator(options);
+  return make_hierarchical_communicator(options, std::move(topology));
 }
 
 std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::milliseconds timeout,
@@ -52,9 +56,10 @@ std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::millise
   options.device = std::move(device);
   options.rank = info.rank;
   options.world_size = info.world_size;
-  options.timeout = timeout;
-  // On CPUs needed until all ranks have met; NCCL's ranks watch each other through it to the end.
-  if (info.world_size > 1) options.store = rendezvous(info, timeout);
+  options.timeout = comm_timeout(timeout);
+  options.master_addr = info.master_addr;
+  // On CPUs of one host needed until all ranks have met; others watch each other through it.
+  if (info.world_size > 1) options.store = rendezvous(info, options.timeout);
   return make_communicator(options);
 }
 

@@ -24,6 +24,7 @@ class HostStagedCommunicator final : public CallCommunicator {
   HostStagedCommunicator& operator=(const HostStagedCommunicator&) = delete;
   ~HostStagedCommunicator() override;
 
+  int local_world_size() const override { return host_->local_world_size(); }
   std::string transport() const override { return "host-staged " + host_->transport(); }
   bool reads_peers() const override { return false; }
   void abort(std::string_view reason) noexcept override { host_->abort(reason); }

@@ -25,8 +25,16 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"ZERORUN_SHARE_GPUS",
      "1: more ranks than GPUs may run, sharing them; nccl: through NCCL all the same; 0: no; for "
      "tests"},
+    {"ZERORUN_COMM_TIMEOUT",
+     "seconds after which a wait for other ranks is an error, instead of zerorun.comm_timeout"},
+    {"GLOO_SOCKET_IFNAME",
+     "of Gloo: the network interface, or this host's address, of CPU ranks' traffic with other "
+     "hosts"},
     {"ZERORUN_STORE_FD",
      "set by the launcher for rank 0: the socket that holds MASTER_PORT for it"},
+    {"ZERORUN_RESTART_REASON",
+     "set by the launcher after a restart: what had failed, as in 'rank 1 on host-b failed with "
+     "exit code 3'"},
     {"ZERORUN_COMPAT", "0: the deepspeed module of zerorun is not put in front of programs"},
     {"PATH", "where the launcher looks for programs"},
     {"VIRTUAL_ENV", "the Python environment whose python runs Python programs"},
@@ -35,6 +43,39 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"NCCL_LAUNCH_ORDER_IMPLICIT", "of NCCL; set to 1 for jobs with GPUs when it is unset"},
     {"CUDA_DEVICE_MAX_CONNECTIONS", "of CUDA; set to 32 for jobs with GPUs when it is unset"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True: torchrun serves the store at which Python ranks meet"},
+    {"LOCAL_SIZE", "of DeepSpeed's launcher: the same as LOCAL_WORLD_SIZE"},
+    {"PET_NPROC_PER_NODE",
+     "of Kubernetes' PyTorchJob: the ranks of a pod. The launcher takes all of torchrun's PET_*"},
+    {"DS_ENV_FILE", "another name for .deepspeed_env, whose variables go to all hosts of a job"},
+    {"SLURM_JOB_ID", "of Slurm: the allocation; the port at which ranks meet comes from it"},
+    {"SLURM_JOB_NODELIST", "of Slurm: the hosts of the allocation"},
+    {"SLURM_NODELIST", "of Slurm: an older name for that"},
+    {"SLURM_TASKS_PER_NODE", "of Slurm: how many tasks each host has"},
+    {"SLURM_NTASKS", "of Slurm: the number of tasks, which are ranks where srun starts them"},
+    {"SLURM_STEP_ID", "of Slurm: a number for what srun has started"},
+    {"SLURM_STEP_NUM_TASKS", "of Slurm: the tasks of that"},
+    {"SLURM_STEP_NODELIST", "of Slurm: its hosts; rank 0 is on the first"},
+    {"SLURM_STEP_TASKS_PER_NODE", "of Slurm: how many of its tasks each host has"},
+    {"SLURM_PROCID", "of Slurm: the number of this task"},
+    {"SLURM_LOCALID", "of Slurm: its number on its host"},
+    {"SLURM_NODEID", "of Slurm: the number of this host among those of the step"},
+    {"SLURMD_NODENAME", "of Slurm: its name for this host"},
+    {"OMPI_COMM_WORLD_RANK", "of Open MPI: the number of this process"},
+    {"OMPI_COMM_WORLD_SIZE", "of Open MPI: the number of processes"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "of Open MPI: the number of this process on its host"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "of Open MPI: the processes on this host"},
+    {"MV2_COMM_WORLD_RANK", "of MVAPICH, as the four of Open MPI"},
+    {"MV2_COMM_WORLD_SIZE", "of MVAPICH"},
+    {"MV2_COMM_WORLD_LOCAL_RANK", "of MVAPICH"},
+    {"MV2_COMM_WORLD_LOCAL_SIZE", "of MVAPICH"},
+    {"PMI_RANK", "of MPICH and Intel MPI: the number of this process"},
+    {"PMI_SIZE", "of MPICH and Intel MPI: the number of processes"},
+    {"PMIX_RANK", "of PMIx: the number of this process"},
+    {"MPI_LOCALRANKID", "of MPICH and Intel MPI: the number of this process on its host"},
+    {"MPI_LOCALNRANKS", "of MPICH and Intel MPI: the processes on this host"},
+    {"PALS_LOCAL_RANKID", "of Cray's PALS: the number of this process on its host"},
+    {"PMIX_NAMESPACE", "of PMIx: the name of the job; the port at which ranks meet comes from it"},
+    {"PMI_JOBID", "of MPICH: the name of the job, as that of PMIx"},
 });
 
 }  // namespace
@@ -85,6 +126,22 @@ std::optional<long> read_environment_int(std::string_view name, long low, long h
                       printable(*text), low, high);
   }
   return value;
+}
+
+std::chrono::milliseconds comm_timeout(std::chrono::milliseconds configured) {
+  constexpr double kMaxSeconds = 1e6;
+  const std::optional<std::string> text = read_environment("ZERORUN_COMM_TIMEOUT");
+  if (!text) return configured;
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
+  if (error != std::errc() || end != text->data() + text->size() || !(seconds > 0) ||
+      seconds > kMaxSeconds) {
+    fail<ConfigError>(
+        "environment variable ZERORUN_COMM_TIMEOUT='{}': expected seconds, a number "
+        "above 0 and at most {:.0f}",
+        printable(*text), kMaxSeconds);
+  }
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace zerorun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,6 +25,10 @@ std::optional<std::string> read_environment(std::string_view name);
 bool is_on(std::string_view value);
 // The value as an integer in [low, high]; throws ConfigError naming variable, value and range.
 std::optional<long> read_environment_int(std::string_view name, long low, long high);
+
+// What ZERORUN_COMM_TIMEOUT says, in seconds, else `configured`. Throws ConfigError unless it is a
+// number above 0, of at most 1e6.
+std::chrono::milliseconds comm_timeout(std::chrono::milliseconds configured);
 
 // Throws ConfigError unless a value of OMP_NUM_THREADS is empty or numbers that OpenMP takes ("4",
 // "4,2"). It ignores what is no number, and crashes where there are too many threads.

@@ -39,6 +39,25 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
      .doc = "Stage 3 with several CPU ranks on a host: gathered parameters exist once per host.",
      .binding = bind_member<&Config::share_parameters>()},
 
+    {.pointer = "/zerorun/metrics",
+     .type = KeyType::string,
+     .fallback = "null",
+     .doc = "File of a PyTorch program for one JSON object per step (docs/metrics.md) of rank 0; "
+            "other ranks write theirs beside it, `m.rank1.jsonl` for `m.jsonl`.",
+     .nickname = "metrics_file"},
+    block("/zerorun/trace", "A timeline of some steps of a PyTorch program."),
+    {.pointer = "/zerorun/trace/file",
+     .type = KeyType::string,
+     .fallback = "null",
+     .doc = "File that rank 0 writes for Perfetto or chrome://tracing: what each rank computed and "
+            "communicated when. Not given: no timeline."},
+    {.pointer = "/zerorun/trace/steps",
+     .type = KeyType::integers,
+     .fallback = "[2,4]",
+     .range = kPositive,
+     .doc = "The first and the last step of the timeline, counted from 1.",
+     .gate = "/zerorun/trace/file"},
+
     {.pointer = "/zerorun/train",
      .doc = "Options of the bundled train program; its command line wins.",
      .binding = kTrain},

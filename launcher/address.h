@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "os/socket.h"
 
@@ -12,5 +13,20 @@ namespace zerorun {
 // this host, so the socket is of the loopback interface; `host` must be an address of this machine,
 // since PyTorch meets there. Throws ConfigError when it is not, or the port is busy.
 Listener reserve_master_port(const std::string& host, uint16_t port);
+
+// The same for a job of several hosts: the socket is of every interface, for ranks that come from
+// elsewhere; the job's secret keeps others out.
+Listener reserve_open_port(uint16_t port);
+
+// True if `host`, a name or address, is of this machine. A name that nobody knows is not.
+bool is_own_address(const std::string& host);
+
+// "host:29500", "[::1]:29500" or "host", with `port` where none is written. Throws ConfigError for
+// other text, as the value of `option`.
+struct Endpoint {
+  std::string host;
+  uint16_t port = 0;
+};
+Endpoint parse_endpoint(std::string_view option, const std::string& text, uint16_t port);
 
 }  // namespace zerorun

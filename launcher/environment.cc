@@ -65,29 +65,44 @@ std::vector<std::string> environment_block(const Environment& environment) {
   return block;
 }
 
-Environment rank_variables(const JobSettings& job, int rank, int threads,
+Environment rank_variables(const JobSettings& job, int local_rank, int threads,
                            const Environment& inherited) {
-  const std::string number = std::to_string(rank);
-  const std::string ranks = std::to_string(job.ranks);
+  const HostPlace& place = job.place;
+  const int rank = place.first_rank + local_rank;
+  const std::string global = std::to_string(rank);
+  const std::string local = std::to_string(local_rank);
+  const std::string world_size = std::to_string(place.world_size);
+  const std::string local_world_size = std::to_string(place.local_world_size);
+  const std::string node = std::to_string(place.node_rank);
+  const std::string nodes = std::to_string(place.nodes);
   Environment variables = {
-      {"RANK", number},
-      {"LOCAL_RANK", number},
-      {"WORLD_SIZE", ranks},
-      {"LOCAL_WORLD_SIZE", ranks},
-      {"GROUP_RANK", "0"},
-      {"GROUP_WORLD_SIZE", "1"},
-      {"NODE_RANK", "0"},
-      {"ROLE_RANK", number},
-      {"ROLE_WORLD_SIZE", ranks},
-      {"LOCAL_SIZE", ranks},  // DeepSpeed's names
-      {"CROSS_RANK", "0"},
-      {"CROSS_SIZE", "1"},
+      {"RANK", global},
+      {"LOCAL_RANK", local},
+      {"WORLD_SIZE", world_size},
+      {"LOCAL_WORLD_SIZE", local_world_size},
+      {"GROUP_RANK", node},
+      {"GROUP_WORLD_SIZE", nodes},
+      {"NODE_RANK", node},
+      {"ROLE_RANK", global},
+      {"ROLE_WORLD_SIZE", world_size},
+      {"ROLE_NAME", job.run.role},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.run.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.run.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", job.run.id},
+      // PyTorch's rank 0 serves the store: no launcher of ours does.
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"LOCAL_SIZE", local_world_size},  // DeepSpeed's names
+      {"CROSS_RANK", node},
+      {"CROSS_SIZE", nodes},
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", std::to_string(job.master_port)},
       {"ZERORUN_JOB_SECRET", job.secret},
       // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
       {"CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(job.gpus, ","))},
   };
+  if (!job.run.restart_reason.empty()) {
+    variables["ZERORUN_RESTART_REASON"] = job.run.restart_reason;
+  }
   if (rank == 0) variables["ZERORUN_STORE_FD"] = std::to_string(job.store_fd);
   const std::string given_threads = find_variable(inherited, "OMP_NUM_THREADS").value_or("");
   check_thread_count(given_threads);
@@ -104,6 +119,7 @@ Environment rank_variables(const JobSettings& job, int rank, int threads,
     }
     variables.emplace("PYTHONUNBUFFERED", "1");
   }
+  for (const auto& [name, value] : job.more) variables[name] = value;
   return variables;
 }
 
@@ -111,7 +127,8 @@ Environment rank_environment(const Environment& inherited, const Environment& va
   Environment environment = inherited;
   // A stale TORCHELASTIC_USE_AGENT_STORE makes every rank wait for a store that nobody serves.
   std::erase_if(environment, [](const auto& entry) {
-    return entry.first.starts_with("TORCHELASTIC_") || entry.first == "ZERORUN_STORE_FD";
+    return entry.first.starts_with("TORCHELASTIC_") || entry.first == "ZERORUN_STORE_FD" ||
+           entry.first == "ZERORUN_RESTART_REASON";
   });
   for (const auto& [name, value] : variables) environment[name] = value;
   return environment;

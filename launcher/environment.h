@@ -18,9 +18,28 @@ std::optional<std::string> find_variable(const Environment& environment, const s
 // As execve wants it: "NAME=value".
 std::vector<std::string> environment_block(const Environment& environment);
 
-// Settings that all ranks of a job share.
+// Where the ranks of one host stand among all ranks of a job.
+struct HostPlace {
+  int local_world_size = 1;
+  int first_rank = 0;  // the rank of this host's first process
+  int world_size = 1;
+  int node_rank = 0;
+  int nodes = 1;
+};
+
+// What torchrun tells its ranks of the run that they belong to.
+struct RunSettings {
+  std::string id = "none";
+  std::string role = "default";
+  int restarts = 0;  // so far
+  int max_restarts = 0;
+  std::string restart_reason{};  // of the last one, or empty
+};
+
+// Settings that all ranks of a job share on one host.
 struct JobSettings {
-  int ranks = 1;
+  HostPlace place;
+  RunSettings run;
   std::string master_addr;
   uint16_t master_port = 0;
   int store_fd = -1;  // the socket that holds the port, for rank 0
@@ -30,11 +49,12 @@ struct JobSettings {
   std::string python_path;   // what comes before PYTHONPATH: folders joined by ':', or empty
   std::string command_path;  // what comes before PATH
   std::string working_directory;
+  Environment more{};  // of every rank
 };
 
 // The variables that tell a rank its place: the union of what torchrun, DeepSpeed's launcher and
 // zerorun programs read. `threads` becomes OMP_NUM_THREADS unless the user has set it.
-Environment rank_variables(const JobSettings& job, int rank, int threads,
+Environment rank_variables(const JobSettings& job, int local_rank, int threads,
                            const Environment& inherited);
 // `inherited` with `variables` on top and without what an enclosing torchrun left behind.
 Environment rank_environment(const Environment& inherited, const Environment& variables);

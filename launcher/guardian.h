@@ -19,11 +19,14 @@ namespace zerorun {
 
 // Runs in the supervisor. `guardian` becomes readable (end of file) when the guardian is dead;
 // `original_mask` is the signal mask for programs. Returns the exit code.
-using Supervise = std::function<int(FileDescriptor guardian, const sigset_t& original_mask)>;
+using Supervise = std::function<int(const FileDescriptor& guardian, const sigset_t& original_mask)>;
 
 // Forks and returns in both processes: in the supervisor with the result of `supervise`, in the
 // guardian, which drops `supervise` and the descriptors that it holds, with the supervisor's exit
 // code. The caller ends with that code in either case.
-int run_guarded(Supervise supervise);
+//
+// With a `lifeline` (a pipe), the guardian kills everything when that has been closed for some
+// seconds and the supervisor has not ended: it may be stopped.
+int run_guarded(Supervise supervise, FileDescriptor lifeline = {});
 
 }  // namespace zerorun

@@ -7,34 +7,20 @@
 #include <filesystem>
 #include <iterator>
 
-#include "config/env.h"
+#include "core/check.h"
 #include "launcher/address.h"
 #include "launcher/cpus.h"
-#include "launcher/cuda_probe.h"
 #include "launcher/deepspeed_compat.h"
+#include "launcher/error_folder.h"
 #include "launcher/gpu_nodes.h"
 #include "launcher/process.h"
 #include "launcher/resources.h"
+#include "launcher/shell_quote.h"
 #include "os/cgroup.h"
-#include "os/process_identity.h"
 
 namespace zerorun {
 
 namespace {
-
-HostResources probe_host(const std::vector<Core>& cores, const Environment& environment,
-                         Accelerator accelerator) {
-  HostResources host;
-  host.name = host_name();
-  host.gpus = visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
-  host.cpus = count_cpus(cores);
-  host.numa_nodes = count_nodes(cores);
-  if (!host.gpus.empty() && accelerator != Accelerator::cpu) {
-    host.cuda_problem = ask_for_cuda_problem();
-  }
-  host.share_gpus = is_on(find_variable(environment, "ZERORUN_SHARE_GPUS").value_or(""));
-  return host;
-}
 
 // A container's share of CPU time bounds the threads even if it may use every CPU.
 int limit_threads(int threads, int ranks, const std::optional<double>& quota) {
@@ -42,76 +28,141 @@ int limit_threads(int threads, int ranks, const std::optional<double>& quota) {
   return std::clamp(static_cast<int>(std::ceil(*quota / ranks)), 1, threads);
 }
 
-// The node of each rank's GPU, by rank.
+// The node of each rank's GPU, by local rank.
 std::vector<std::optional<int>> nodes_of(const Selection& selection) {
-  std::vector<std::optional<int>> nodes(static_cast<size_t>(selection.ranks));
+  std::vector<std::optional<int>> nodes(selection.slots.size());
   if (selection.gpus.empty()) return nodes;
   const std::vector<std::optional<int>> of_gpus = gpu_nodes(selection.gpus);
   for (size_t rank = 0; rank < nodes.size(); ++rank) nodes[rank] = of_gpus[rank % of_gpus.size()];
   return nodes;
 }
 
-// The word as a shell needs it.
-std::string quote(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string quoted = "'";
-  for (const char c : word) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
+// The first host decides where the ranks meet, and holds the port; the others are told.
+Meeting decide_meeting(const LaunchOptions& options, const Cluster& cluster, const Meeting& told,
+                       std::shared_ptr<FileDescriptor>& socket) {
+  Meeting meeting = told;
+  if (meeting.run_id.empty()) {
+    meeting.run_id = options.hosts.run_id.empty() ? "none" : options.hosts.run_id;
   }
-  return quoted + "'";
+  if (meeting.secret.empty()) meeting.secret = make_secret();
+  if (cluster.node_rank != 0) return meeting;
+  Listener listener;
+  if (cluster.hosts.size() > 1) {
+    meeting.master_addr = cluster.endpoint_host;
+    // By hand the launchers meet at the given port, and the ranks at another one.
+    const bool by_hand = cluster.start == RemoteStart::by_hand;
+    listener = reserve_open_port(by_hand ? 0 : options.hosts.master_port);
+  } else {
+    const std::string& given = options.hosts.master_addr;
+    meeting.master_addr = given.empty() ? "127.0.0.1" : given;
+    listener = reserve_master_port(meeting.master_addr, options.hosts.master_port);
+  }
+  meeting.master_port = listener.port;
+  socket = std::make_shared<FileDescriptor>(std::move(listener.socket));
+  return meeting;
 }
 
-}  // namespace
+// What options say to the ranks through variables.
+Environment variables_of_options(const LaunchOptions& options) {
+  Environment variables;
+  if (options.hosts.comm_timeout_s) {
+    variables["ZERORUN_COMM_TIMEOUT"] = fmt::format("{}", *options.hosts.comm_timeout_s);
+  }
+  if (!options.remote.interface.empty()) {
+    variables["GLOO_SOCKET_IFNAME"] = options.remote.interface;
+    variables["NCCL_SOCKET_IFNAME"] = options.remote.interface;
+  }
+  return variables;
+}
 
-Job plan_job(const LaunchOptions& options) {
-  open_standard_streams();  // so that the socket below gets none of their numbers
-  Job job;
-  job.inherited = inherited_environment();
-  const ProgramSearch search = ProgramSearch::here();
-  const Program program = find_program(options.program, search);
-  const std::vector<Core> cores = group_by_core(allowed_cpus());
-  const HostResources host = probe_host(cores, job.inherited, options.request.accelerator);
-  const Selection selection = select_ranks(options.request, host);
-  const std::vector<CpuShare> shares = divide_cpus(cores, nodes_of(selection));
-  const std::optional<double> quota = ControlGroup().cpu_quota();
+// The folder of the ranks' output; --tee and --redirects without one get a new folder.
+std::string log_folder(const OutputRequest& output) {
+  if (!output.log_dir.empty() || (output.tee.empty() && output.redirects.empty())) {
+    return output.log_dir;
+  }
+  return ErrorFolder::choose_path() + "_logs";
+}
 
+std::string notes_for(const LaunchOptions& options, const Selection& selection, const Job& job) {
+  if (options.output.quiet) return {};
+  std::vector<std::string> notes = options.notes;
+  if (!selection.note.empty()) notes.push_back(selection.note);
+  if (job.log_dir != options.output.log_dir) notes.push_back("output is in " + job.log_dir);
+  return fmt::format("{}", fmt::join(notes, "; "));
+}
+
+JobSettings settings_of(const Job& job, const LaunchOptions& options, const Selection& selection) {
   JobSettings settings;
-  settings.ranks = selection.ranks;
-  settings.master_addr = options.master_addr;
-  Listener rendezvous = reserve_master_port(options.master_addr, options.master_port);
-  settings.master_port = rendezvous.port;
-  settings.store_fd = rendezvous.socket.get();
-  job.rendezvous = std::make_shared<FileDescriptor>(std::move(rendezvous.socket));
-  settings.secret = make_secret();
+  settings.place = {.local_world_size = static_cast<int>(selection.slots.size()),
+                    .first_rank = job.cluster.first_rank(),
+                    .world_size = job.cluster.world_size(),
+                    .node_rank = job.cluster.node_rank,
+                    .nodes = static_cast<int>(job.cluster.hosts.size())};
+  settings.run = {.id = job.meeting.run_id,
+                  .role = options.role,
+                  .restarts = job.meeting.restarts,
+                  .max_restarts = job.cluster.max_restarts,
+                  .restart_reason = job.meeting.restart_reason};
+  settings.master_addr = job.meeting.master_addr;
+  settings.master_port = job.meeting.master_port;
+  if (job.rendezvous) settings.store_fd = job.rendezvous->get();
+  settings.secret = job.meeting.secret;
   settings.gpus = selection.gpus;
+  settings.working_directory = std::filesystem::current_path().string();
+  settings.more = variables_of_options(options);
+  return settings;
+}
+
+// Adds what a Python program needs to find zerorun and its stand-in for DeepSpeed.
+void add_python(JobSettings& settings, const LaunchOptions& options, const Program& program,
+                const ProgramSearch& search, const Environment& environment) {
   settings.python = program.python;
   if (const auto package = program.python ? find_compat(search.launcher_directory) : std::nullopt) {
     settings.python_path = package->start.string();
   }
-  if (const auto compat = choose_compat(program, options.deepspeed_compat, search, job.inherited)) {
+  if (const auto compat = choose_compat(program, options.deepspeed_compat, search, environment)) {
     settings.python_path += ":" + compat->site.string();
     settings.command_path = compat->bin.string();
   }
-  settings.working_directory = std::filesystem::current_path().string();
+}
 
-  for (int rank = 0; rank < selection.ranks; ++rank) {
+}  // namespace
+
+Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster,
+             const Meeting& meeting) {
+  open_standard_streams();  // so that the socket below gets none of their numbers
+  Job job;
+  job.cluster = cluster;
+  job.inherited = here.environment;
+  const ProgramSearch search = ProgramSearch::here();
+  const Program program = find_program(options.program, search);
+  const Selection selection =
+      take_slots(cluster.this_host().slots, options.request, here.resources);
+  const std::vector<CpuShare> shares = divide_cpus(here.cores, nodes_of(selection));
+  const std::optional<double> quota = ControlGroup().cpu_quota();
+  job.error_folder = ErrorFolder::choose_path();
+  job.meeting = decide_meeting(options, cluster, meeting, job.rendezvous);
+  JobSettings settings = settings_of(job, options, selection);
+  add_python(settings, options, program, search, job.inherited);
+
+  const int ranks = settings.place.local_world_size;
+  for (int rank = 0; rank < ranks; ++rank) {
     const CpuShare& share = shares[static_cast<size_t>(rank)];
-    const int threads = limit_threads(share.threads, selection.ranks, quota);
     RankPlan plan;
     plan.command = rank_command(program, rank);
-    plan.variables = rank_variables(settings, rank, threads, job.inherited);
-    if (!options.no_bind) plan.cpus = share.cpus;
+    plan.variables =
+        rank_variables(settings, rank, limit_threads(share.threads, ranks, quota), job.inherited);
+    if (!job.error_folder.empty()) {
+      plan.error_file = fmt::format("{}/error_{}.json", job.error_folder, rank);
+      plan.variables["TORCHELASTIC_ERROR_FILE"] = plan.error_file;
+    }
+    plan.streams = plan_streams(options.output, rank, rank == 0 && cluster.node_rank == 0);
+    if (options.cpus.bind) plan.cpus = share.cpus;
     job.ranks.push_back(std::move(plan));
   }
-  job.host = host.name;
-  job.note = selection.note;
-  job.log_dir = options.log_dir;
+  job.host = here.resources.name;
+  job.log_dir = log_folder(options.output);
+  job.note = notes_for(options, selection, job);
   job.grace_period = options.grace_period;
   return job;
 }
@@ -119,18 +170,19 @@ Job plan_job(const LaunchOptions& options) {
 std::string describe_job(const Job& job) {
   std::string text;
   const auto out = std::back_inserter(text);
-  for (size_t rank = 0; rank < job.ranks.size(); ++rank) {
-    const RankPlan& plan = job.ranks[rank];
-    fmt::format_to(out, "rank {} on {}\n", rank, job.host);
+  int rank = job.cluster.first_rank();
+  for (const RankPlan& plan : job.ranks) {
+    fmt::format_to(out, "rank {} on {}\n", rank++, job.host);
     for (const auto& [name, value] : plan.variables) {
       // A reader of the plan must not be able to join the job.
       const bool secret = name == "ZERORUN_JOB_SECRET";
-      fmt::format_to(out, "  env      {}={}\n", name, secret ? "<secret>" : quote(value));
+      fmt::format_to(out, "  env      {}={}\n", name, secret ? "<secret>" : shell_quote(value));
     }
     fmt::format_to(out, "  cpus     {}\n",
                    plan.cpus.empty() ? "not bound" : format_cpu_list(plan.cpus));
     std::vector<std::string> words;
-    std::transform(plan.command.begin(), plan.command.end(), std::back_inserter(words), quote);
+    std::transform(plan.command.begin(), plan.command.end(), std::back_inserter(words),
+                   shell_quote);
     fmt::format_to(out, "  command  {}\n", fmt::join(words, " "));
   }
   return text;

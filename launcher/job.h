@@ -5,35 +5,56 @@
 #include <string>
 #include <vector>
 
+#include "launcher/cluster.h"
 #include "launcher/environment.h"
 #include "launcher/options.h"
 #include "launcher/program.h"
+#include "launcher/stream_plan.h"
+#include "launcher/this_host.h"
 #include "os/file_descriptor.h"
 
 namespace zerorun {
 
-// A job ready to be started: everything decided, nothing running.
+// A job ready to be started on this host: everything decided, nothing running.
 
 struct RankPlan {
   std::vector<std::string> command;
   Environment variables;  // on top of the inherited environment
   std::vector<int> cpus;  // to bind to; empty = not bound
+  RankStreams streams;
+  std::string error_file;  // where PyTorch's @record writes an exception
+};
+
+// Where the ranks of a job meet, and what they know each other by. The launcher of the first host
+// decides, and tells the others.
+struct Meeting {
+  std::string master_addr{};  // empty: this launcher decides
+  uint16_t master_port = 0;
+  std::string secret{};
+  std::string run_id{};
+  int restarts = 0;              // of this job so far
+  std::string restart_reason{};  // of the last one
 };
 
 struct Job {
-  std::vector<RankPlan> ranks;
+  Cluster cluster;
+  Meeting meeting;
+  std::vector<RankPlan> ranks;  // of this host; the first is rank cluster.first_rank()
   Environment inherited;
   std::string host;
-  std::string note;     // one line for the user, or empty
-  std::string log_dir;  // empty = none
-  // The socket that holds MASTER_PORT; rank 0 inherits it.
+  std::string note;          // one line for the user, or empty
+  std::string log_dir;       // empty = none
+  std::string error_folder;  // of the ranks' error files; not made yet
+  // The socket that holds MASTER_PORT; rank 0 inherits it. Null on other hosts than the first.
   std::shared_ptr<FileDescriptor> rendezvous;
   // The time between a request to end and SIGKILL.
   std::chrono::milliseconds grace_period{30000};
 };
 
-// Looks at this machine and decides. Throws ConfigError.
-Job plan_job(const LaunchOptions& options);
+// The part of this host in a job whose hosts are decided: those of `cluster` all have slots, and on
+// other hosts than the first `meeting` says where. Throws ConfigError.
+Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster,
+             const Meeting& meeting);
 
 // The text of --dry_run: per rank the variables that are set, the CPUs and the command.
 std::string describe_job(const Job& job);

@@ -49,7 +49,8 @@ void OutputQueue::write_some() {
   const ssize_t done = ::write(fd_, bytes_.data() + written_, nbytes);
   if (done < 0) {
     if (errno == EINTR || errno == EAGAIN) return;
-    broken_ = true;
+    broken_ = errno == EPIPE;
+    if (!broken_) lose_text();
   } else {
     written_ += static_cast<size_t>(done);
   }
@@ -57,6 +58,15 @@ void OutputQueue::write_some() {
     bytes_.clear();
     written_ = 0;
   }
+}
+
+void OutputQueue::lose_text() {
+  if (!warned_) {
+    Logger().warning("standard {} cannot be written ({}): output is lost, the job goes on",
+                     fd_ == STDERR_FILENO ? "error" : "output", strerror(errno));
+  }
+  warned_ = true;
+  written_ = bytes_.size();
 }
 
 void OutputQueue::drain() {
@@ -137,9 +147,11 @@ void RankStream::consume(std::string_view text) {
     const size_t end = text.find('\n');
     partial_ += text.substr(0, end);
     if (end == std::string_view::npos) break;
-    ring_.add(partial_);
-    partial_ += '\n';
-    pass_line(partial_);
+    if (!route_.taken || !route_.taken(partial_)) {
+      ring_.add(partial_);
+      partial_ += '\n';
+      pass_line(partial_);
+    }
     partial_.clear();
     text.remove_prefix(end + 1);
   }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,7 +28,8 @@ class OutputQueue {
   bool full() const;
   // Lines of `source` since text of another one, so at the end of what a reader sees.
   size_t trailing_lines(int source) const { return source == last_source_ ? trailing_lines_ : 0; }
-  // The reader is gone: text is dropped.
+  // The reader is gone: text is dropped. Where a disk is full text is lost, which is said once, and
+  // what comes later is tried again.
   bool broken() const { return broken_; }
   // Writes as much as cannot block after poll() reported room.
   void write_some();
@@ -35,6 +37,8 @@ class OutputQueue {
   void drain();
 
  private:
+  void lose_text();
+
   int fd_;
   std::string bytes_;
   size_t written_ = 0;
@@ -42,6 +46,7 @@ class OutputQueue {
   size_t trailing_lines_ = 0;
   bool in_line_ = false;
   bool broken_ = false;
+  bool warned_ = false;
 };
 
 // The last lines of a stream. Of text that overwrites itself with carriage returns (a progress bar)
@@ -78,6 +83,8 @@ struct OutputRoute {
   std::string prefix{};            // of every line
   bool immediate = false;          // unfinished lines are passed on too (prompts, progress bars)
   std::shared_ptr<LogFile> log{};  // or null
+  // True for a line that is not for the reader; or null.
+  std::function<bool(std::string_view line)> taken{};
 };
 
 // The supervisor's end of a rank's stdout or stderr.

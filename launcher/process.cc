@@ -109,6 +109,11 @@ pid_t spawn(const SpawnRequest& request, const FileDescriptor& failure) {
 
 void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
+bool has_children() {
+  siginfo_t info{};
+  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
 std::vector<pid_t> descendants() {
   std::multimap<pid_t, pid_t> children;
   std::error_code error;

@@ -26,17 +26,6 @@ bool is_executable(const fs::path& path) {
 // Beside the launcher's folder, in a build as in an installation.
 constexpr std::string_view kBundled = "../libexec/zerorun";
 
-std::optional<fs::path> find_in_path(const std::string& name, std::string_view path) {
-  while (!path.empty()) {
-    const size_t end = std::min(path.find(':'), path.size());
-    // An empty entry means the working directory.
-    const fs::path directory = end == 0 ? fs::path(".") : fs::path(path.substr(0, end));
-    if (is_executable(directory / name)) return directory / name;
-    path.remove_prefix(std::min(end + 1, path.size()));
-  }
-  return std::nullopt;
-}
-
 std::optional<fs::path> find_bundled(const std::string& name, const fs::path& launcher_directory) {
   const fs::path program = launcher_directory / kBundled / name;
   if (!is_executable(program)) return std::nullopt;
@@ -104,6 +93,17 @@ std::string local_rank_for(const ProgramRequest& request) {
 }
 
 }  // namespace
+
+std::optional<fs::path> find_in_path(const std::string& name, std::string_view path) {
+  while (!path.empty()) {
+    const size_t end = std::min(path.find(':'), path.size());
+    // An empty entry means the working directory.
+    const fs::path directory = end == 0 ? fs::path(".") : fs::path(path.substr(0, end));
+    if (is_executable(directory / name)) return directory / name;
+    path.remove_prefix(std::min(end + 1, path.size()));
+  }
+  return std::nullopt;
+}
 
 ProgramSearch ProgramSearch::here() {
   const Environment environment = inherited_environment();

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/local_rank.h"
@@ -37,6 +39,9 @@ struct ProgramSearch {
 // Names of the programs that come with zerorun, in ../libexec/zerorun/ of an installation as of a
 // build.
 std::vector<std::string> bundled_programs(const std::filesystem::path& launcher_directory);
+
+// An executable file in one of the folders of `path`, which are joined by ':'.
+std::optional<std::filesystem::path> find_in_path(const std::string& name, std::string_view path);
 
 // A bundled program, a .py file, or an executable by path or in PATH, in this order. Throws
 // ConfigError that says where was looked.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <iterator>
@@ -69,6 +70,22 @@ std::string describe_end(int status) {
   return fmt::format("failed with exit code {}", WEXITSTATUS(status));
 }
 
+// "rank 1 (pid 7 on host-b) is stopped".
+std::string describe_stopped(const RankFailure& failure) {
+  std::string text;
+  for (const StoppedRank& one : failure.stopped) {
+    text += fmt::format("{}rank {} (pid {} on {})", text.empty() ? "" : ", ", one.rank, one.pid,
+                        failure.host);
+  }
+  return text;
+}
+
+bool said(const RankFailure& failure, const std::string& text) {
+  return std::any_of(
+      failure.last_lines.begin(), failure.last_lines.end(),
+      [&text](const std::string& line) { return line.find(text) != std::string::npos; });
+}
+
 }  // namespace
 
 int exit_code_of(int wait_status) {
@@ -85,12 +102,33 @@ std::string likely_cause(const RankFailure& failure) {
                                      : std::string();
 }
 
+std::string summarize_failure(const RankFailure& failure) {
+  if (!failure.stopped.empty()) {
+    return fmt::format("{} was stopped, and rank {} did not get further", describe_stopped(failure),
+                       failure.rank);
+  }
+  return fmt::format("rank {} on {} {}", failure.rank, failure.host, describe_end(failure.status));
+}
+
 std::string describe_failure(const RankFailure& failure) {
   std::string text;
   const auto out = std::back_inserter(text);
   if (failure.ranks > 1 && !failure.lines_in_view && !failure.last_lines.empty()) {
     fmt::format_to(out, "[zerorun] last lines of rank {}:\n", failure.rank);
     for (const std::string& line : failure.last_lines) fmt::format_to(out, "  {}\n", line);
+  }
+  if (failure.exception && !said(failure, failure.exception->message)) {
+    fmt::format_to(out, "[zerorun] exception of rank {}: {}\n", failure.rank,
+                   failure.exception->message);
+    if (failure.last_lines.empty()) fmt::format_to(out, "{}\n", failure.exception->traceback);
+  }
+  if (!failure.stopped.empty()) {
+    fmt::format_to(
+        out,
+        "[zerorun] error: {} was stopped (SIGSTOP); the others waited for it, until rank "
+        "{} of {} {}\n",
+        describe_stopped(failure), failure.rank, failure.ranks, describe_end(failure.status));
+    return text;
   }
   fmt::format_to(out, "[zerorun] error: rank {} of {} (pid {} on {}) {}\n", failure.rank,
                  failure.ranks, failure.pid, failure.host, describe_end(failure.status));

@@ -1,170 +1,93 @@
 #include "launcher/resources.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <set>
 
 #include "core/check.h"
+#include "launcher/host_filter.h"
+#include "launcher/hostfile.h"
+#include "launcher/words.h"
 
 namespace zerorun {
 
 namespace {
 
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (;;) {
-    const size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-std::string_view trim(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
-std::optional<int> parse_number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-bool is_this_host(std::string_view name, const std::string& host) {
-  return name == "localhost" || name == "127.0.0.1" || name == host ||
-         name == std::string_view(host).substr(0, host.find('.'));
-}
-
-// The slots a filter names on this host. `all` = it names the host without slots.
-struct Slots {
-  bool all = false;
-  std::set<int> numbers;
-};
-
-Slots parse_filter(std::string_view option, const std::string& text, const HostResources& host) {
-  Slots slots;
-  for (const std::string_view spec : split(text, '@')) {
-    const size_t colon = spec.find(':');
-    const std::string_view name = trim(spec.substr(0, colon));
-    if (name.empty()) {
-      fail<ConfigError>(
-          "{} '{}': expected NODE[:SLOT,SLOT...][@NODE...], for example localhost:0,2", option,
-          text);
-    }
-    if (!is_this_host(name, host.name)) {
-      fail<ConfigError>(
-          "{} '{}' names host '{}': several hosts are not supported yet; this one is 'localhost' "
-          "or '{}'",
-          option, text, name, host.name);
-    }
-    if (colon == std::string_view::npos) {
-      slots.all = true;
-      continue;
-    }
-    if (trim(spec.substr(colon + 1)).empty()) {
-      fail<ConfigError>("{} '{}' names no slot after '{}:'; '{}' alone means all of them", option,
-                        text, name, name);
-    }
-    for (const std::string_view slot : split(spec.substr(colon + 1), ',')) {
-      const std::optional<int> number = parse_number(trim(slot));
-      if (!number || *number < 0) {
-        fail<ConfigError>("{} '{}': slot '{}' is not a number; list the slots, as in localhost:0,2",
-                          option, text, slot);
-      }
-      slots.numbers.insert(*number);
-    }
-  }
-  return slots;
-}
-
-// The slots that an --include or --exclude leaves of `available` ones, in order.
+// The slots that a filter leaves of `available` ones of this host, in order.
 std::vector<int> filter_slots(const RankRequest& request, const HostResources& host, int available,
                               std::string_view device) {
   const bool including = !request.include.empty();
   const std::string_view option = including ? "--include" : "--exclude";
   const std::string& text = including ? request.include : request.exclude;
-  const Slots slots = parse_filter(option, text, host);
-  for (const int slot : slots.numbers) {
-    if (slot >= available) {
-      fail<ConfigError>("{} '{}' names slot {}, but this host has {} {} slot{} (0 to {})", option,
-                        text, slot, available, device, available == 1 ? "" : "s", available - 1);
+  std::vector<bool> named(static_cast<size_t>(available), false);
+  for (const HostFilter& filter : parse_host_filter(option, text)) {
+    if (!is_this_host(filter.host, host.name)) {
+      fail<ConfigError>(
+          "{} '{}' names host '{}', which no --hostfile lists; this one is 'localhost' or '{}'",
+          option, text, filter.host, host.name);
+    }
+    if (filter.slots.empty()) named.assign(named.size(), true);
+    for (const int slot : filter.slots) {
+      if (slot >= available) {
+        fail<ConfigError>("{} '{}' names slot {}, but this host has {} {} slot{} (0 to {})", option,
+                          text, slot, available, device, available == 1 ? "" : "s", available - 1);
+      }
+      named[static_cast<size_t>(slot)] = true;
     }
   }
   std::vector<int> kept;
   for (int slot = 0; slot < available; ++slot) {
-    const bool named = slots.all || slots.numbers.contains(slot);
-    if (named == including) kept.push_back(slot);
+    if (named[static_cast<size_t>(slot)] == including) kept.push_back(slot);
   }
   if (kept.empty()) fail<ConfigError>("{} '{}' leaves no {} to run on", option, text, device);
   return kept;
+}
+
+// True if a filter names slots, not hosts alone.
+bool names_slots(std::string_view option, const std::string& text) {
+  const std::vector<HostFilter> filters = parse_host_filter(option, text);
+  return std::all_of(filters.begin(), filters.end(),
+                     [](const HostFilter& filter) { return !filter.slots.empty(); });
 }
 
 // The requested number of ranks, or nothing when the default is asked for (-1 is DeepSpeed's word
 // for it).
 std::optional<int> requested_count(const RankRequest& request, const HostResources& host,
                                    bool on_cpu) {
-  if (request.count.empty() || request.count == "-1") return std::nullopt;
   if (request.count == "auto") return on_cpu ? std::optional(host.cpus) : std::nullopt;
   if (request.count == "cpu") return host.cpus;
-  if (request.count == "gpu") return std::nullopt;
-  const std::optional<int> count = parse_number(request.count);
-  if (!count || *count < 1 || *count > kMaxRanksPerHost) {
-    fail<ConfigError>("--num_gpus '{}': expected a number from 1 to {}, auto, gpu or cpu",
-                      request.count, kMaxRanksPerHost);
-  }
-  return count;
+  return number_of_ranks(request);
 }
 
-Selection select_cpu_ranks(const RankRequest& request, const HostResources& host) {
-  Selection selection;
-  if (!request.include.empty()) {
-    const Slots slots = parse_filter("--include", request.include, host);
-    // A slot of a CPU host is just a rank, so any set of slot numbers can be had.
-    const size_t count = slots.all ? static_cast<size_t>(host.numa_nodes) : slots.numbers.size();
-    selection.ranks = static_cast<int>(std::min<size_t>(count, kMaxRanksPerHost));
-  } else if (!request.exclude.empty()) {
-    selection.ranks = static_cast<int>(filter_slots(request, host, host.numa_nodes, "CPU").size());
-  } else {
-    selection.ranks = requested_count(request, host, true).value_or(host.numa_nodes);
-  }
-  return selection;
-}
-
-Selection select_gpu_ranks(const RankRequest& request, const HostResources& host) {
-  const int available = static_cast<int>(host.gpus.size());
-  Selection selection;
+std::vector<int> select_slots(const RankRequest& request, const HostResources& host, bool on_gpus) {
+  const int devices = static_cast<int>(host.gpus.size());
   if (!request.include.empty() || !request.exclude.empty()) {
-    for (const int slot : filter_slots(request, host, available, "GPU")) {
-      selection.gpus.push_back(host.gpus[static_cast<size_t>(slot)]);
-    }
-  } else {
-    const int count = requested_count(request, host, false).value_or(available);
-    if (count > available && host.share_gpus) {
-      selection.gpus = host.gpus;
-      selection.ranks = count;
-      return selection;
-    }
-    if (count > available) {
-      fail<ConfigError>("--num_gpus {}: this host offers {} GPU{} ({})", count, available,
-                        available == 1 ? "" : "s", fmt::join(host.gpus, ","));
-    }
-    selection.gpus.assign(host.gpus.begin(), host.gpus.begin() + count);
+    // Without GPUs a slot is just a rank: any CPU can have one, and by default each NUMA node has.
+    const bool any_cpu = !request.include.empty() && names_slots("--include", request.include);
+    const int available = on_gpus ? devices : any_cpu ? host.cpus : host.numa_nodes;
+    return filter_slots(request, host, available, on_gpus ? "GPU" : "CPU");
   }
-  selection.ranks = static_cast<int>(selection.gpus.size());
-  return selection;
+  const int all = on_gpus ? devices : host.numa_nodes;
+  const int count = requested_count(request, host, !on_gpus).value_or(all);
+  if (on_gpus && count > devices && !host.share_gpus) {
+    fail<ConfigError>("--num_gpus {}: this host offers {} GPU{} ({})", count, devices,
+                      devices == 1 ? "" : "s", fmt::join(host.gpus, ","));
+  }
+  return first_slots(count);
 }
 
-void check_combination(const RankRequest& request) {
+}  // namespace
+
+void check_combination(const RankRequest& request, int nodes) {
   if (!request.include.empty() && !request.exclude.empty()) {
     fail<ConfigError>("--include and --exclude are mutually exclusive; use one of them");
   }
-  if (!request.count.empty() && !(request.include.empty() && request.exclude.empty())) {
-    fail<ConfigError>("--num_gpus cannot be combined with {}, which already says how many",
-                      request.include.empty() ? "--exclude" : "--include");
+  const bool filtered = !(request.include.empty() && request.exclude.empty());
+  const std::string_view filter = request.include.empty() ? "--exclude" : "--include";
+  if (filtered && number_of_ranks(request)) {
+    fail<ConfigError>("--num_gpus cannot be combined with {}, which already says how many", filter);
+  }
+  if (filtered && nodes > 0) {
+    fail<ConfigError>("--num_nodes cannot be combined with {}, which already says which", filter);
   }
   if (request.count == "cpu" && request.accelerator == Accelerator::cuda) {
     fail<ConfigError>("--num_gpus cpu contradicts --accelerator cuda");
@@ -174,7 +97,17 @@ void check_combination(const RankRequest& request) {
   }
 }
 
-}  // namespace
+std::optional<int> number_of_ranks(const RankRequest& request) {
+  for (const char* word : {"", "-1", "auto", "gpu", "cpu"}) {
+    if (request.count == word) return std::nullopt;
+  }
+  const std::optional<int> count = parse_number(request.count);
+  if (!count || *count < 1 || *count > kMaxRanksPerHost) {
+    fail<ConfigError>("--num_gpus '{}': expected a number from 1 to {}, auto, gpu or cpu",
+                      request.count, kMaxRanksPerHost);
+  }
+  return count;
+}
 
 std::vector<std::string> visible_gpus(const std::optional<std::string>& visible,
                                       int gpus_on_machine) {
@@ -195,8 +128,7 @@ std::vector<std::string> visible_gpus(const std::optional<std::string>& visible,
   return gpus;
 }
 
-Selection select_ranks(const RankRequest& request, const HostResources& host) {
-  check_combination(request);
+bool runs_on_gpus(const RankRequest& request, const HostResources& host) {
   const bool wants_gpu = request.accelerator == Accelerator::cuda || request.count == "gpu";
   const bool wants_cpu = request.accelerator == Accelerator::cpu || request.count == "cpu";
   if (wants_gpu && host.gpus.empty()) {
@@ -208,16 +140,40 @@ Selection select_ranks(const RankRequest& request, const HostResources& host) {
     fail<ConfigError>("GPUs are asked for, but {}; --accelerator cpu runs CPU ranks",
                       host.cuda_problem);
   }
-  if (!wants_cpu && !host.gpus.empty() && host.cuda_problem.empty()) {
-    return select_gpu_ranks(request, host);
+  return !wants_cpu && !host.gpus.empty() && host.cuda_problem.empty();
+}
+
+Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
+                     const HostResources& host) {
+  Selection selection = {.slots = slots};
+  if (!runs_on_gpus(request, host)) {
+    const bool asked = request.accelerator == Accelerator::cpu || request.count == "cpu";
+    if (!asked) {
+      selection.note =
+          fmt::format("{}: {} CPU rank{}", host.gpus.empty() ? "no GPU found" : host.cuda_problem,
+                      slots.size(), slots.size() == 1 ? "" : "s");
+    }
+    return selection;
   }
-  Selection selection = select_cpu_ranks(request, host);
-  if (!wants_cpu) {
-    selection.note =
-        fmt::format("{}: {} CPU rank{}", host.gpus.empty() ? "no GPU found" : host.cuda_problem,
-                    selection.ranks, selection.ranks == 1 ? "" : "s");
+  const auto beyond = std::find_if(slots.begin(), slots.end(), [&host](int slot) {
+    return slot >= static_cast<int>(host.gpus.size());
+  });
+  if (beyond != slots.end() && host.share_gpus) {
+    selection.gpus = host.gpus;
+    return selection;
   }
+  if (beyond != slots.end()) {
+    fail<ConfigError>("slot {} of host {}: it offers {} GPU{} ({})", *beyond, host.name,
+                      host.gpus.size(), host.gpus.size() == 1 ? "" : "s",
+                      fmt::join(host.gpus, ","));
+  }
+  for (const int slot : slots) selection.gpus.push_back(host.gpus[static_cast<size_t>(slot)]);
   return selection;
+}
+
+Selection select_ranks(const RankRequest& request, const HostResources& host) {
+  check_combination(request, 0);
+  return take_slots(select_slots(request, host, runs_on_gpus(request, host)), request, host);
 }
 
 int count_gpus() {

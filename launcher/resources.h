@@ -31,8 +31,8 @@ struct HostResources {
 };
 
 struct Selection {
-  int ranks = 1;
-  std::vector<std::string> gpus{};  // one per rank, unless they share; empty for CPU ranks
+  std::vector<int> slots{};         // one rank each
+  std::vector<std::string> gpus{};  // one per slot, unless they share; empty for CPU ranks
   std::string note{};               // what the user should know in one line, or empty
 
   bool operator==(const Selection&) const = default;
@@ -47,10 +47,22 @@ inline constexpr int kMaxRanksPerHost = 1024;
 std::vector<std::string> visible_gpus(const std::optional<std::string>& visible,
                                       int gpus_on_machine);
 
+// Throws ConfigError for options that exclude each other. `nodes`: of --num_nodes, 0 = not given.
+void check_combination(const RankRequest& request, int nodes);
+// The number of ranks per host that the options name, or nothing: all, by whatever the host has.
+// Throws ConfigError for text that is no number.
+std::optional<int> number_of_ranks(const RankRequest& request);
+
+// Whether ranks here run on GPUs. Throws ConfigError when they are asked for and cannot.
+bool runs_on_gpus(const RankRequest& request, const HostResources& host);
+
 // --include and --exclude pick slots of the base set; they and a count exclude each other. Without
 // a request: all GPUs, or one CPU rank per NUMA node. Throws ConfigError naming the slot, host or
 // count that cannot be had.
 Selection select_ranks(const RankRequest& request, const HostResources& host);
+// The devices of slots that are decided. Throws ConfigError for one that this host has not.
+Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
+                     const HostResources& host);
 
 // GPUs whose device files are visible here, whether or not a driver library is installed.
 int count_gpus();

@@ -98,6 +98,14 @@ std::optional<uint16_t> bound_port_of(const FileDescriptor& socket) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
 }
 
+bool is_loopback_address(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  }
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+  return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 [[noreturn]] void fail_for_busy_port(const std::string& host, uint16_t port) {
   fail<CommError>("port {} on {} is in use by another program", port, host);
 }
@@ -140,6 +148,13 @@ std::optional<Listener> inherit_listener(int descriptor, uint16_t port) {
   }
   fcntl(descriptor, F_SETFD, FD_CLOEXEC);
   return Listener{std::move(socket), port};
+}
+
+bool is_bound_to_loopback(const Listener& listener) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  return getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0 &&
+         is_loopback_address(bound);
 }
 
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,

@@ -31,6 +31,9 @@ void listen_on(const Listener& listener);
 // descriptor is not a socket of that port on which nobody listens.
 std::optional<Listener> inherit_listener(int descriptor, uint16_t port);
 
+// True when only this host reaches the port.
+bool is_bound_to_loopback(const Listener& listener);
+
 // The other side has closed the connection, or it broke.
 class Dropped : public CommError {
  public:

@@ -84,6 +84,7 @@ HEADERS = [
         r"(?:device|train)/cuda/|comm/nccl/",
         "CUDA and NCCL belong in device/cuda and comm/nccl",
     ),
+    _rule(r"^gloo/", r"comm/gloo/", "Gloo belongs in comm/gloo"),
     _rule(r"^(?:Python\.h|pybind11/|torch/|ATen/|c10/)", r"python/", "belongs in python/"),
 ]
 

@@ -31,9 +31,11 @@ inline void run_threads(int world_size, const std::function<void(int)>& body) {
   }
 }
 
-// The same with a communicator of all of them.
+// The same with a communicator of all of them. `host_of` names the host that a rank is on; without
+// it all are on one.
 inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
-                      std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+                      std::chrono::milliseconds timeout = std::chrono::seconds(30),
+                      const std::function<std::string(int)>& host_of = {}) {
   const auto store = make_memory_store();
   run_threads(world_size, [&](int rank) {
     CommunicatorOptions options;
@@ -41,6 +43,7 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
     options.world_size = world_size;
     options.store = store;
     options.timeout = timeout;
+    if (host_of) options.host = host_of(rank);
     const auto communicator = make_communicator(options);
     body(*communicator);
   });

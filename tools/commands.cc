@@ -17,6 +17,7 @@
 #include "tools/bench_nvme.h"
 #include "tools/host_report.h"
 #include "tools/plan.h"
+#include "tools/python_tool.h"
 #include "train/gpt_config.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
@@ -244,6 +245,7 @@ std::vector<std::string> names_of(const CLI::App& tool) {
 }  // namespace
 
 std::optional<int> run_tool(const std::vector<std::string>& given) {
+  if (const auto command = python_tool_command(given)) become(*command);
   ToolArguments values;
   CLI::App tools("", "zerorun");
   define_tools(tools, values);

@@ -1,20 +1,17 @@
-#include <fmt/core.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "launcher/guardian.h"
-#include "launcher/job.h"
+#include "launcher/environment.h"
+#include "launcher/launch.h"
+#include "launcher/node_launcher.h"
 #include "launcher/options.h"
-#include "launcher/supervisor.h"
 #include "tools/commands.h"
 #include "zerorun/error.h"
 #include "zerorun/version.h"
@@ -27,28 +24,18 @@ using namespace zerorun;
 constexpr int kFailure = 1;
 constexpr int kBadInput = 2;
 
-int launch(const LaunchOptions& options) {
-  Job job = plan_job(options);
-  if (options.dry_run) {
-    fmt::print("{}{}{}", job.note, job.note.empty() ? "" : "\n", describe_job(job));
-    return 0;
-  }
-  if (!job.note.empty()) Logger().info("{}", job.note);
-  return run_guarded(
-      [job = std::move(job)](FileDescriptor guardian, const sigset_t& original_mask) mutable {
-        return Supervisor(std::move(job), std::move(guardian), original_mask).run();
-      });
-}
-
 int run(const std::vector<std::string>& arguments) {
   if (const auto code = run_tool(arguments)) return *code;
-  const LaunchOptions options = parse_options(arguments);
+  if (!arguments.empty() && arguments.front() == "--node_launcher") {
+    return run_node_launcher(arguments);
+  }
+  const LaunchOptions options = parse_options(arguments, inherited_environment());
   if (options.help) {
-    fmt::print("{}", help_text());
+    std::fputs(help_text().c_str(), stdout);
     return 0;
   }
   if (options.version) return run_tool({"version"}).value_or(0);
-  return launch(options);
+  return launch(arguments, options);
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/file.h"
@@ -67,11 +69,29 @@ void set_dtype(Config& config, const std::string& name) {
   precision.param_dtype = dtype;
 }
 
+// Reports that are made in Python; this program writes what they are made of.
+void refuse_python_reports(const ParsedConfig& parsed) {
+  constexpr std::array<std::string_view, 8> kInPython = {
+      "/tensorboard/enabled",  "/csv_monitor/enabled",    "/wandb/enabled",   "/comet/enabled",
+      "/comms_logger/enabled", "/flops_profiler/enabled", "/zerorun/metrics", "/zerorun/trace/file",
+  };
+  for (const ConfigValue& given : parsed.values) {
+    const bool asks = given.value != "false" && given.value != "null";
+    if (!asks || std::ranges::find(kInPython, given.pointer) == kInPython.end()) continue;
+    fail<ConfigError>(
+        "{}: {} is {}, which PyTorch programs act on: leave it out and give train --metrics FILE; "
+        "`python -m zerorun.monitor` passes that on to TensorBoard, CSV files, Weights & Biases or "
+        "Comet, and `python -m zerorun.report` makes a page of it",
+        parsed.config.source, given.pointer, given.value);
+  }
+}
+
 Config make_config(const CommandLine& line, const TrainOptions& options, const GptConfig& model,
                    int world_size) {
   ParsedConfig parsed;
   if (line.config) {
     parsed = *line.config;
+    refuse_python_reports(parsed);
   } else {
     parsed.config = default_config(model, options.steps);
   }

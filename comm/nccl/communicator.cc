@@ -58,6 +58,7 @@ class NcclCommunicator final : public CallCommunicator {
     word_ = device_->allocate(sizeof(int64_t), MemoryCategory::other);
   }
 
+  int local_world_size() const override { return group_ ? group_->ranks_of_this_host() : 1; }
   std::string transport() const override { return group_ ? "nccl" : "self"; }
   bool reads_peers() const override { return false; }
 

@@ -135,6 +135,9 @@ void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& 
     forget_done();
     calling_->done = std::move(done);
     pending_.push_back(*std::exchange(calling_, std::nullopt));
+  } catch (const DeviceError& error) {  // of this rank's own GPU, which its peers know as CommError
+    fail_with(error.what());
+    throw;
   } catch (const Error& error) {
     fail_with(error.what());
     check();

@@ -44,6 +44,7 @@ class NcclGroup final : public CudaStream::Watched {
   // freeing it may wait for the GPU, and so for peers: an abort must not have to wait for that.
   Buffer allocate(size_t nbytes, std::shared_ptr<NcclGroup> self);
 
+  int ranks_of_this_host() const { return peers_.ranks_of_this_host(); }
   // GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const { return peers_.devices_of_this_process(); }
 

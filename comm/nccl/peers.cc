@@ -97,6 +97,12 @@ void NcclPeers::meet() {
   met_ = std::move(met);
 }
 
+int NcclPeers::ranks_of_this_host() const {
+  return static_cast<int>(std::count_if(met_.begin(), met_.end(), [&](const Presence& peer) {
+    return peer.process.boot_id == own_.process.boot_id;
+  }));
+}
+
 std::vector<int> NcclPeers::devices_of_this_process() const {
   std::vector<int> devices;
   for (const Presence& peer : met_) {

@@ -30,6 +30,7 @@ class NcclPeers {
   std::string wait_for_id(const std::function<void()>& check) const;
   // Waits until all have arrived, and learns who they are.
   void meet();
+  int ranks_of_this_host() const;
   // The GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const;
 

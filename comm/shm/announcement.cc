@@ -26,6 +26,22 @@ std::string_view name_of(ReduceOp op) {
   return "?";
 }
 
+Operation operation_of(Collective op) {
+  switch (op) {
+    case Collective::all_reduce:
+      return Operation::all_reduce;
+    case Collective::reduce_scatter:
+      return Operation::reduce_scatter;
+    case Collective::all_gather:
+      return Operation::all_gather;
+    case Collective::broadcast:
+      return Operation::broadcast;
+    case Collective::barrier:
+      return Operation::barrier;
+  }
+  return Operation::barrier;
+}
+
 // The operation and what else it was asked to do.
 std::string call(const Announcement& a) {
   const std::string_view added = a.output == Output::accumulate ? ", accumulate" : "";
@@ -50,6 +66,18 @@ std::string call(const Announcement& a) {
 }
 
 }  // namespace
+
+Announcement announcement_of(const CollectiveCall& call) {
+  Announcement mine;
+  mine.operation = operation_of(call.op);
+  mine.numel = call.in.numel;
+  mine.dtype = call.in.dtype;
+  mine.out_dtype = call.out.dtype;
+  mine.reduce = call.reduce;
+  mine.output = call.output;
+  mine.root = call.root;
+  return mine;
+}
 
 void set_label(Announcement& announcement, std::string_view label) {
   announcement.label_hash = XXH3_64bits(label.data(), label.size());

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/collective_call.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::shm {
@@ -49,6 +50,9 @@ struct Announcement {
   Location out;
   std::array<char, 64> label{};  // cut, for messages
 };
+
+// Without label and places.
+Announcement announcement_of(const CollectiveCall& call);
 
 // Copies as much of `text` as fits and ends with a zero.
 template <size_t kSize>

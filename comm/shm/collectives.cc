@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/rendezvous/memory_store.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
@@ -35,6 +36,11 @@ Range part_of(int64_t numel, int rank, int world_size) {
   return {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
 }
 
+std::shared_ptr<LocalSegments> local_segments_of(Store& store) {
+  auto* memory_store = dynamic_cast<MemoryStore*>(&store);
+  return memory_store != nullptr ? memory_store->segments() : nullptr;
+}
+
 // Reduces the elements of `range` that the chunk has into `out`, the output of the whole row.
 void reduce_chunk(const CollectiveCall& call, const Exchange::Chunk& chunk, Range range,
                   TensorView out) {
@@ -50,9 +56,9 @@ void reduce_chunk(const CollectiveCall& call, const Exchange::Chunk& chunk, Rang
 
 }  // namespace
 
-Collectives::Collectives(const CommunicatorOptions& options, std::shared_ptr<LocalSegments> local)
-    : local_(std::move(local)),
-      control_(options, local_.get()),
+Collectives::Collectives(const CommunicatorOptions& options, std::vector<int> numbers)
+    : local_(local_segments_of(*options.store)),
+      control_(options, local_.get(), std::move(numbers)),
       blocks_(std::make_shared<Blocks>(options.rank)) {}
 
 void Collectives::run(const CollectiveCall& call) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "comm/collective_call.h"
 #include "comm/shm/blocks.h"
@@ -13,8 +14,8 @@ namespace zerorun::shm {
 // gather_one_sided(), calls come one at a time, in the same order on every rank.
 class Collectives {
  public:
-  // `local` is null unless the ranks are threads of one process.
-  Collectives(const CommunicatorOptions& options, std::shared_ptr<LocalSegments> local);
+  // Ranks of a MemoryStore are threads of one process. `numbers`: as in Control.
+  explicit Collectives(const CommunicatorOptions& options, std::vector<int> numbers = {});
 
   Control& control() { return control_; }
 
@@ -33,7 +34,7 @@ class Collectives {
   void broadcast(const CollectiveCall& call);
   Block share_block(size_t nbytes, Sharing sharing);
 
-  const std::shared_ptr<LocalSegments> local_;
+  const std::shared_ptr<LocalSegments> local_;  // null unless the ranks are threads
   Control control_;
   const std::shared_ptr<Blocks> blocks_;
   int64_t next_block_ = 0;

@@ -4,7 +4,6 @@
 
 #include "comm/call_order.h"
 #include "comm/host_communicator.h"
-#include "comm/rendezvous/memory_store.h"
 #include "comm/shm/collectives.h"
 #include "core/check.h"
 
@@ -12,17 +11,11 @@ namespace zerorun {
 
 namespace {
 
-std::shared_ptr<LocalSegments> local_segments_of(Store& store) {
-  auto* memory_store = dynamic_cast<MemoryStore*>(&store);
-  return memory_store != nullptr ? memory_store->segments() : nullptr;
-}
-
 class ShmCommunicator final : public HostCommunicator {
  public:
   explicit ShmCommunicator(const CommunicatorOptions& options)
       : HostCommunicator(options.rank, options.world_size),
-        collectives_(
-            std::make_shared<shm::Collectives>(options, local_segments_of(*options.store))) {}
+        collectives_(std::make_shared<shm::Collectives>(options)) {}
   ShmCommunicator(const ShmCommunicator&) = delete;
   ShmCommunicator& operator=(const ShmCommunicator&) = delete;
   // Work that is still under way fails, here and at the peers that need it.

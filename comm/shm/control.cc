@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <functional>
 #include <new>
+#include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "os/futex.h"
 
 namespace zerorun::shm {
@@ -50,10 +52,11 @@ std::shared_ptr<Segment> meet(const CommunicatorOptions& options, LocalSegments*
 
 }  // namespace
 
-Control::Control(const CommunicatorOptions& options, LocalSegments* local)
+Control::Control(const CommunicatorOptions& options, LocalSegments* local, std::vector<int> numbers)
     : rank_(options.rank),
       world_size_(options.world_size),
       timeout_(options.timeout),
+      numbers_(std::move(numbers)),
       process_(this_process()),
       segment_(meet(options, local)) {
   claim_slot();
@@ -68,15 +71,17 @@ Control::Control(const CommunicatorOptions& options, LocalSegments* local)
 
 void Control::claim_slot() {
   if (segment_->ticket().nbytes < kSlotsOffset || header().magic != ControlHeader::kMagic) {
-    zerorun::fail<CommError>("rank 0 runs another version of zerorun than rank {}", rank_);
+    zerorun::fail<CommError>("rank {} runs another version of zerorun than rank {}", number(0),
+                             number(rank_));
   }
   if (header().world_size != static_cast<uint32_t>(world_size_)) {
-    fail(fmt::format("rank {} expects {} ranks, but rank 0 expects {}", rank_, world_size_,
-                     header().world_size));
+    fail(fmt::format("rank {} expects {} ranks, but rank {} expects {}", number(rank_), world_size_,
+                     number(0), header().world_size));
   }
   RankSlot& mine = slot(rank_);
   if (mine.claimed.exchange(1) != 0) {
-    zerorun::fail<CommError>("rank {} is taken by another process: each needs its own RANK", rank_);
+    zerorun::fail<CommError>("rank {} is taken by another process: each needs its own RANK",
+                             number(rank_));
   }
   mine.process = process_;
   copy_cut(host_name(), mine.host);
@@ -135,8 +140,9 @@ void Control::wait_for(int peer) {
   if (spin_for(peer)) return;
   RankSlot& theirs = slot(peer);
   const Clock::time_point started = Clock::now();
+  WaitingNotice notice;
   while (!arrived(peer)) {
-    examine_peers(started);
+    examine_peers(started, notice);
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = theirs.step.load(std::memory_order_seq_cst);
     if (static_cast<int32_t>(seen - step_) < 0) futex_wait(theirs.step, seen, kSlice);
@@ -151,7 +157,7 @@ bool Control::all_arrived() const {
   return true;
 }
 
-void Control::examine_peers(Clock::time_point started) {
+void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   try {
     check();
   } catch (const CommError&) {
@@ -171,18 +177,25 @@ void Control::examine_peers(Clock::time_point started) {
     if ((membership == Membership::left || died) && !arrived(peer)) {
       fail(fmt::format("{} {} while rank {} waited for it in {}; its last operation: {}",
                        name_of_rank(peer), died ? "died" : "left (its communicator was destroyed)",
-                       rank_, describe(current_), last_operation(peer)));
+                       number(rank_), describe(current_), last_operation(peer)));
     }
     missing.push_back(peer);
   }
-  if (missing.empty() || waited < timeout_) return;
+  const bool late = waited >= timeout_;
+  if (missing.empty() || (!late && !notice.due(waited))) return;
   std::string names;
   for (const int peer : missing) {
     names += fmt::format("{}{}, last operation: {}", names.empty() ? "" : "; ", name_of_rank(peer),
                          last_operation(peer));
   }
-  fail(fmt::format("rank {} waited {:.1f} s in {} for {}", rank_,
-                   std::chrono::duration<double>(waited).count(), describe(current_), names));
+  const double seconds = std::chrono::duration<double>(waited).count();
+  if (late) {
+    fail(fmt::format("rank {} waited {:.1f} s in {} for {}", number(rank_), seconds,
+                     describe(current_), names));
+  }
+  Logger(number(rank_), world_size_)
+      .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for {}", number(rank_), seconds,
+           describe(current_), names);
 }
 
 Announcement Control::announcement(int peer) const {
@@ -208,7 +221,8 @@ void Control::check() {
     error_ = failure().text.data();
   }
   if (error_.empty() && left_) {
-    error_ = fmt::format("the communicator of rank {} was destroyed before its last work", rank_);
+    error_ = fmt::format("the communicator of rank {} was destroyed before its last work",
+                         number(rank_));
   }
   if (!error_.empty()) throw CommError(error_);
 }
@@ -220,12 +234,23 @@ void Control::fail(const std::string& text) {
 
 void Control::abort(std::string_view reason) noexcept {
   try {
-    const std::string text = fmt::format("{} aborted the job: {}", name_of_rank(rank_), reason);
-    record_failure(text);
-    keep_error(text);
+    set_error(fmt::format("{} aborted the job: {}", name_of_rank(rank_), reason));
   } catch (...) {
     record_failure(reason);
   }
+}
+
+void Control::set_error(std::string_view text) noexcept {
+  record_failure(text);
+  try {
+    keep_error(text);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for a copy of what is recorded
+  }
+}
+
+std::string Control::error() const {
+  if (failure().state.load(std::memory_order_acquire) != Failure::written) return {};
+  return failure().text.data();
 }
 
 // The error of this rank from now on: the one it had, or the one that all share, or `text` when
@@ -264,9 +289,10 @@ void Control::wake_all() const noexcept {
 std::string Control::name_of_rank(int peer) const {
   const RankSlot& theirs = slot(peer);
   if (theirs.membership.load(std::memory_order_acquire) == Membership::absent) {
-    return fmt::format("rank {} (has not joined)", peer);
+    return fmt::format("rank {} (has not joined)", number(peer));
   }
-  return fmt::format("rank {} (pid {} on {})", peer, theirs.process.pid, theirs.host.data());
+  return fmt::format("rank {} (pid {} on {})", number(peer), theirs.process.pid,
+                     theirs.host.data());
 }
 
 std::string Control::last_operation(int peer) const {

@@ -11,6 +11,7 @@
 
 #include "comm/shm/layout.h"
 #include "comm/shm/segment.h"
+#include "comm/waiting.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::shm {
@@ -20,7 +21,8 @@ namespace zerorun::shm {
 class Control {
  public:
   // Meets the peers through the store. `local` is null unless the ranks are threads of one process.
-  Control(const CommunicatorOptions& options, LocalSegments* local);
+  // `numbers`: what messages call the ranks, in a job of several hosts; empty: 0, 1, ...
+  Control(const CommunicatorOptions& options, LocalSegments* local, std::vector<int> numbers = {});
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -45,6 +47,10 @@ class Control {
   void check();
   // Makes `text` the error of every rank, unless there was one before; throws it.
   [[noreturn]] void fail(const std::string& text);
+  // The same without throwing.
+  void set_error(std::string_view text) noexcept;
+  // The error of an earlier failure; empty: there was none.
+  std::string error() const;
   // The same without throwing; `reason` is what the user says.
   void abort(std::string_view reason) noexcept;
   // This rank takes no more steps: its own waits and those of its peers end.
@@ -55,6 +61,9 @@ class Control {
  private:
   using Clock = std::chrono::steady_clock;
 
+  int number(int peer) const {
+    return numbers_.empty() ? peer : numbers_[static_cast<size_t>(peer)];
+  }
   RankSlot& slot(int peer) const;
   ControlHeader& header() const;
   Failure& failure() const;
@@ -63,7 +72,7 @@ class Control {
   void claim_slot();
   void wait_for(int peer);
   bool spin_for(int peer) const;
-  void examine_peers(Clock::time_point started);
+  void examine_peers(Clock::time_point started, WaitingNotice& notice);
   void wake_all() const noexcept;
   std::string last_operation(int peer) const;
   std::string keep_error(std::string_view text);
@@ -73,6 +82,7 @@ class Control {
   const int rank_;
   const int world_size_;
   const std::chrono::milliseconds timeout_;
+  const std::vector<int> numbers_;
   const ProcessIdentity process_;
   std::shared_ptr<Segment> segment_;
   // These belong to the thread that takes steps.

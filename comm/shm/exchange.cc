@@ -11,31 +11,8 @@ namespace {
 // Up to here a copy costs less than the step that direct reading needs at its end.
 constexpr size_t kDirectBytes = size_t{16} << 10;
 
-Operation operation_of(Collective op) {
-  switch (op) {
-    case Collective::all_reduce:
-      return Operation::all_reduce;
-    case Collective::reduce_scatter:
-      return Operation::reduce_scatter;
-    case Collective::all_gather:
-      return Operation::all_gather;
-    case Collective::broadcast:
-      return Operation::broadcast;
-    case Collective::barrier:
-      return Operation::barrier;
-  }
-  return Operation::barrier;
-}
-
 Announcement announcement_of(const CollectiveCall& call, const Blocks& blocks) {
-  Announcement mine;
-  mine.operation = operation_of(call.op);
-  mine.numel = call.in.numel;
-  mine.dtype = call.in.dtype;
-  mine.out_dtype = call.out.dtype;
-  mine.reduce = call.reduce;
-  mine.output = call.output;
-  mine.root = call.root;
+  Announcement mine = shm::announcement_of(call);
   mine.in = blocks.locate(call.in.data, call.in.nbytes());
   mine.out = blocks.locate(call.out.data, call.out.nbytes());
   mine.direct = mine.in.shared() && call.in.nbytes() > kDirectBytes;

@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -99,18 +100,116 @@ struct Min {
   }
 };
 
-// Elements [begin, end). Partial results stay in registers.
+// The tree in which values are combined (reduce_kernels.h) has four neighbours at the bottom of
+// each branch. Complete branches of equal size are combined at once, as bits carry when a counter
+// counts the branches; so one partial result per level is kept.
+constexpr size_t kBranch = 4;
+constexpr int kLevels = 24;
+
+// Combines 1 to 4 values that `get` gives.
+template <class Op, typename Get>
+auto combine_scalars(size_t count, const Get& get) {
+  auto value = get(0);
+  if (count > 1) value = Op::scalars(value, get(1));
+  if (count == 3) value = Op::scalars(value, get(2));
+  if (count == 4) value = Op::scalars(value, Op::scalars(get(2), get(3)));
+  return value;
+}
+
+template <typename In, class Op, typename Wide>
+Wide reduce_element(std::span<const std::byte* const> bytes, int64_t i) {
+  const auto branch = [&](size_t first) {
+    return combine_scalars<Op>(std::min(kBranch, bytes.size() - first), [&](size_t rank) {
+      return widen(reinterpret_cast<const In*>(bytes[first + rank])[i]);
+    });
+  };
+  if (bytes.size() <= kBranch) return branch(0);
+  std::array<Wide, kLevels> partial;
+  int kept = 0;
+  for (size_t number = 0; number * kBranch < bytes.size(); ++number) {
+    Wide value = branch(number * kBranch);
+    for (size_t carry = number; (carry & 1) != 0; carry >>= 1) {
+      value = Op::scalars(partial[static_cast<size_t>(--kept)], value);
+    }
+    partial[static_cast<size_t>(kept++)] = value;
+  }
+  while (kept > 1) {
+    --kept;
+    partial[static_cast<size_t>(kept - 1)] =
+        Op::scalars(partial[static_cast<size_t>(kept - 1)], partial[static_cast<size_t>(kept)]);
+  }
+  return partial[0];
+}
+
+// Four neighbouring vectors of values: sources [first, first + count), 1 to 4 of them.
+template <typename In, class Op, class D>
+HWY_INLINE void reduce_branch(D d, const std::byte* const* first, size_t count, int64_t i,
+                              hn::Vec<D>& v0, hn::Vec<D>& v1, hn::Vec<D>& v2, hn::Vec<D>& v3) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto source = [&](size_t rank) { return reinterpret_cast<const In*>(first[rank]) + i; };
+  const auto add = [&](size_t rank) {
+    const In* next = source(rank);
+    v0 = Op::vectors(v0, load(d, next));
+    v1 = Op::vectors(v1, load(d, next + lanes));
+    v2 = Op::vectors(v2, load(d, next + 2 * lanes));
+    v3 = Op::vectors(v3, load(d, next + 3 * lanes));
+  };
+  const In* from = source(0);
+  v0 = load(d, from);
+  v1 = load(d, from + lanes);
+  v2 = load(d, from + 2 * lanes);
+  v3 = load(d, from + 3 * lanes);
+  if (count > 1) add(1);
+  if (count == 3) add(2);
+  if (count < 4) return;
+  const In* a = source(2);
+  const In* b = source(3);
+  v0 = Op::vectors(v0, Op::vectors(load(d, a), load(d, b)));
+  v1 = Op::vectors(v1, Op::vectors(load(d, a + lanes), load(d, b + lanes)));
+  v2 = Op::vectors(v2, Op::vectors(load(d, a + 2 * lanes), load(d, b + 2 * lanes)));
+  v3 = Op::vectors(v3, Op::vectors(load(d, a + 3 * lanes), load(d, b + 3 * lanes)));
+}
+
+// The same of all sources, more than 4. Partial results of larger branches are few and stay in the
+// first cache.
+template <typename In, class Op, class D>
+void reduce_branches(D d, std::span<const std::byte* const> bytes, int64_t i, hn::Vec<D>& v0,
+                     hn::Vec<D>& v1, hn::Vec<D>& v2, hn::Vec<D>& v3) {
+  constexpr size_t kSlot = 4 * hn::MaxLanes(d);
+  HWY_ALIGN hn::TFromD<D> partial[kLevels * kSlot];  // NOLINT(modernize-avoid-c-arrays)
+  const size_t lanes = hn::Lanes(d);
+  int kept = 0;
+  const auto join = [&](int level) {
+    const auto* left = partial + static_cast<size_t>(level) * kSlot;
+    v0 = Op::vectors(hn::Load(d, left), v0);
+    v1 = Op::vectors(hn::Load(d, left + lanes), v1);
+    v2 = Op::vectors(hn::Load(d, left + 2 * lanes), v2);
+    v3 = Op::vectors(hn::Load(d, left + 3 * lanes), v3);
+  };
+  const size_t branches = (bytes.size() + kBranch - 1) / kBranch;
+  for (size_t number = 0; number < branches; ++number) {
+    const size_t first = number * kBranch;
+    reduce_branch<In, Op>(d, bytes.data() + first, std::min(kBranch, bytes.size() - first), i, v0,
+                          v1, v2, v3);
+    for (size_t carry = number; (carry & 1) != 0; carry >>= 1) join(--kept);
+    if (number + 1 == branches) break;
+    auto* place = partial + static_cast<size_t>(kept++) * kSlot;
+    hn::Store(v0, d, place);
+    hn::Store(v1, d, place + lanes);
+    hn::Store(v2, d, place + 2 * lanes);
+    hn::Store(v3, d, place + 3 * lanes);
+  }
+  while (kept > 0) join(--kept);
+}
+
+// Elements [begin, end). Partial results of up to 4 sources stay in registers.
 template <typename In, typename Out, class Op, bool kAccumulate, bool kStream>
 void reduce_range(std::span<const std::byte* const> bytes, Out* out, int64_t begin, int64_t end) {
   using Wide = decltype(widen(In{}));
   const hn::ScalableTag<Wide> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto source = [&](size_t rank) { return reinterpret_cast<const In*>(bytes[rank]); };
   const auto one = [&](int64_t i) {
-    Wide value = widen(source(0)[i]);
-    for (size_t rank = 1; rank < bytes.size(); ++rank) {
-      value = Op::scalars(value, widen(source(rank)[i]));
-    }
+    Wide value = reduce_element<In, Op, Wide>(bytes, i);
     if constexpr (kAccumulate) value = Op::scalars(widen(out[i]), value);
     narrow(value, out + i);
   };
@@ -120,18 +219,15 @@ void reduce_range(std::span<const std::byte* const> bytes, Out* out, int64_t beg
     const auto vector_bytes = hn::Lanes(hn::ScalableTag<uint8_t>());
     for (; i < end && reinterpret_cast<uintptr_t>(out + i) % vector_bytes != 0; ++i) one(i);
   }
+  auto v0 = hn::Zero(d);
+  auto v1 = v0;
+  auto v2 = v0;
+  auto v3 = v0;
   for (; i + 4 * lanes <= end; i += 4 * lanes) {
-    const In* first = source(0) + i;
-    auto v0 = load(d, first);
-    auto v1 = load(d, first + lanes);
-    auto v2 = load(d, first + 2 * lanes);
-    auto v3 = load(d, first + 3 * lanes);
-    for (size_t rank = 1; rank < bytes.size(); ++rank) {
-      const In* next = source(rank) + i;
-      v0 = Op::vectors(v0, load(d, next));
-      v1 = Op::vectors(v1, load(d, next + lanes));
-      v2 = Op::vectors(v2, load(d, next + 2 * lanes));
-      v3 = Op::vectors(v3, load(d, next + 3 * lanes));
+    if (bytes.size() <= kBranch) {
+      reduce_branch<In, Op>(d, bytes.data(), bytes.size(), i, v0, v1, v2, v3);
+    } else {
+      reduce_branches<In, Op>(d, bytes, i, v0, v1, v2, v3);
     }
     if constexpr (kAccumulate) {
       v0 = Op::vectors(load(d, out + i), v0);
@@ -176,6 +272,12 @@ void ReducePart(const Reduction& reduction, TensorView out, int64_t begin, int64
   const bool widens = out.dtype == DType::fp32;
   switch (reduction.dtype) {
     case DType::fp32:
+      if (out.dtype == DType::bf16) {
+        return reduce_as<float, Bf16, Sum>(reduction, out, begin, end, stream);
+      }
+      if (out.dtype == DType::fp16) {
+        return reduce_as<float, Fp16, Sum>(reduction, out, begin, end, stream);
+      }
       return reduce_any<float>(reduction, out, begin, end, stream);
     case DType::int64:
       return reduce_any<int64_t>(reduction, out, begin, end, stream);
@@ -232,10 +334,13 @@ constexpr int64_t kGrainBytes = int64_t{256} << 10;
 }  // namespace
 
 void reduce(const Reduction& reduction, TensorView out) {
-  const bool any_op = reduction.dtype == DType::fp32 || reduction.dtype == DType::int64;
-  const bool known = reduction.dtype != DType::uint8 && (any_op || reduction.op == ReduceOp::sum) &&
-                     (out.dtype == reduction.dtype ||
-                      (out.dtype == DType::fp32 && reduction.dtype != DType::int64));
+  const bool exact = out.dtype == reduction.dtype &&
+                     (reduction.dtype == DType::fp32 || reduction.dtype == DType::int64);
+  const auto is_float = [](DType dtype) { return dtype != DType::int64 && dtype != DType::uint8; };
+  const bool converts =
+      out.dtype == reduction.dtype || out.dtype == DType::fp32 || reduction.dtype == DType::fp32;
+  const bool known = exact || (reduction.op == ReduceOp::sum && is_float(reduction.dtype) &&
+                               is_float(out.dtype) && converts);
   ZR_CHECK(known && !reduction.sources.empty(), "cannot reduce {} to {}", name_of(reduction.dtype),
            name_of(out.dtype));
   const bool in_place = std::find(reduction.sources.begin(), reduction.sources.end(), out.data) !=

@@ -17,9 +17,13 @@ struct Reduction {
   Output output = Output::overwrite;
 };
 
-// out[i] = sources[0][i] op sources[1][i] op ..., in this order, in fp32 (int64 for int64; sums
-// wrap), rounded once. accumulate: old out[i] op that. `out` has the dtype of the sources or is
-// fp32; it may be one of the sources. max and min (fp32, int64) give NaN if any input is.
+// out[i] = sources[0][i] op sources[1][i] op ... in fp32 (int64 for int64; sums wrap), rounded
+// once, in a fixed binary tree: the result of sources [0, n) is that of the first p op that of the
+// rest, where p is the largest power of two below n. So any aligned 2^k neighbours are a branch,
+// whose result may also be computed before, elsewhere, and stand as one source. accumulate: old
+// out[i] op that. `out` has the dtype of the sources, or one of the two is fp32 and the other has
+// 16 bits; it may be one of the sources. max and min (fp32 or int64 to the same) give NaN if any
+// input is.
 void reduce(const Reduction& reduction, TensorView out);
 
 // Copies between ranges that do not overlap. Large copies bypass the caches.

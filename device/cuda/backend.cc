@@ -15,14 +15,32 @@ namespace zerorun {
 
 namespace {
 
+// The rank's number on its host, as the launcher or the scheduler says.
+int local_rank_of_environment() {
+  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
+                           "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID"}) {
+    if (const auto number = read_environment_int(name, 0, 1 << 20)) {
+      return static_cast<int>(*number);
+    }
+  }
+  return 0;
+}
+
+// True where a scheduler has given this process a GPU of its own (srun --gpus-per-task=1, a worker
+// of Ray): it is the rank's, whatever its number.
+bool sees_one_gpu() {
+  const std::string visible = read_environment("CUDA_VISIBLE_DEVICES").value_or("");
+  return !visible.empty() && visible.find(',') == std::string::npos;
+}
+
 // The index of LOCAL_RANK's device, or of the one that is asked for.
 int choose_device(const CudaDeviceOptions& options) {
   const int count = visible_cuda_devices();
-  const auto local_rank = read_environment_int("LOCAL_RANK", 0, 1 << 20);
-  const int index = options.index.value_or(static_cast<int>(local_rank.value_or(0)));
+  const int index = options.index.value_or(local_rank_of_environment());
   const bool share = is_on(read_environment("ZERORUN_SHARE_GPUS").value_or(""));
   if (count > 0 && share && !options.index) return index % count;
   if (index >= 0 && index < count) return index;
+  if (count == 1 && !options.index && sees_one_gpu()) return 0;
   fail<DeviceError>(
       "CUDA: device {} is asked for{}, but {} visible; start at most one rank per GPU, or set "
       "ZERORUN_SHARE_GPUS=1 to let ranks share them",

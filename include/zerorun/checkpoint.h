@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,12 +15,22 @@ namespace zerorun {
 
 // On-disk format: docs/checkpoint_format.md.
 
+// A tensor besides the model's parameters, such as a buffer of a module.
+struct NamedTensor {
+  std::string name;
+  std::string dtype;  // as safetensors spells it: "F32", "BF16", "BOOL", "I64", ...
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;  // row-major; only rank 0's are saved
+};
+
 struct SaveOptions {
   std::string directory;     // holds one folder per tag and the file `latest`
   std::string tag;           // default "step<N>"
   std::string client_state;  // JSON text, at most 64 MiB, that load_checkpoint gives back unchanged
   bool exclude_frozen = false;  // frozen parameters are not saved; a load leaves them as they are
   bool update_latest = true;    // false: `latest` stays, so only a load that names the tag finds it
+  std::string configuration{};  // JSON text of the program's settings, for those who look at it
+  std::vector<NamedTensor> buffers{};
 };
 
 struct LoadedCheckpoint {
@@ -32,6 +44,9 @@ struct LoadedCheckpoint {
 // replaced. Throws IoError (full disk) on every rank, naming the one that failed. All ranks must
 // see the same file system, and only one job at a time may save to a directory.
 ZR_API void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options);
+
+// Bytes that this rank's part of a checkpoint takes, frozen parameters included.
+ZR_API uint64_t checkpoint_nbytes(EngineStates& engine);
 
 // Collective. `tag` empty: what `latest` names, or `directory` itself when it is one tag's folder.
 // Any world size and stage may load what any other saved. Brings back parameters, optimizer states,
@@ -64,7 +79,12 @@ class ZR_API SavedModel {
   const std::vector<Parameter>& parameters() const;
   std::string tag() const;
   const std::string& client_state() const;
+  const std::string& configuration() const;
   int64_t step() const;
+  // What SaveOptions::buffers named, without their bytes.
+  const std::vector<NamedTensor>& buffers() const;
+  // Into memory of exactly the buffer's bytes; checked against its sums.
+  void read_buffer(size_t buffer, std::span<std::byte> out) const;
   // All elements, flat, into host memory of exactly their bytes; what is read is checked against
   // its sums. `parameter`: index into parameters() of one that has data.
   void read(size_t parameter, TensorView out) const;

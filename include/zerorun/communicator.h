@@ -44,11 +44,23 @@ struct CommStats {
   const CollectiveCount& operator[](Collective op) const { return by_op[static_cast<size_t>(op)]; }
 };
 
+// A collective that has run. Times are seconds of std::chrono::steady_clock, which all processes of
+// a host share, and not a number on a GPU's stream, where the host does not know them.
+struct CollectiveSpan {
+  Collective op = Collective::barrier;
+  std::string label;
+  int64_t bytes = 0;  // as in CollectiveCount
+  double begin_s = 0;
+  double end_s = 0;
+};
+// Called on the stream's thread, by several of them at a time; must not throw or take long.
+using CollectiveObserver = std::function<void(const CollectiveSpan&)>;
+
 // Memory that peers can address.
 enum class Sharing : uint8_t {
   // Each rank has its own block; peers may read it during collectives.
   per_rank,
-  // One block for all ranks (they must share a host); each sees the others' writes after the next
+  // One block for all ranks, which must share a host; each sees the others' writes after the next
   // collective.
   per_host,
 };
@@ -65,8 +77,11 @@ class ZR_API Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // How many of the ranks run on this host: all, as no transport reaches another one.
+  // How many of the ranks run on this host.
   virtual int local_world_size() const { return world_size(); }
+  // What carries the collectives: "self", "shm" (shared memory), "gloo" (ranks that are each on a
+  // host of their own), "shm+gloo" (shared memory within hosts, Gloo between them), "nccl", or
+  // "host-staged" and one of the first four.
   virtual std::string transport() const = 0;
 
   // Collective. Zero-filled, 64-byte aligned. per_host returns an empty optional when the ranks do
@@ -74,9 +89,16 @@ class ZR_API Communicator {
   // they stage.
   virtual std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) = 0;
 
-  // out = sum over ranks of in, added in rank order in fp32 (int64 for int64). `in` fp32, bf16,
+  // out = sum over ranks of in, added in fp32 (int64 for int64) and rounded once. `in` fp32, bf16,
   // fp16 or int64; `out` the same dtype or fp32. `in` and `out` may be the same view. int64 also
   // takes max and min, fp32 too.
+  //
+  // In host memory ranks are added in a fixed binary tree: the sum of ranks [0, n) is that of the
+  // first p plus that of the rest, p being the largest power of two below n. The bits are the same
+  // on any layout of hosts that has equally many ranks on each, a power of two, side by side in
+  // rank order (the last host may have fewer). On other layouts each host's ranks are added in such
+  // a tree, then the hosts; so two layouts differ by at most 2 (log2 n + 2) 2^-24 times the sum of
+  // the inputs' magnitudes, before rounding.
   virtual Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output,
                            Stream& stream, std::string_view label) = 0;
   // out (numel = in.numel / world_size) = this rank's slice of that sum.
@@ -104,6 +126,9 @@ class ZR_API Communicator {
   virtual void abort(std::string_view reason) noexcept = 0;
 
   virtual CommStats stats() const = 0;
+
+  // From now on `observer` learns of every collective that is called; an empty one ends that.
+  virtual void observe(CollectiveObserver observer) = 0;
 };
 
 // A blocking key-value service through which ranks find each other.
@@ -152,6 +177,13 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   // In whose memory and on whose streams collectives work; null: the CPU's.
   std::shared_ptr<Device> device{};
+  // The host that this rank is on: ranks that name the same one share memory, others are reached
+  // over the network. Empty: this machine, as far as its processes and interfaces can be seen.
+  std::string host{};
+  // The network interface, or this host's address, of traffic with other hosts. Empty:
+  // GLOO_SOCKET_IFNAME, or else the interface that leads to `master_addr`.
+  std::string interface {};
+  std::string master_addr{};
 };
 ZR_API std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
 // Store and communicator for this process, as the environment says. `device`: as in

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,10 @@ using namespace py::literals;
 namespace zerorun {
 
 namespace {
+
+// (name, dtype as safetensors spells it, shape, a tensor of the bytes)
+using BufferList =
+    std::vector<std::tuple<std::string, std::string, std::vector<int64_t>, py::object>>;
 
 void register_saved_model(py::module_& m) {
   py::class_<SavedModel::Parameter>(m, "SavedParameter", "One parameter of a saved model.")
@@ -32,7 +37,26 @@ void register_saved_model(py::module_& m) {
       .def_property_readonly("parameters", &SavedModel::parameters)
       .def_property_readonly("tag", &SavedModel::tag)
       .def_property_readonly("client_state", &SavedModel::client_state)
+      .def_property_readonly("configuration", &SavedModel::configuration)
       .def_property_readonly("step", &SavedModel::step)
+      .def_property_readonly(
+          "buffers",
+          [](const SavedModel& self) {
+            std::vector<std::tuple<std::string, std::string, std::vector<int64_t>>> buffers;
+            for (const NamedTensor& buffer : self.buffers()) {
+              buffers.emplace_back(buffer.name, buffer.dtype, buffer.shape);
+            }
+            return buffers;
+          },
+          "(name, dtype as safetensors spells it, shape) of each.")
+      .def(
+          "read_buffer",
+          [](const SavedModel& self, size_t buffer, const py::object& out) {
+            const TensorView view = import_tensor(out, self.buffers().at(buffer).name);
+            const py::gil_scoped_release release;
+            self.read_buffer(buffer, {view.as<std::byte>(), view.nbytes()});
+          },
+          "buffer"_a, "out"_a, "The bytes of the buffer of that index, into a uint8 tensor.")
       .def(
           "read",
           [](const SavedModel& self, size_t parameter, const py::object& out) {
@@ -54,19 +78,26 @@ void register_checkpoint(py::module_& m) {
   m.def(
       "save_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
-         const std::string& client_state, bool exclude_frozen, bool update_latest) {
+         const std::string& client_state, bool exclude_frozen, bool update_latest,
+         const std::string& configuration, const BufferList& buffers) {
+        SaveOptions options{.directory = directory,
+                            .tag = tag,
+                            .client_state = client_state,
+                            .exclude_frozen = exclude_frozen,
+                            .update_latest = update_latest,
+                            .configuration = configuration};
+        for (const auto& [name, dtype, shape, data] : buffers) {
+          const TensorView bytes = import_tensor(data, name);
+          options.buffers.push_back({name, dtype, shape, {bytes.as<std::byte>(), bytes.nbytes()}});
+        }
         unlocked(engine, [&](Engine& core) {
-          save_checkpoint(core.states(), *engine.owner()->comm,
-                          {.directory = directory,
-                           .tag = tag,
-                           .client_state = client_state,
-                           .exclude_frozen = exclude_frozen,
-                           .update_latest = update_latest});
+          save_checkpoint(core.states(), *engine.owner()->comm, options);
         });
       },
       "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
-      "update_latest"_a = true,
-      "Collective. An earlier checkpoint stays loadable until this one is complete.");
+      "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
+      "Collective. `buffers`: (name, dtype as safetensors spells it, shape, a uint8 tensor of the "
+      "bytes), rank 0's. An earlier checkpoint stays loadable until this one is complete.");
   m.def(
       "load_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,

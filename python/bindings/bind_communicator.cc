@@ -1,11 +1,18 @@
+#include <fmt/ranges.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <random>
+#include <span>
 #include <string>
 
+#include "comm/rendezvous/rendezvous.h"
+#include "config/env.h"
 #include "core/check.h"
+#include "os/address.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "python/bindings/without_gil.h"
@@ -46,10 +53,37 @@ class OnHost {
 // engine's streams.
 class BlockingCommunicator {
  public:
-  BlockingCommunicator(std::shared_ptr<Communicator> comm, EngineBase engine)
-      : comm_(std::move(comm)),
-        engine_(std::move(engine)),
-        device_(make_cpu_device({.synchronous_streams = true})) {}
+  // On the GPU, if there is one, its engine works.
+  BlockingCommunicator(const CommunicatorOptions& options, std::shared_ptr<Gpu> gpu)
+      : options_(options),
+        comm_(ending_without_gil(make_communicator(options))),
+        engine_({comm_, std::move(gpu)}),
+        device_(make_cpu_device({.synchronous_streams = true})) {
+    if (engine_.gpu == nullptr) return;
+    CommunicatorOptions on_gpu = options;
+    on_gpu.device = engine_.gpu->device();
+    on_gpu.name += "/gpu";
+    engine_.comm = ending_without_gil(make_communicator(on_gpu));
+  }
+
+  // Another communicator of the same ranks, which make it together.
+  BlockingCommunicator duplicate(std::chrono::milliseconds timeout, std::shared_ptr<Gpu> gpu) {
+    // Rank 0's count: a rank that failed may have come here less often.
+    int64_t number = ++duplicates_;
+    const TensorView view = view_of(std::span<int64_t>(&number, 1));
+    comm_->broadcast(view, 0, stream(), "meeting point of another communicator").synchronize();
+    CommunicatorOptions options = options_;
+    options.name += "/" + std::to_string(number);
+    options.timeout = timeout;
+    if (options.store == nullptr && options.world_size > 1) options.store = make_store(timeout);
+    return {options, std::move(gpu)};
+  }
+
+  // Ranks that share a host need no store once they have met: a program may then open PyTorch's own
+  // group at the same MASTER_PORT.
+  void leave_store() {
+    if (comm_->local_world_size() == options_.world_size) options_.store = nullptr;
+  }
 
   const Communicator& get() const { return *comm_; }
   const EngineBase& engine() const { return engine_; }
@@ -105,24 +139,40 @@ class BlockingCommunicator {
   }
   Stream& stream() { return device_->inline_stream(); }
 
+  // A store of this host's ranks, on a port of its own.
+  std::shared_ptr<Store> make_store(std::chrono::milliseconds timeout) {
+    std::array<int64_t, 5> words{};  // the port, and a secret
+    TcpStoreOptions options{.serve = options_.rank == 0, .timeout = timeout};
+    std::shared_ptr<Store> store;
+    if (options.serve) {
+      std::random_device random;
+      for (size_t i = 1; i < words.size(); ++i) {
+        words[i] = static_cast<int64_t>(uint64_t{random()} << 32 | random());
+      }
+      options.secret = secret_of(words);
+      store = make_tcp_store(options);
+      words[0] = bound_port(*store);
+    }
+    const TensorView view = view_of(std::span<int64_t>(words));
+    comm_->broadcast(view, 0, stream(), "address of another communicator's store").synchronize();
+    if (store != nullptr) return store;
+    options.port = static_cast<uint16_t>(words[0]);
+    options.secret = secret_of(words);
+    return make_tcp_store(options);
+  }
+  static std::string secret_of(const std::array<int64_t, 5>& words) {
+    return fmt::format("{:x}", fmt::join(words.begin() + 1, words.end(), ""));
+  }
+
+  CommunicatorOptions options_;
+  int64_t duplicates_ = 0;
   std::shared_ptr<Communicator> comm_;
   EngineBase engine_;
   std::shared_ptr<Device> device_;
 };
 
-BlockingCommunicator connect_ranks(CommunicatorOptions options, std::shared_ptr<Gpu> gpu) {
-  auto comm = ending_without_gil(make_communicator(options));
-  EngineBase engine = {comm, std::move(gpu)};
-  if (engine.gpu != nullptr) {
-    options.device = engine.gpu->device();
-    options.name += "/gpu";
-    engine.comm = ending_without_gil(make_communicator(options));
-  }
-  return {std::move(comm), std::move(engine)};
-}
-
 std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  return comm_timeout(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
 }
 
 void register_rank_info(py::module_& m) {
@@ -145,14 +195,17 @@ void register_store(py::module_& m) {
       [](const std::string& host, uint16_t port, bool serve, const std::string& secret,
          double timeout_s) {
         const py::gil_scoped_release release;
-        return make_tcp_store({.host = host,
+        // Peers on other hosts reach the rank that serves at any of its addresses.
+        const bool for_all = serve && !is_loopback(host);
+        return make_tcp_store({.host = for_all ? any_address_like(host) : host,
                                .port = port,
                                .serve = serve,
                                .secret = secret,
                                .timeout = milliseconds(timeout_s)});
       },
       "host"_a, "port"_a, "serve"_a, "secret"_a, "timeout_s"_a,
-      "A TCP store; the rank that serves picks a free port when `port` is 0.");
+      "A TCP store; the rank that serves picks a free port when `port` is 0, and listens on all of "
+      "its host's addresses unless `host` is the loopback.");
   m.def("make_memory_store", &make_memory_store, "A store for ranks that are threads.");
 }
 
@@ -160,6 +213,21 @@ void register_store(py::module_& m) {
 
 EngineBase engine_base_of(const py::object& communicator) {
   return communicator.cast<const BlockingCommunicator&>().engine();
+}
+
+BlockingCommunicator connect_from_environment(double timeout_s) {
+  const py::gil_scoped_release release;
+  const RankInfo info = rank_from_environment();
+  CommunicatorOptions options;
+  options.rank = info.rank;
+  options.world_size = info.world_size;
+  options.timeout = milliseconds(timeout_s);
+  options.master_addr = info.master_addr;
+  if (info.world_size > 1) options.store = rendezvous(info, options.timeout);
+  BlockingCommunicator world(options, nullptr);
+  options.store = nullptr;
+  world.leave_store();
+  return world;
 }
 
 void register_communicator(py::module_& m) {
@@ -173,38 +241,42 @@ void register_communicator(py::module_& m) {
       .def_property_readonly("world_size", [](const Self& self) { return self.get().world_size(); })
       .def_property_readonly("transport", [](const Self& self) { return self.get().transport(); })
       .def("all_reduce", &Self::all_reduce, "tensor"_a, "op"_a = "sum", "label"_a = "all_reduce",
-           "In place over all ranks; fp32 sums in rank order.")
+           "In place over all ranks; fp32 sums in a fixed tree of ranks.")
       .def("broadcast", &Self::broadcast, "tensor"_a, "root"_a = 0, "label"_a = "broadcast",
            "The root's elements, in place.")
       .def("all_gather", &Self::all_gather, "tensor"_a, "out"_a, "label"_a = "all_gather",
            "`out` (numel = world_size times that of `tensor`): the ranks' tensors, in rank order.")
       .def("barrier", &Self::barrier, "label"_a = "barrier", "Waits for all ranks.")
+      .def(
+          "duplicate",
+          [](Self& self, double timeout_s, std::shared_ptr<Gpu> gpu) {
+            const py::gil_scoped_release release;
+            return self.duplicate(milliseconds(timeout_s), std::move(gpu));
+          },
+          "timeout_s"_a = 600.0, "gpu"_a = nullptr,
+          "Another communicator of the same ranks (collective). `gpu`: where its engine works.")
       .def("abort", &Self::abort, "reason"_a,
            "Makes every peer's current and later collective fail with `reason`.");
   m.def(
       "connect",
       [](int rank, int world_size, std::shared_ptr<Store> store, const std::string& name,
-         double timeout_s, std::shared_ptr<Gpu> gpu) {
+         double timeout_s, std::shared_ptr<Gpu> gpu, const std::string& master_addr) {
         const py::gil_scoped_release release;
-        return connect_ranks({.rank = rank,
-                              .world_size = world_size,
-                              .store = std::move(store),
-                              .name = name,
-                              .timeout = milliseconds(timeout_s)},
-                             std::move(gpu));
+        CommunicatorOptions options;
+        options.rank = rank;
+        options.world_size = world_size;
+        options.store = std::move(store);
+        options.name = name;
+        options.timeout = milliseconds(timeout_s);
+        options.master_addr = master_addr;
+        return Self(options, std::move(gpu));
       },
       "rank"_a, "world_size"_a, "store"_a = nullptr, "name"_a = "world", "timeout_s"_a = 600.0,
-      "gpu"_a = nullptr,
-      "A communicator; `store` is needed for more than one rank. `gpu`: where its engine works.");
-  m.def(
-      "connect_from_environment",
-      [](double timeout_s) {
-        const py::gil_scoped_release release;
-        const auto comm =
-            ending_without_gil(connect(rank_from_environment(), milliseconds(timeout_s)));
-        return Self(comm, {comm, nullptr});
-      },
-      "timeout_s"_a = 600.0, "The communicator of this process's job.");
+      "gpu"_a = nullptr, "master_addr"_a = "",
+      "A communicator; `store` is needed for more than one rank. `gpu`: where its engine works. "
+      "`master_addr`: of rank 0's host, where ranks are on several.");
+  m.def("connect_from_environment", &connect_from_environment, "timeout_s"_a = 600.0,
+        "The communicator of this process's job.");
 }
 
 }  // namespace zerorun

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/check.h"
@@ -136,6 +137,17 @@ void reset_optimizer(Engine& engine) {
     device.inline_stream().synchronize();
   });
   engine.states().set_progress({});
+}
+
+// A scaler's state in the order of LossScalerState; without one the engine keeps its own.
+void set_progress(const EngineHandle& self, int64_t step_count, int64_t skipped_steps,
+                  const std::optional<std::tuple<double, int64_t, int64_t, int64_t>>& scaler) {
+  EngineProgress progress{.step_count = step_count, .skipped_steps = skipped_steps};
+  if (scaler) {
+    const auto& [cur_scale, cur_iter, last_overflow_iter, cur_hysteresis] = *scaler;
+    progress.loss_scaler = {cur_scale, cur_iter, last_overflow_iter, cur_hysteresis};
+  }
+  self.engine().states().set_progress(progress);
 }
 
 // Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, and
@@ -305,17 +317,16 @@ void define_steps(Engines& engine) {
       .def(
           "reset_optimizer", [](const EngineHandle& self) { unlocked(self, reset_optimizer); },
           "Optimizer states and step count as before the first step.")
-      .def_property(
+      .def_property_readonly(
           "step_count",
-          [](const EngineHandle& self) { return self.engine().states().progress().step_count; },
-          [](const EngineHandle& self, int64_t steps) {
-            EngineProgress progress = self.engine().states().progress();
-            progress.step_count = steps;
-            self.engine().states().set_progress(progress);
-          })
+          [](const EngineHandle& self) { return self.engine().states().progress().step_count; })
       .def_property_readonly(
           "skipped_steps",
           [](const EngineHandle& self) { return self.engine().states().progress().skipped_steps; })
+      .def("set_progress", &set_progress, "step_count"_a, "skipped_steps"_a,
+           "loss_scaler"_a = py::none(),
+           "How far training has come. `loss_scaler`: (cur_scale, cur_iter, last_overflow_iter, "
+           "cur_hysteresis), None to keep it; ConfigError for what no scaler can be in.")
       .def_property_readonly(
           "model_state_bytes",
           [](const EngineHandle& self) { return self.engine().model_state_bytes(); })

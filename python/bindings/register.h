@@ -14,6 +14,7 @@ void register_errors(pybind11::module_& m);
 void register_config(pybind11::module_& m);
 void register_communicator(pybind11::module_& m);
 void register_engine(pybind11::module_& m);
+void register_figures(pybind11::module_& m);
 void register_gpu(pybind11::module_& m);
 void register_gradient_collector(pybind11::module_& m);
 void register_lr_schedule(pybind11::module_& m);

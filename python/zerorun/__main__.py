@@ -1,5 +1,6 @@
 """python -m zerorun ARGUMENTS: the command zerorun of this installation."""
 
+import importlib
 import os
 import shutil
 import sys
@@ -20,6 +21,9 @@ def _command() -> str:
 
 
 def main() -> None:
+    if sys.argv[1:3] in (["ckpt", "import"], ["ckpt", "export"]):  # which need PyTorch
+        conversion = importlib.import_module("zerorun.conversion")
+        sys.exit(conversion.main(sys.argv[2:]))
     program = _command()
     os.execv(program, [program, *sys.argv[1:]])
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from zerorun import _C, program_state, shard_files
+from zerorun import _C, program_state, saved_buffers, shard_files
 from zerorun.agreement import all_or_none
 from zerorun.optimizer import ShardOptimizer
+from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards import Shards
 
 __all__ = ["Training", "load", "save"]
@@ -31,6 +31,13 @@ class Training:
     lr_scheduler: Any
     global_steps: int
     micro_steps: int
+    configuration: dict[str, Any]  # as the program gave it
+
+    @property
+    def allow_pickle(self) -> bool:
+        """Whether what JSON has no form for is pickled and unpickled."""
+        section = self.configuration.get("checkpoint")
+        return isinstance(section, dict) and section.get("pickle_client_state") is True
 
 
 def save(  # noqa: PLR0913 - the options of the engine's method
@@ -49,16 +56,22 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     """
     folder = os.fspath(directory)
     own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
-    name = _of_rank_zero(own, shards.communicator)
+    name = text_of_rank_zero(own, shards.communicator, "tag of the checkpoint")
+    data, objects = _data(shards, training), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
-        data = _data(shards, training)
-        objects = program_state.encode_objects(_objects(training, client_state))
+        program_state.encode(data, objects, allow_pickle=training.allow_pickle)
+        buffers = saved_buffers.values(training.module)
+        # JSON has no infinity: the text of one, as of every other value that it lacks.
+        values = json.dumps(training.configuration, default=str)
+        configuration = json.dumps(json.loads(values, parse_constant=str))
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name)
-    text = program_state.encode(data, objects)
+    text = program_state.encode(data, objects, allow_pickle=training.allow_pickle)
     try:
-        _C.save_checkpoint(shards.core, folder, name, text, exclude_frozen, save_latest)
+        _C.save_checkpoint(
+            shards.core, folder, name, text, exclude_frozen, save_latest, configuration, buffers
+        )
     except Exception:
         if record is not None:
             shard_files.discard(shards, folder, record)
@@ -69,30 +82,17 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     return name
 
 
-def _of_rank_zero(text: str, communicator: _C.Communicator) -> str:
-    """Rank 0's text on every rank. Collective."""
-    own = text.encode()
-    length = torch.tensor([len(own)])
-    communicator.broadcast(length, 0, "length of the checkpoint's tag")
-    data = torch.zeros(int(length.item()), dtype=torch.uint8)
-    if communicator.rank == 0:
-        data = torch.tensor(list(own), dtype=torch.uint8)
-    communicator.broadcast(data, 0, "tag of the checkpoint")
-    return bytes(data.tolist()).decode()
-
-
 def _data(shards: Shards, training: Training) -> dict[str, Any]:
-    """The part of plain values and tensors, which is read without running code."""
+    """The package's own part."""
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
-        "buffers": _buffers(training.module),
         "optimizer": _optimizer_name(shards, training.optimizer),
         "shard_files": None,
     }
 
 
 def _objects(training: Training, client_state: dict[str, Any] | None) -> dict[str, Any]:
-    """The part that may hold objects of any class."""
+    """The program's part, with values of classes that the package does not choose."""
     optimizer, scheduler = training.optimizer, training.lr_scheduler
     return {
         "client_state": client_state or {},
@@ -126,8 +126,8 @@ def load(  # noqa: PLR0913 - likewise
     """Collective; (path, client_state), or (None, None) when there is no checkpoint.
 
     Updates the counters of `training` if these are asked for. A checkpoint that is damaged or does
-    not fit is a CheckpointError on every rank, and nothing has changed. Unpickles the client_state
-    and the scheduler's state, which can run code.
+    not fit is a CheckpointError on every rank, and nothing has changed. Unpickles what was pickled
+    of the client_state and the scheduler's state only if the configuration allows that.
     """
     folder = os.fspath(directory)
     if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
@@ -137,11 +137,14 @@ def load(  # noqa: PLR0913 - likewise
     optimizer = training.optimizer if optimizer_states else None
     chunks: shard_files.Chunks | None = None
     with all_or_none(shards.communicator, "load_checkpoint"):
-        text = _C.SavedModel(folder, name).client_state
-        data, objects = program_state.decode(text), program_state.decode_objects(text)
-        buffers = data.get("buffers", {})
-        if strict and "buffers" in data:  # which the bundled train does not save
-            _check_buffers(training.module, buffers, folder)
+        saved = _C.SavedModel(folder, name)
+        data = program_state.decode(saved.client_state)
+        objects = program_state.decode_objects(
+            saved.client_state, allow_pickle=training.allow_pickle
+        )
+        buffers = saved_buffers.read(saved)
+        if strict and data:  # the bundled train saves no buffers
+            saved_buffers.check(training.module, buffers, folder)
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
             if shards.external:
@@ -150,7 +153,7 @@ def load(  # noqa: PLR0913 - likewise
         with all_or_none(shards.communicator, "load_checkpoint"):
             chunks = shard_files.read(shards, folder, data["shard_files"], strict)
     loaded = _C.load_checkpoint(shards.core, folder, name, strict)
-    _load_buffers(training.module, buffers)
+    saved_buffers.restore(training.module, buffers)
     if optimizer is not None:
         if objects.get("param_groups") is not None:
             optimizer.load_group_settings(objects["param_groups"])
@@ -192,38 +195,3 @@ def _check_optimizer(
         f"{folder}: the checkpoint has the states of {saved or 'no optimizer'}, this engine's "
         f"optimizer is {own}; load_optimizer_states=False loads the model alone"
     )
-
-
-def _buffers_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that belong to the model's state dict."""
-    for name, value in model.state_dict(keep_vars=True).items():
-        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            yield name, value
-
-
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.detach().to("cpu", copy=True) for name, value in _buffers_of(model)}
-
-
-def _check_buffers(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
-    """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
-    present = {name: value.shape for name, value in _buffers_of(model)}
-    for name, value in saved.items():
-        if name in present and present[name] != value.shape:
-            raise _C.CheckpointError(
-                f"{folder}: the buffer {name} has shape {tuple(value.shape)}, in this model "
-                f"{tuple(present[name])}; load_module_strict=False leaves it as it is"
-            )
-    for name in sorted(present.keys() ^ saved.keys()):
-        has, lacks = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
-        raise _C.CheckpointError(
-            f"{folder}: the {has} has the buffer {name}, the {lacks} not; load_module_strict=False "
-            "loads the others"
-        )
-
-
-def _load_buffers(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
-    present = dict(model.named_buffers())
-    for name, value in saved.items():
-        if name in present and present[name].shape == value.shape:
-            present[name].detach().copy_(value)

@@ -67,14 +67,16 @@ def _connect_through(rank: int, world_size: int, group: Any, timeout_s: float) -
         return _C.connect(0, 1)
     address, store = [""], None
     if rank == 0:
+        # Where rank 0 is reached, on one host or from others: the variable is that of torch, too.
+        host = environment.master_address()
         secret = secrets.token_hex(_SECRET_BYTES)
-        store = _C.make_store("127.0.0.1", 0, True, secret, timeout_s)
-        address = [f"{store.port} {secret}"]
+        store = _C.make_store(host, 0, True, secret, timeout_s)
+        address = [f"{host} {store.port} {secret}"]
     group.broadcast_object_list(address)
+    host, port, secret = address[0].split()
     if store is None:
-        port, secret = address[0].split()
-        store = _C.make_store("127.0.0.1", int(port), False, secret, timeout_s)
-    return _C.connect(rank, world_size, store, "world", timeout_s)
+        store = _C.make_store(host, int(port), False, secret, timeout_s)
+    return _C.connect(rank, world_size, store, "world", timeout_s, master_addr=host)
 
 
 def duplicate(
@@ -85,18 +87,4 @@ def duplicate(
     Engines run collectives on threads of their own; with a communicator each, those of two engines
     cannot meet.
     """
-    if parent.world_size == 1:
-        return _C.connect(0, 1, gpu=gpu)
-    import torch
-
-    message = torch.zeros(3 + _SECRET_BYTES, dtype=torch.uint8)
-    store = None
-    if parent.rank == 0:
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        store = _C.make_store("127.0.0.1", 0, True, secret.hex(), timeout_s)
-        message = torch.tensor([*store.port.to_bytes(3, "big"), *secret], dtype=torch.uint8)
-    parent.broadcast(message, 0, "meeting point of another communicator")
-    port, secret = int.from_bytes(message[:3].tolist(), "big"), bytes(message[3:].tolist())
-    if store is None:
-        store = _C.make_store("127.0.0.1", port, False, secret.hex(), timeout_s)
-    return _C.connect(parent.rank, parent.world_size, store, "engine", timeout_s, gpu)
+    return parent.duplicate(timeout_s, gpu)

@@ -34,6 +34,7 @@ __all__ = [
     "PrecisionConfig",
     "SchedulerConfig",
     "ZeroConfig",
+    "given_values",
     "load",
     "parse",
     "read",
@@ -79,6 +80,16 @@ def load(path: str | os.PathLike[str]) -> ParsedConfig:
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of what :func:`load` reads, comments left out; only duplicate keys are errors."""
     return json.loads(_C.plain_config_json(os.fspath(path)))
+
+
+def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
+    """What a configuration gives in a section, by the key below it (``"params/lr"``)."""
+    prefix = f"/{section}/"
+    return {
+        value.pointer.removeprefix(prefix): json.loads(value.value)
+        for value in parsed.values
+        if value.is_given and value.pointer.startswith(prefix)
+    }
 
 
 def resolve_auto(

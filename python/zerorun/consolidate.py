@@ -1,126 +1,77 @@
-"""One file, or a state dict, out of a sharded checkpoint; needs no GPU, no job and no model.
+"""A model's files, or a state dict, out of a sharded checkpoint; needs no GPU, no job and no model.
 
     python -m zerorun.consolidate CHECKPOINT OUTPUT [--tag TAG] [--safe_serialization]
 
-Floating-point parameters come out in fp32, from the masters where training kept them. Nothing in
-the checkpoint is unpickled as code: the client_state is not read.
+CHECKPOINT is zerorun's, DeepSpeed's, or a folder of torch.distributed.checkpoint. Floating-point
+parameters come out in fp32 unless --dtype says otherwise, from the masters where training kept
+them. Nothing in the checkpoint is unpickled as code.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import os
 import sys
-from types import ModuleType
 
 import torch
 
-from zerorun import _C, program_state
+from zerorun import _C
+from zerorun.interchange import formats
+from zerorun.interchange.model_files import ModelTensor, model_tensors, nbytes_of, write_model
+from zerorun.interchange.own import open_own
+from zerorun.interchange.source import Source
 from zerorun.model_layout import DTYPES
 
-__all__ = ["fp32_state_dict", "main", "save_fp32_model"]
+__all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
+
+
+def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Source:
+    """The model in a checkpoint of zerorun or of another program. Raises CheckpointError."""
+    folder = formats.find(os.fspath(directory), tag)
+    if folder is None:
+        return open_own(directory, tag)
+    return formats.open_source(folder, optimizer_states=False)
+
+
+def lazy_state_dict(
+    directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
+) -> dict[str, ModelTensor]:
+    """As fp32_state_dict, of tensors that are read by their ``contiguous()``."""
+    return model_tensors(open_model(directory, tag), exclude_frozen=exclude_frozen)
 
 
 def fp32_state_dict(
     directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The parameters in fp32, and the buffers, under the names of the model that was saved.
+    """The parameters and buffers in fp32, under the names of the model that was saved.
 
     Tied parameters share one tensor. Raises CheckpointError for what is missing or damaged.
     """
-    saved = _C.SavedModel(os.fspath(directory), tag or "")
-    state: dict[str, torch.Tensor] = {}
-    for index, parameter in enumerate(saved.parameters):
-        if parameter.alias_of or not parameter.saved:
-            continue
-        if exclude_frozen and not parameter.trainable:
-            continue
-        flat = torch.empty(torch.Size(parameter.shape).numel(), dtype=DTYPES[parameter.dtype])
-        saved.read(index, flat)
-        state[parameter.name] = flat.float().view(parameter.shape)
-    for parameter in saved.parameters:
-        if parameter.alias_of in state:
-            state[parameter.name] = state[parameter.alias_of]
-    return state | program_state.decode(saved.client_state).get("buffers", {})
+    lazy = lazy_state_dict(directory, tag, exclude_frozen=exclude_frozen)
+    read = {value.name: value.contiguous() for value in lazy.values()}
+    return {name: read[value.name] for name, value in lazy.items()}
 
 
-def save_fp32_model(
+def save_model(  # noqa: PLR0913 - options of the command
     directory: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
     tag: str | None = None,
+    dtype: torch.dtype | None = torch.float32,
     max_shard_size: str | int | None = None,
     safe_serialization: bool = False,
     exclude_frozen: bool = False,
 ) -> list[str]:
-    """Writes fp32_state_dict into the folder `output` as Hugging Face names it; returns the files.
+    """Writes the model into the folder `output` as Hugging Face names it; returns the files.
 
-    `max_shard_size`: bytes, or text as "5GB", of a file; several files come with an index. Raises
-    ConfigError when the package that an option needs is not installed.
+    `dtype`: of floating-point tensors; None: as stored. `max_shard_size`: bytes, or text as "5GB",
+    of a file; several files come with an index. safetensors files (`safe_serialization`) are
+    written with one parameter in memory, others with one file. Raises CheckpointError, ConfigError.
     """
-    # Before the model is read, which takes long.
-    writer = _import("safetensors.torch", "safe_serialization") if safe_serialization else None
-    splitter = None if max_shard_size is None else _import("huggingface_hub", "max_shard_size")
-    state = fp32_state_dict(directory, tag, exclude_frozen=exclude_frozen)
-    os.makedirs(output, exist_ok=True)
-    pattern = "model{suffix}.safetensors" if safe_serialization else "pytorch_model{suffix}.bin"
-    parts, index = _split(state, pattern, max_shard_size, splitter)
-    files = []
-    for name, keys in parts.items():
-        path = os.path.join(output, name)
-        part = {key: state[key] for key in keys}
-        if writer is not None:
-            # The format has no shared tensors: a tied parameter is stored under its first name.
-            writer.save_file(_without_aliases(part), path, metadata={"format": "pt"})
-        else:
-            torch.save(part, path)
-        files.append(path)
-    if index is not None:
-        path = os.path.join(output, pattern.format(suffix="") + ".index.json")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(index, file, indent=2, sort_keys=True)
-            file.write("\n")
-        files.append(path)
-    return files
-
-
-def _import(module: str, option: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise _C.ConfigError(
-            f"{option} needs the package {package} ({error}): install it with pip, or leave the "
-            "option out"
-        ) from None
-
-
-def _split(
-    state: dict[str, torch.Tensor],
-    pattern: str,
-    max_shard_size: str | int | None,
-    splitter: ModuleType | None,
-) -> tuple[dict[str, list[str]], dict[str, object] | None]:
-    """The keys of each file, and the index that several files need."""
-    if splitter is None:
-        return {pattern.format(suffix=""): list(state)}, None
-    split = splitter.split_torch_state_dict_into_shards(
-        state, filename_pattern=pattern, max_shard_size=max_shard_size
-    )
-    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-    return split.filename_to_tensors, index if split.is_sharded else None
-
-
-def _without_aliases(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    kept: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, value in state.items():
-        if value.numel() == 0 or value.data_ptr() not in seen:
-            kept[name] = value
-        seen.add(value.data_ptr())
-    return kept
+    limit = None if max_shard_size is None else nbytes_of(max_shard_size)
+    source = open_model(directory, tag)
+    tensors = model_tensors(source, dtype, exclude_frozen=exclude_frozen)
+    return write_model(tensors, output, max_nbytes=limit, safetensors=safe_serialization)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,15 +82,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="folder that save_checkpoint wrote, or one tag of it")
     parser.add_argument("output", help="folder for the model")
     parser.add_argument("-t", "--tag", help="default: what was saved last")
+    parser.add_argument("--dtype", choices=[*DTYPES], default="fp32", help="default: fp32")
     parser.add_argument("--max_shard_size", help='of a file, as "5GB"; default: one file')
     parser.add_argument("--safe_serialization", action="store_true", help="safetensors, not pickle")
     parser.add_argument("--exclude_frozen_parameters", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        files = save_fp32_model(
+        files = save_model(
             options.checkpoint,
             options.output,
             tag=options.tag,
+            dtype=DTYPES[options.dtype],
             max_shard_size=options.max_shard_size,
             safe_serialization=options.safe_serialization,
             exclude_frozen=options.exclude_frozen_parameters,

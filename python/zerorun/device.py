@@ -47,6 +47,8 @@ def local_device() -> torch.device:
     index, count = environment.local_rank(), torch.cuda.device_count()
     if index is None:
         return torch.device("cuda", torch.cuda.current_device())
+    if index >= count == 1 and environment.has_own_gpu():  # srun --gpus-per-task=1, Ray's workers
+        return torch.device("cuda", 0)
     if index >= count and not environment.may_share_gpus():
         raise _C.ConfigError(
             f"LOCAL_RANK={index}, but PyTorch sees {count} GPU(s): start at most one rank per GPU, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
+from zerorun.metrics import StepMeter
+from zerorun.monitor import MonitorMaster
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
@@ -23,10 +25,6 @@ __all__ = ["ZeroEngine"]
 
 
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
-
-
-def _to_half(value: torch.Tensor) -> torch.Tensor:
-    return value.half() if value.is_floating_point() else value
 
 
 def _leave_gradients(shards: weakref.ref[Shards]) -> None:
@@ -55,14 +53,32 @@ class ZeroEngine(ShardedModule):
         self.batch = batch
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
+        self.meter = StepMeter(self.core, self.communicator.world_size, self.device)
+        self.monitor = MonitorMaster({})  # of the configuration: initialize makes it
 
     # --- the training loop ---
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.training:
+            return super().__call__(*args, **kwargs)
+        self.meter.saw_inputs(args, kwargs)
+        with self.meter.forward:
+            return super().__call__(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._check_open("forward")
-        if self.settings.precision.auto_cast_inputs:  # fp16.auto_cast
-            args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
+        dtype = self._input_dtype()
+        if dtype is not None:
+
+            def cast(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+            args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
         return self.module(*args, **kwargs)
+
+    def _input_dtype(self) -> torch.dtype | None:
+        """What forward casts floating-point inputs to; None: nothing."""
+        return torch.float16 if self.settings.precision.auto_cast_inputs else None
 
     def backward(
         self,
@@ -77,10 +93,11 @@ class ZeroEngine(ShardedModule):
         program has divided the loss itself. Returns the loss as averaged.
         """
         steps = self.batch.accumulation_steps
-        self.scale(self._weighted(loss, scale_wrt_gas)).backward(
-            retain_graph=retain_graph, **kwargs
-        )
-        self.core.reduce_gradients()
+        with self.meter.backward:
+            scaled = self.scale(self._weighted(loss, scale_wrt_gas))
+            self.meter.saw_loss(loss if scale_wrt_gas else loss * steps)
+            scaled.backward(retain_graph=retain_graph, **kwargs)
+            self.core.reduce_gradients()
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def _weighted(self, loss: torch.Tensor, average: bool) -> torch.Tensor:
@@ -102,6 +119,13 @@ class ZeroEngine(ShardedModule):
         A gradient that is not finite skips the update on every rank (`skipped_steps`). Where no
         rank had a gradient since the last update nothing changes, with a warning.
         """
+        steps_before = self.global_steps
+        with self.meter.step:
+            self._step(lr_kwargs or {})
+        if self.last_step is not None and self.global_steps > steps_before:
+            self.meter.finish(self.last_step, self.global_steps, self.skipped_steps)
+
+    def _step(self, lr_kwargs: dict[str, Any]) -> None:
         self._check_open("step")
         if self.optimizer is None:
             raise _C.ConfigError(
@@ -120,15 +144,17 @@ class ZeroEngine(ShardedModule):
             if not result.had_gradient:
                 warnings.warn(
                     "step() without a backward since the last one: nothing has changed",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
                 return
             self.last_step = result
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1
             if self.lr_scheduler is not None and self.last_step.applied:
-                self.lr_scheduler.step(**(lr_kwargs or {}))
+                self.lr_scheduler.step(**lr_kwargs)
         self.micro_steps += 1
+        samples = self.batch.train_batch_size // self.batch.accumulation_steps
+        self.meter.finish_micro_step(samples, self.micro_steps)
 
     def finish_reduction(self) -> bool:
         """Whether reduced gradients are there: between a backward and the step. Collective."""
@@ -185,6 +211,18 @@ class ZeroEngine(ShardedModule):
     def drop_batch(self) -> None:
         """Forgets all gradients since the last update. Collective."""
         self.core.drop_batch()
+        self.meter.drop_batch()
+
+    def metrics(self) -> dict[str, Any] | None:
+        """The figures of the last step, by the names of docs/metrics.md; None before the first."""
+        return self.meter.metrics()
+
+    def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
+        """Calls `listener` with the figures of every step from now on, on this rank.
+
+        They are those of :meth:`metrics`. A listener that raises gets no more, with a warning.
+        """
+        self.meter.listeners.append(listener)
 
     def get_global_grad_norm(self) -> float | None:
         """L2 norm of the averaged gradient of the last step, before clipping."""

@@ -10,11 +10,52 @@ import os
 
 from zerorun import _C
 
-__all__ = ["compat", "local_rank", "may_share_gpus", "meets_at_torchrun", "prepend"]
+__all__ = [
+    "adopt_scheduler",
+    "compat",
+    "has_own_gpu",
+    "local_rank",
+    "master_address",
+    "may_share_gpus",
+    "meets_at_torchrun",
+    "prepend",
+]
+
+
+def adopt_scheduler(port: int | None = None) -> bool:
+    """Sets RANK and the rest for PyTorch where srun or mpirun has started several ranks.
+
+    `port` is where they meet unless MASTER_PORT says it; None: one that the job's number gives.
+    Returns whether the variables are set. Raises ConfigError as ``_C.rank_from_environment``.
+    """
+    if "RANK" in os.environ:
+        return True
+    rank = _C.rank_from_environment()
+    if rank.world_size == 1:
+        return False
+    if port is not None:
+        os.environ.setdefault("MASTER_PORT", str(port))
+    os.environ.update(
+        RANK=str(rank.rank),
+        WORLD_SIZE=str(rank.world_size),
+        LOCAL_RANK=str(rank.local_rank),
+        LOCAL_WORLD_SIZE=str(rank.local_world_size),
+        MASTER_ADDR=rank.master_addr,
+    )
+    os.environ.setdefault("MASTER_PORT", str(rank.master_port))
+    return True
+
+
+def has_own_gpu() -> bool:
+    """CUDA_VISIBLE_DEVICES: whether a scheduler has given this process one GPU for itself."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return bool(visible) and "," not in visible
 
 
 def local_rank() -> int | None:
     """LOCAL_RANK: the rank's number on its host. Raises ConfigError unless it is a number."""
+    if "LOCAL_RANK" not in os.environ:
+        adopt_scheduler()
     text = os.environ.get("LOCAL_RANK")
     if text is None:
         return None
@@ -24,6 +65,11 @@ def local_rank() -> int | None:
             "the program with zerorun or torchrun, which set it, or unset it"
         )
     return int(text)
+
+
+def master_address() -> str:
+    """MASTER_ADDR: where rank 0's host is reached; this host alone when it is not set."""
+    return os.environ.get("MASTER_ADDR") or "127.0.0.1"
 
 
 def may_share_gpus() -> bool:

@@ -1,9 +1,10 @@
-"""The whole model on one rank, for saving in other formats."""
+"""The whole model: parameter by parameter for whoever takes them over, or on one rank."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,46 +14,63 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.partition import partition_of
 
-__all__ = ["full_state_dict", "save_full_state"]
+__all__ = ["full_parameters_of", "full_state_dict", "save_full_state"]
+
+_Named = tuple[str, nn.Parameter]
+
+
+def full_parameters_of(model: nn.Module) -> Iterator[_Named]:
+    """Each parameter once, under its first name, full until the next one is asked for. Collective.
+
+    Those that are gathered together follow each other, so each is gathered once.
+    """
+    together: dict[Any, list[_Named]] = {}
+    for name, parameter in model.named_parameters():
+        unit = getattr(partition_of(parameter), "unit", parameter)
+        together.setdefault(unit, []).append((name, parameter))
+    for members in together.values():
+        partition = partition_of(members[0][1])
+        if partition is None:
+            yield from members
+            continue
+        partition.acquire()
+        try:
+            yield from members
+        finally:
+            partition.release()
 
 
 def full_state_dict(
-    model: nn.Module, communicator: _C.Communicator, exclude_frozen: bool = False
+    model: nn.Module,
+    communicator: _C.Communicator,
+    exclude_frozen: bool = False,
+    *,
+    everywhere: bool = False,
 ) -> dict[str, torch.Tensor] | None:
-    """The model's state dict in its own dtype, copied to rank 0's host memory; None on the others.
+    """The model's state dict in its own dtype, copied to host memory: rank 0's, None on the others,
+    unless it is wanted `everywhere`.
 
     Collective. Parameters are gathered one unit at a time. Tied parameters share their copy.
     """
-    keep = communicator.rank == 0
-    state: dict[str, torch.Tensor] = {}
+    keep = everywhere or communicator.rank == 0
     copies: dict[nn.Parameter, torch.Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if isinstance(value, nn.Parameter):
-            if exclude_frozen and not value.requires_grad:
-                continue
-            if value not in copies:
-                copies[value] = _copy(value, keep)
-            if keep:
-                state[name] = copies[value]
-        elif keep:
-            state[name] = _on_host(value) if isinstance(value, torch.Tensor) else value
+    for _, parameter in full_parameters_of(model):
+        if keep and (parameter.requires_grad or not exclude_frozen):
+            copies[parameter] = _on_host(parameter)
     communicator.barrier("full state dict")
-    return state if keep else None
+    if not keep:
+        return None
+    state: dict[str, torch.Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, nn.Parameter):
+            state[name] = _on_host(value) if isinstance(value, torch.Tensor) else value
+        elif value in copies:
+            state[name] = copies[value]
+    return state
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
     return value.detach().to("cpu", copy=True)
-
-
-def _copy(parameter: nn.Parameter, keep: bool) -> Any:
-    partition = partition_of(parameter)
-    if partition is None:
-        return _on_host(parameter) if keep else None
-    partition.acquire()
-    try:
-        return _on_host(parameter) if keep else None
-    finally:
-        partition.release()
 
 
 def save_full_state(

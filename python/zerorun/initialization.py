@@ -20,6 +20,7 @@ from zerorun.engine import ZeroEngine
 from zerorun.leaf_modules import mark_configured
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
+from zerorun.observers import observe
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards import Shards, take_over
@@ -44,9 +45,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
 ) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
     """Shards `model` over the ranks of the job; returns (engine, optimizer, dataloader, scheduler).
 
-    Collective: every rank calls it with the same model; parameters become rank 0's. A model that is
-    on the CPU is moved to this rank's GPU if it has one (``engine.device``).
-
+    Collective: every rank calls it with the same model; parameters become rank 0's. A model on the
+    CPU is moved to this rank's GPU if it has one (``engine.device``).
     - `config`: a ds_config.json (path) or its content (dict).
     - `optimizer`: a torch optimizer on the model's parameters, or a function of `model_parameters`
       that makes one. torch's Adam and AdamW run as the core's fused ones, others on flat fp32
@@ -83,6 +83,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         if basic is not None:
             engine.optimizer = engine.optimizer_class(engine, shards, basic)
         engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
+        observe(engine, parsed)
         if training_data is not None:
             engine.training_dataloader = make_dataloader(
                 training_data, batch.micro_batch_size, world, collate_fn
@@ -142,14 +143,10 @@ def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
 
 def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:
     for name, value in given.items():
-        if value is not None and _names_section(parsed, name):
+        if value is not None and configuration.given_values(parsed, name):
             raise _C.ConfigError(
                 f"/{name}: the program brings one and the configuration names one: leave one out"
             )
-
-
-def _names_section(parsed: configuration.ParsedConfig, name: str) -> bool:
-    return any(v.pointer.startswith(f"/{name}/") and v.is_given for v in parsed.values)
 
 
 def _basic_optimizer(
@@ -166,7 +163,7 @@ def _basic_optimizer(
         if not isinstance(made, torch.optim.Optimizer):
             raise _C.ConfigError(f"optimizer(parameters) gave {type(made)}, not a torch optimizer")
         return made
-    configured = _names_section(parsed, "optimizer")
+    configured = configuration.given_values(parsed, "optimizer")
     groups = [group for group in param_groups_of(model, model_parameters) if group["params"]]
     if not configured or not groups:
         return None

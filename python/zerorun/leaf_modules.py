@@ -6,18 +6,18 @@ that their tokens are routed to), the module as a whole is what they all use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from zerorun import _C
+from zerorun.config import given_values
 
 __all__ = ["DEFAULT_CLASSES", "is_leaf", "mark_by_class", "mark_by_name", "mark_by_suffix"]
 __all__ += ["mark_configured", "set_leaf"]
 
 _ATTRIBUTE = "_z3_leaf"  # DeepSpeed's, which scripts know; copies of a module have it too
-_KEY = "/zero_optimization/leaf_module"
+_SECTION = "zero_optimization/leaf_module"
 
 DEFAULT_CLASSES = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
@@ -79,17 +79,13 @@ def mark_configured(model: nn.Module, parsed: _C.ParsedConfig) -> None:
     Raises ConfigError for a name or suffix that no module has. Classes may be missing: one
     configuration serves several models.
     """
-    given = {
-        value.pointer.removeprefix(f"{_KEY}/"): json.loads(value.value)
-        for value in parsed.values
-        if value.pointer.startswith(f"{_KEY}/") and value.is_given
-    }
+    given = given_values(parsed, _SECTION)
     classes = given.get("classes")
     mark_by_class(model, DEFAULT_CLASSES if classes is None else classes)
     for key, mark in (("names", mark_by_name), ("name_suffixes", mark_by_suffix)):
         _, missing = mark(model, given.get(key) or [])
         if missing:
             raise _C.ConfigError(
-                f"{_KEY}/{key}: the model has no module for {', '.join(missing)}; see its "
+                f"/{_SECTION}/{key}: the model has no module for {', '.join(missing)}; see its "
                 "named_modules()"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,13 @@ class ModuleHook(LeftBehind):
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._function, self._arguments = function, arguments
+        self._untraced: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        return self._function(*self._arguments, *args)
+        # torch.compile splits its graph at a hook instead of tracing the engine. The compiler is
+        # not imported for that into jobs that compile nothing.
+        if self._untraced is None and "torch._dynamo" in sys.modules:
+            self._untraced = sys.modules["torch._dynamo"].disable(self._function)
+        return (self._untraced or self._function)(*self._arguments, *args)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.partition import PrivatePartition, partition_of
+from zerorun.rank_zero import share
 
 __all__ = ["Initializer", "materialize"]
 
@@ -52,8 +53,7 @@ def materialize(
                 _fill(path, module, metas, init, source)
             for tensor in metas.values():
                 if partition and isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
-                    if communicator.world_size > 1:
-                        communicator.broadcast(tensor.flatten(), 0, f"initial values of {path}")
+                    share(tensor, communicator, f"initial values of {path}")
                     PrivatePartition(tensor, communicator)
 
 

@@ -119,7 +119,7 @@ class ModelLayout:
 
     def frozen_since(self) -> list[nn.Parameter]:
         """Parameters that could be trained when the engine was made, and are frozen now."""
-        return [p for p in self.names if not p.requires_grad and p in self.trainable]
+        return [p for p in self.group_of if not p.requires_grad and p in self.trainable]
 
     def check_unchanged(self, model: nn.Module) -> None:
         """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""

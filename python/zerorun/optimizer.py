@@ -72,16 +72,9 @@ class ShardOptimizer(torch.optim.Optimizer):
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
         core, states = self.shards.core, self.shards.torch_states
-        for target, group in zip(core.groups(), self.param_groups, strict=True):
-            target.lr = float(group["lr"]) if "lr" in group else 0.0
-            target.weight_decay = float(group.get("weight_decay", 0.0))
-            if "betas" in group:
-                target.beta1, target.beta2 = map(float, group["betas"])
-            elif "momentum" in group:
-                target.beta1 = float(group["momentum"])
-            if "eps" in group and isinstance(group["eps"], float):
-                target.eps = group["eps"]
         frozen = self.shards.layout.frozen_since()
+        if states is None:
+            self._set_hyperparameters()
         if states is not None:
             indices = [self.shards.layout.ids[parameter] for parameter in frozen]
             result = core.step_with(lambda _: states.step(indices))
@@ -93,6 +86,18 @@ class ShardOptimizer(torch.optim.Optimizer):
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True
         return result
+
+    def _set_hyperparameters(self) -> None:
+        """Tells the core's rule what the groups say; another optimizer reads its own."""
+        for target, group in zip(self.shards.core.groups(), self.param_groups, strict=True):
+            target.lr = float(group["lr"])
+            target.weight_decay = float(group.get("weight_decay", 0.0))
+            if "betas" in group:
+                target.beta1, target.beta2 = map(float, group["betas"])
+            elif "momentum" in group:
+                target.beta1 = float(group["momentum"])
+            if "eps" in group:
+                target.eps = float(group["eps"])
 
     @property
     def loss_scale(self) -> float:

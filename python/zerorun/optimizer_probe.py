@@ -16,8 +16,11 @@ __all__ = ["check_elementwise"]
 
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part
-_STEPS = 6
-_TOLERANCE = 1e-3  # of the largest change; who depends on other elements is far beyond
+_STEPS = 30  # some begin to look at whole tensors after 25
+# Of the largest change, and of values below 0.5: what rounding does to equal updates. Who depends
+# on other elements is far beyond.
+_RELATIVE, _ABSOLUTE = 1e-4, 6e-8
+_LEAST_DECAY = 0.1  # of a group that has weight decay: its usual values are below what shows
 # What a copy that runs by itself does without: hooks, and a step that a scheduler has wrapped.
 _LEFT_OUT = (
     "step",
@@ -53,7 +56,13 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
             cut = _changes(optimizer, index, device, parts=True)
         except Exception as error:  # likewise
             raise _needs_whole(name, f"flat parts give {type(error).__name__}: {error}") from error
-        if not torch.allclose(cut, whole, rtol=0, atol=_TOLERANCE * whole.abs().max().item()):
+        largest = whole.abs().max().item()
+        if largest == 0:
+            raise _C.ConfigError(
+                f"{name} cannot be tried: {_STEPS} of its steps change nothing of a small matrix. "
+                "Give it a learning rate above 0; a scheduler may begin at 0"
+            )
+        if not torch.allclose(cut, whole, rtol=0, atol=_RELATIVE * largest + _ABSOLUTE):
             raise _needs_whole(name, "a matrix that is cut in two is updated differently")
 
 
@@ -78,7 +87,7 @@ def _changes(
             values = start.flatten()[cut] if parts else start
             parameter = nn.Parameter(values.to(device, copy=True))
             twin = _twin(optimizer, group, parameter)
-            for gradient in _gradients(noise):
+            for gradient in _gradients(start, noise):
                 part = gradient.flatten()[cut] if parts else gradient
                 parameter.grad = part.to(device, copy=True)
                 type(optimizer).step(twin)
@@ -86,10 +95,13 @@ def _changes(
     return torch.cat(changes)
 
 
-def _gradients(noise: torch.Tensor) -> Iterator[torch.Tensor]:
+def _gradients(start: torch.Tensor, noise: torch.Tensor) -> Iterator[torch.Tensor]:
     """Of one sign in the first part, and small and without direction in the second, so that what
-    an optimizer measures of both is not what it measures of one."""
-    for step in range(_STEPS):
+    an optimizer measures of both is not what it measures of one. The first is orthogonal to the
+    matrix's rows, for optimizers that look for that."""
+    along = (noise[0] * start).sum(1, keepdim=True) / start.square().sum(1, keepdim=True)
+    yield noise[0] - along * start
+    for step in range(1, _STEPS):
         gradient = noise[step].clone()
         flat = gradient.flatten()
         flat[:_CUT] = flat[:_CUT].abs() * 4 + 1
@@ -118,4 +130,18 @@ def _twin(
             attributes[hooks] = collections.OrderedDict()
     for index, copied in enumerate(attributes["param_groups"]):
         copied["params"] = [parameter] if index == group else []
+        _enlarge(copied, vars(optimizer).get("defaults", {}))
     return twin
+
+
+def _enlarge(group: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Gives a group a learning rate, which a scheduler may have set to 0, and a weight decay, if it
+    has one, whose effects show within a few steps."""
+    rate = group.get("lr")
+    if isinstance(rate, float | int | torch.Tensor):
+        rates = (group.get("initial_lr"), rate, defaults.get("lr"))
+        found = next((float(r) for r in rates if r is not None and float(r) != 0), 1e-3)
+        group["lr"] = torch.full_like(rate, found) if isinstance(rate, torch.Tensor) else found
+    decay = group.get("weight_decay")
+    if isinstance(decay, float) and decay > 0:
+        group["weight_decay"] = max(decay, _LEAST_DECAY)

@@ -64,7 +64,7 @@ class ShardStates:
                 steps = max(steps, given[_STEP])
         core.refresh_from_masters()
         if self._shards.torch_states is None:
-            core.step_count = steps
+            core.set_progress(steps, core.skipped_steps)
 
     def _intervals(self) -> Iterator[tuple[str, _C.StateInterval]]:
         layout = self._shards.layout

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from zerorun import _C, checkpoint
-from zerorun.full_state import save_full_state
+from zerorun import _C, checkpoint, foreign_checkpoint
+from zerorun.full_state import full_parameters_of, full_state_dict, save_full_state
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.parameter_memory import masters_from_parameters
@@ -74,15 +75,33 @@ class ShardedModule(nn.Module):
     ) -> dict[str, Any]:
         """The model's own. ConfigError at stage 3, where parameters are empty outside of a gather,
         unless the parameters themselves are asked for (`keep_vars`)."""
-        state = self.module.state_dict(*args, keep_vars=True, **kwargs)
-        if keep_vars:
-            return state
-        for name, value in state.items():
-            if isinstance(value, nn.Parameter) and value.shape != getattr(
-                value, "ds_shape", value.shape
-            ):
+        for parameter, name in self.layout.names.items():
+            if not keep_vars and parameter.shape != self.layout.shapes[parameter]:
                 raise _C.ConfigError(f"state_dict: {name} is empty, since it is {EMPTY_PARAMETERS}")
-        return self.module.state_dict(*args, **kwargs)
+        return self.module.state_dict(*args, keep_vars=keep_vars, **kwargs)
+
+    def full_state_dict(self, *, rank0_only: bool = True) -> dict[str, torch.Tensor] | None:
+        """The model's own state dict with whole parameters, at every stage, in host memory.
+
+        Collective. None on other ranks than 0, or with `rank0_only` False a copy on each. No more
+        than one unit is gathered at a time.
+        """
+        self._check_open("full_state_dict")
+        return full_state_dict(self.module, self.communicator, everywhere=not rank0_only)
+
+    def iter_full_parameters(
+        self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and full values of each parameter, tied ones once, for an inference engine.
+
+        Collective: every rank iterates to the end, or all stop at the same parameter. The tensors
+        are copies, in `dtype` (floating-point ones; None: the model's) and on `device` (None: the
+        model's). One unit is gathered at a time, once.
+        """
+        self._check_open("iter_full_parameters")
+        for name, parameter in full_parameters_of(self.module):
+            kept = dtype if parameter.is_floating_point() else None
+            yield name, parameter.detach().to(device or parameter.device, kept, copy=True)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Loads into the model and its master copies; below stage 3."""
@@ -108,7 +127,12 @@ class ShardedModule(nn.Module):
 
     def _training(self) -> checkpoint.Training:
         return checkpoint.Training(
-            self.module, self.optimizer, self.lr_scheduler, self.global_steps, self.micro_steps
+            self.module,
+            self.optimizer,
+            self.lr_scheduler,
+            self.global_steps,
+            self.micro_steps,
+            self.config,
         )
 
     def save_checkpoint(
@@ -121,10 +145,11 @@ class ShardedModule(nn.Module):
     ) -> bool:
         """Saves everything that training needs under `save_dir`/`tag`. Collective.
 
-        `tag`: rank 0's; default ``global_step<N>``. `client_state`: anything picklable, returned by
-        :meth:`load_checkpoint`. `save_latest`: a load without tag takes this one from now on.
-        `exclude_frozen_parameters`: they are not saved, and a load leaves them as they are. Raises
-        CheckpointError or IoError on every rank.
+        `tag`: rank 0's; default ``global_step<N>``. `client_state`: plain values, tensors, arrays,
+        returned by :meth:`load_checkpoint`; other objects need ``checkpoint.pickle_client_state``
+        in the configuration, else they are a ConfigError. `save_latest`: a load without tag takes
+        this one from now on. `exclude_frozen_parameters`: they are not saved, and a load leaves
+        them as they are. Raises CheckpointError or IoError on every rank.
         """
         checkpoint.save(
             self.shards,
@@ -149,10 +174,12 @@ class ShardedModule(nn.Module):
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Continues from a checkpoint of any world size and stage. Collective.
 
-        Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. The
-        client_state and the scheduler's state are unpickled, which runs the code that they name:
-        load only what you trust. The model must be the saved one; a difference is a CheckpointError
-        that names it, and changes nothing. `load_module_strict` False: parameters that only one of
+        `load_dir`: a folder of zerorun's, DeepSpeed's (stages 1 to 3, universal) or
+        torch.distributed.checkpoint's, or a model in Hugging Face's layout (docs/checkpoints.md).
+        Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. No code of
+        the checkpoint runs, unless ``checkpoint.pickle_client_state`` allows it to unpickle what
+        JSON does not hold. The model must be the saved one; a difference is a CheckpointError that
+        names it, and changes nothing. `load_module_strict` False: parameters that only one of
         the two has, and buffers of another shape, stay as they are. `load_module_only`: everything
         but the model does, counters included.
         """
@@ -160,15 +187,15 @@ class ShardedModule(nn.Module):
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         training = self._training()
-        path, client_state = checkpoint.load(
-            self.shards,
-            training,
-            load_dir,
-            tag,
-            strict=load_module_strict,
-            optimizer_states=load_optimizer_states and not load_module_only,
-            lr_scheduler_states=load_lr_scheduler_states and not load_module_only,
-            counters=not load_module_only,
+        wanted = {
+            "strict": load_module_strict,
+            "optimizer_states": load_optimizer_states and not load_module_only,
+            "lr_scheduler_states": load_lr_scheduler_states and not load_module_only,
+            "counters": not load_module_only,
+        }
+        found = foreign_checkpoint.load(self.shards, training, load_dir, tag, **wanted)
+        path, client_state = found or checkpoint.load(
+            self.shards, training, load_dir, tag, **wanted
         )
         if path is not None:
             self.global_steps, self.micro_steps = training.global_steps, training.micro_steps

@@ -150,7 +150,8 @@ class ShardedOptimizer(ShardOptimizer):
             part = slice(interval.begin, interval.begin + interval.numel)
             self._load(interval, {key: _part(value, part) for key, value in state.items()})
         if not self.shards.external:
-            self.shards.core.step_count = int(max(steps, default=0))
+            core = self.shards.core
+            core.set_progress(int(max(steps, default=0)), core.skipped_steps)
 
     def _check(self, state_dict: dict[str, Any]) -> None:
         """Raises CheckpointError unless groups and states fit this optimizer."""

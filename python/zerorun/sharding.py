@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
@@ -18,6 +17,7 @@ from zerorun.engine import ZeroEngine
 from zerorun.initialization import initialize
 from zerorun.materialization import Initializer, materialize
 from zerorun.model_layout import DTYPES
+from zerorun.optimizer import ZeroOptimizer
 from zerorun.unit_policy import UnitPolicy
 
 __all__ = ["shard"]
@@ -97,22 +97,16 @@ def shard(  # noqa: PLR0913 - keywords
         model, optimizer, config=config, units=units, engine_class=_CastingEngine
     )
     if made is not None:
-        _step_through(made.optimizer, engine)
+        _step_through(made)
     return engine
 
 
 class _CastingEngine(ZeroEngine):
     """Gives forward its floating-point inputs in the parameters' 16-bit dtype."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def _input_dtype(self) -> torch.dtype | None:
         dtype = DTYPES[self.settings.precision.param_dtype]
-        if dtype != torch.float32:
-
-            def cast(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-            args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
-        return self.module(*args, **kwargs)
+        return None if dtype == torch.float32 else dtype
 
 
 def _precision(dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> dict[str, Any]:
@@ -148,18 +142,17 @@ def _offload(section: str, place: str | os.PathLike[str] | None) -> dict[str, An
     return {section: {"device": "nvme", "nvme_path": os.fspath(place)}}
 
 
-def _step_through(given: torch.optim.Optimizer, engine: ZeroEngine) -> None:
+def _step_through(made: ZeroOptimizer) -> None:
     """Makes the program's optimizer step the engine; torch's own step would find no gradient."""
 
     def step(_self: Any, closure: Callable[[], float] | None = None) -> None:
-        if closure is not None:
-            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
-        engine.step()
+        made.step(closure)
 
     def zero_grad(_self: Any, set_to_none: bool = True) -> None:
-        engine.zero_grad(set_to_none)
+        made.zero_grad(set_to_none)
 
     # torch's schedulers wrap a step that is not marked so, and look for the mark later.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    given = made.optimizer
     vars(given)["step"] = types.MethodType(step, given)
     vars(given)["zero_grad"] = types.MethodType(zero_grad, given)

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from zerorun import _C, torch_groups
-from zerorun.buffers import share, share_buffers
+from zerorun.buffers import share_buffers
 from zerorun.engine_partition import EnginePartition
 from zerorun.gather_hooks import GatherHooks
 from zerorun.left_behind import LeftBehind
 from zerorun.model_layout import ModelLayout
 from zerorun.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.partition import Partition, PrivatePartition, partition_of
+from zerorun.rank_zero import share
 from zerorun.silent_results import warn_of_clipping, warn_of_empty_state
 from zerorun.torch_states import TorchStates
 

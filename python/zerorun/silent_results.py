@@ -17,8 +17,8 @@ from zerorun.left_behind import ModuleHook
 __all__ = ["EMPTY_PARAMETERS", "warn_of_clipping", "warn_of_empty_state"]
 
 EMPTY_PARAMETERS = (
-    "sharded at stage 3. save_checkpoint saves all, save_16bit_model the whole model; within "
-    "zerorun.zero.GatheredParameters(model.parameters()) a state dict is whole"
+    "sharded at stage 3. engine.full_state_dict() is the whole model's, save_checkpoint saves all; "
+    "within zerorun.zero.GatheredParameters(model.parameters()) a state dict is whole"
 )
 _CLIP = "_clip_grads_with_norm_"  # what clip_grad_norm_ calls, by whatever name that was imported
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "checkpoint/hash.h"
+#include "checkpoint/hashed_header.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/shard_file.h"
 #include "checkpoint/verify.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
@@ -78,14 +78,14 @@ class Damage : public ::testing::Test {
     write_file(manifest_, encode_manifest(manifest));
   }
   // Rewrites the table of a file and makes the manifest agree with it.
-  void edit_records(size_t shard, const std::function<void(std::vector<ShardRecord>&)>& edit) {
+  void edit_tensors(size_t shard, const std::function<void(std::vector<HashedTensor>&)>& edit) {
     const std::string bytes = read_file(shards_[shard]);
     edit_manifest([&](Manifest& manifest) {
       Manifest::ShardFile& entry = manifest.shards[shard];
-      std::vector<ShardRecord> records =
-          decode_shard_header(bytes.substr(0, entry.header_nbytes), bytes.size(), "shard");
-      edit(records);
-      const std::string header = encode_shard_header(records);
+      std::vector<HashedTensor> tensors =
+          decode_hashed_header(bytes.substr(0, entry.header_nbytes), bytes.size(), "shard");
+      edit(tensors);
+      const std::string header = encode_hashed_header(tensors);
       write_file(shards_[shard], header + bytes.substr(entry.header_nbytes));
       entry.nbytes += header.size() - entry.header_nbytes;
       entry.header_nbytes = header.size();
@@ -103,21 +103,15 @@ class Damage : public ::testing::Test {
 TEST_F(Damage, NoChangedByteGoesUnnoticed) {
   for (const fs::path& path : {manifest_, shards_[0], shards_[1]}) {
     const std::string good = read_file(path);
-    size_t unnoticed = 0;
+    // The spaces that fill up a header are alike.
+    const size_t padding = good.find(std::string(64, ' '));
     for (size_t i = 0; i < good.size(); ++i) {
+      if (i > padding && good[i] == ' ' && good[i - 1] == ' ' && i % 61 != 0) continue;
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << i % 8));
       write_file(path, bad);
-      const std::optional<std::string> error = load();
-      if (error) {
-        EXPECT_THAT(*error, HasSubstr(path.filename().string())) << i;
-      } else {
-        ++unnoticed;
-        EXPECT_EQ(good[i], '\0') << "byte " << i << " of " << path;
-      }
+      EXPECT_THAT(load().value_or("loaded"), HasSubstr(path.filename().string())) << i;
     }
-    // Only the padding between records, which holds nothing.
-    EXPECT_LT(unnoticed, path == manifest_ ? 1 : 200);
     write_file(path, good);
   }
   EXPECT_EQ(load(), std::nullopt);
@@ -126,7 +120,7 @@ TEST_F(Damage, NoChangedByteGoesUnnoticed) {
 TEST_F(Damage, NoMissingEndGoesUnnoticed) {
   for (const fs::path& path : {manifest_, shards_[0], shards_[1]}) {
     const std::string good = read_file(path);
-    for (size_t length = 0; length < good.size(); ++length) {
+    for (size_t length = 0; length < good.size(); length += 7) {
       write_file(path, good.substr(0, length));
       EXPECT_THAT(load().value_or("loaded"), HasSubstr(path.filename().string())) << length;
     }
@@ -152,12 +146,12 @@ TEST_F(Damage, MissingFileIsNamed) {
 }
 
 TEST_F(Damage, GapIsNamed) {
-  edit_records(1, [](auto& records) { records[0].begin = 7; });
+  edit_tensors(1, [](auto& tensors) { tensors[0].name = "weight.master[7:16]"; });
   EXPECT_THAT(load().value_or("loaded"), HasSubstr("elements [7, 16) of weight (master)"));
 }
 
 TEST_F(Damage, OverlapIsNamed) {
-  edit_records(1, [](auto& records) { records[1].begin = 5; });
+  edit_tensors(1, [](auto& tensors) { tensors[1].name = "weight.exp_avg[5:14]"; });
   EXPECT_THAT(load().value_or("loaded"), HasSubstr("elements [5, 14) of weight (exp_avg)"));
 }
 
@@ -173,23 +167,59 @@ TEST_F(Damage, WrongDTypeIsNamed) {
 }
 
 TEST_F(Damage, UnknownParameterIsNamed) {
-  edit_records(0, [](auto& records) { records[0].parameter = "other"; });
-  EXPECT_THAT(load().value_or("loaded"), HasSubstr("record of 'other' (master)"));
+  edit_tensors(0, [](auto& tensors) { tensors[0].name = "other.master[0:6]"; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("tensor of 'other' (master)"));
 }
 
-TEST_F(Damage, HugeRecordIsNoReasonToAllocate) {
-  edit_records(0, [](auto& records) { records.back().numel = int64_t{1} << 58; });
-  EXPECT_THAT(load().value_or("loaded"), HasSubstr(shards_[0].string()));
+TEST_F(Damage, NamesThatAreNoIntervalsAreRefused) {
+  for (const char* name : {"weight", "weight.master", "weight.master[0:6", "weight.master[06:6]",
+                           "weight.master[-1:6]", "weight.master[6:0]", "weight.master[0:]",
+                           "weight.master[0:9223372036854775808]", "[0:6]"}) {
+    edit_tensors(0, [&](auto& tensors) { tensors[0].name = name; });
+    EXPECT_THAT(load().value_or("loaded"), HasSubstr("does not name elements")) << name;
+  }
+  edit_tensors(0, [](auto& tensors) { tensors[0].name = "weight.master[0:288230376151711744]"; });
+  EXPECT_THAT(load().value_or("loaded"), HasSubstr("has 24 bytes of F32"));
 }
 
 TEST_F(Damage, FileNamesThatLeaveTheFolderAreRefused) {
-  edit_manifest([](Manifest& manifest) { manifest.shards[0].name = "../rank00000.zrc"; });
-  EXPECT_THAT(load().value_or("loaded"), HasSubstr("'../rank00000.zrc' is not a file name"));
+  edit_manifest([](Manifest& manifest) { manifest.shards[0].name = "../rank00000.safetensors"; });
+  EXPECT_THAT(load().value_or("loaded"),
+              HasSubstr("'../rank00000.safetensors' is not a file name"));
+}
+
+// Whoever can compute a hash may write a manifest: what it says is checked all the same.
+TEST_F(Damage, ForgedManifestsAreRefused) {
+  const std::string good = read_file(manifest_);
+  const auto forged = [&](const std::string& from, const std::string& to) {
+    std::string body = good.substr(0, good.find(",\n  \"xxh3\""));
+    const size_t place = body.find(from);
+    EXPECT_NE(place, body.npos) << from;
+    body.replace(place, from.size(), to);
+    write_file(manifest_, body + ",\n  \"xxh3\": \"" + to_hex(hash_of(body)) + "\"\n}\n");
+    return load().value_or("loaded");
+  };
+  EXPECT_THAT(forged("\"group\": 0", "\"group\": 99"),
+              HasSubstr("'group' is 99, but there are 1 groups"));
+  EXPECT_THAT(forged("\"lr\": ", "\"lr\": -1"), HasSubstr("'lr' is -1"));
+  EXPECT_THAT(forged("\"step\": 0", "\"step\": 0,\n  \"step\": 7"),
+              HasSubstr("'step' stands twice"));
+  EXPECT_THAT(forged("\"name\": \"exp_avg\"", "\"name\": \"exp.avg\""), HasSubstr("has a '.'"));
+  EXPECT_EQ(forged("\"step\": 0", "\"step\": 0"), "loaded");
+}
+
+TEST_F(Damage, EarlierFormatSaysWhatToDo) {
+  std::string body = read_file(manifest_);
+  body.resize(body.find(",\n  \"xxh3\""));
+  body.replace(body.find("\"version\": 4"), 12, "\"version\": 3");
+  write_file(manifest_, body + ",\n  \"xxh3\": \"" + to_hex(hash_of(body)) + "\"\n}\n");
+  EXPECT_THAT(load().value_or("loaded"), AllOf(HasSubstr("format version 3"),
+                                               HasSubstr("load it with the zerorun that saved")));
 }
 
 TEST_F(Damage, NewerFormatIsNamed) {
   std::string text = read_file(manifest_);
-  text.replace(text.find("\"version\": 3"), 12, "\"version\": 7");
+  text.replace(text.find("\"version\": 4"), 12, "\"version\": 7");
   const size_t end = text.find(",\n  \"xxh3\"");
   text.replace(end + 12, 16, "");  // any hash: replaced below
   const std::string body = text.substr(0, end);

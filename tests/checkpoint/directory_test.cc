@@ -145,12 +145,13 @@ TEST_F(Directory, NamesThatAreNotRegularFilesAreErrors) {
 }
 
 TEST(ShardNames, OnlyOursCount) {
-  EXPECT_EQ(shard_name(7, 0xabc), "rank00007-0000000000000abc.zrc");
-  EXPECT_TRUE(is_shard_name("rank123456-0000000000000abc.zrc"));
+  EXPECT_EQ(shard_name(7, 0xabc), "rank00007-0000000000000abc.safetensors");
+  EXPECT_TRUE(is_shard_name("rank123456-0000000000000abc.safetensors"));
   for (const char* name :
-       {"", "rank", "rank.zrc", "rank-0000000000000abc.zrc", "rank00000.zrc",
-        "rank0000x-0000000000000abc.zrc", "rank00000-0000000000000ABC.zrc",
-        "../rank00000-0000000000000abc.zrc", "rank00000-0000000000000abc.zrc2"}) {
+       {"", "rank", "rank.safetensors", "rank-0000000000000abc.safetensors",
+        "rank00000.safetensors", "rank0000x-0000000000000abc.safetensors",
+        "rank00000-0000000000000ABC.safetensors", "../rank00000-0000000000000abc.safetensors",
+        "rank00000-0000000000000abc.safetensors2"}) {
     EXPECT_FALSE(is_shard_name(name)) << name;
   }
 }

@@ -17,6 +17,7 @@ struct TransportUnderTest {
   // Runs `body` on `world_size` ranks that are threads, each with a device, and joins them.
   // Rethrows the error of the lowest failing rank.
   std::function<void(int world_size, const Body& body)> run;
+  int least_ranks = 1;
   int most_ranks = 1024;
   bool has_host_memory = true;          // Sharing::per_host
   bool rounds_to_inputs = false;        // sums of 16-bit inputs are rounded to 16 bits

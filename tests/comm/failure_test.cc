@@ -153,10 +153,10 @@ TEST(FailureTest, ARankThatNeverStartsIsNamed) {
   options.store = make_memory_store();
   options.timeout = std::chrono::milliseconds(100);
   EXPECT_THAT(error_of([&] { make_communicator(options); }),
-              AllOf(HasSubstr("rank 1 (has not joined)"), HasSubstr("rank 0 waited")));
+              AllOf(HasSubstr("for rank 1 of 2 to join"), HasSubstr("rank 0 waited")));
   options.rank = 1;
   options.name = "nobody";
-  EXPECT_THAT(error_of([&] { make_communicator(options); }), HasSubstr("nobody/control"));
+  EXPECT_THAT(error_of([&] { make_communicator(options); }), HasSubstr("join 'nobody'"));
 }
 
 TEST(FailureTest, RanksThatExpectDifferentWorldSizesAreToldSo) {

@@ -1,16 +1,34 @@
+#include <fmt/format.h>
+
 #include "tests/comm/conformance.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing {
 
-std::vector<TransportUnderTest> transports_under_test() {
-  const auto run = [](int world_size, const TransportUnderTest::Body& body) {
-    run_ranks(world_size, [&](Communicator& communicator) {
-      const auto device = make_cpu_device();
-      body(communicator, *device);
-    });
+namespace {
+
+// Ranks on hosts of `ranks_of_host` each, the last one with what is left.
+TransportUnderTest on_hosts(std::string name, int ranks_of_host, int least_ranks) {
+  const auto run = [ranks_of_host](int world_size, const TransportUnderTest::Body& body) {
+    run_ranks(
+        world_size,
+        [&](Communicator& communicator) {
+          const auto device = make_cpu_device();
+          body(communicator, *device);
+        },
+        std::chrono::seconds(30),
+        [&](int rank) { return fmt::format("host {}", rank / ranks_of_host); });
   };
-  return {{.name = "host", .run = run}};
+  return {.name = std::move(name),
+          .run = run,
+          .least_ranks = least_ranks,
+          .has_host_memory = ranks_of_host > 2};
+}
+
+}  // namespace
+
+std::vector<TransportUnderTest> transports_under_test() {
+  return {on_hosts("host", 1024, 1), on_hosts("gloo", 1, 2), on_hosts("pairs_of_ranks", 2, 3)};
 }
 
 }  // namespace zerorun::testing

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <random>
 #include <span>
@@ -59,6 +60,14 @@ T combine(ReduceOp op, T a, T b) {
   return static_cast<T>(a + b);
 }
 
+// Combines values [0, n) in the tree that zerorun/communicator.h defines.
+template <typename T>
+T combine_tree(ReduceOp op, std::span<const T> values) {
+  if (values.size() == 1) return values.front();
+  const size_t left = std::bit_ceil(values.size()) / 2;
+  return combine(op, combine_tree(op, values.first(left)), combine_tree(op, values.subspan(left)));
+}
+
 // Reduces `inputs`, one per rank, into `out`.
 inline void reference_reduce(const std::vector<Bytes>& inputs, DType dtype, ReduceOp op,
                              Output output, DType out_dtype, Bytes& out) {
@@ -83,10 +92,9 @@ inline void reference_reduce(const std::vector<Bytes>& inputs, DType dtype, Redu
       }
       continue;
     }
-    float total = float_at(inputs.front().data(), dtype, i);
-    for (size_t rank = 1; rank < inputs.size(); ++rank) {
-      total = combine(op, total, float_at(inputs[rank].data(), dtype, i));
-    }
+    std::vector<float> values;
+    for (const Bytes& input : inputs) values.push_back(float_at(input.data(), dtype, i));
+    float total = combine_tree<float>(op, values);
     if (output == Output::accumulate) {
       total = combine(op, float_at(out.data(), out_dtype, i), total);
     }

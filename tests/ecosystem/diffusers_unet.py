@@ -6,20 +6,12 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from diffusers import DDPMScheduler, UNet2DModel
-from program import mean, plain_config, start, write
+from program import mean, start, trained_config, write
 
 
 def main() -> None:
     given = start()
-    config = plain_config(
-        given.stage,
-        given.bf16,
-        optimizer={
-            "type": "AdamW",
-            "params": {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True},
-        },
-        gradient_accumulation_steps=2,
-    )
+    config = trained_config(given, lr=1e-3)
     torch.manual_seed(0)
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=given.stage == 3):
         unet = UNet2DModel(

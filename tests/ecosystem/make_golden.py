@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Writes golden/PROGRAM.json: the figures of the programs here under real DeepSpeed.
 
-    DS_ACCELERATOR=cpu PYTHON tests/ecosystem/make_golden.py [PROGRAM...]
+    DS_ACCELERATOR=cpu PYTHON tests/ecosystem/make_golden.py [PROGRAM | PROGRAM/RUN]...
 
-PYTHON has DeepSpeed besides requirements-ecosystem.txt. The ranks are forks of this process, with
-the environment that `deepspeed --num_gpus 2` gives them: what they import is imported once.
-DeepSpeed communicates through Gloo; its own kernel for CPUs would first be compiled.
+A single run joins those that are in the file. PYTHON has DeepSpeed besides
+requirements-ecosystem.txt. The ranks are forks of this process, with the environment that
+`deepspeed --num_gpus 2` gives them: what they import is imported once. DeepSpeed communicates
+through Gloo; its own kernel for CPUs would first be compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from runs import GOLDEN, HERE, PACKAGES, RANKS, RUNS
+from runs import GOLDEN, HERE, PACKAGES, RANKS, RUNS, golden
 
 VERSIONED = ("deepspeed", "torch", "transformers", "accelerate")
 
@@ -59,10 +60,13 @@ def main() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    for program in sys.argv[1:] or RUNS:
+    for argument in sys.argv[1:] or RUNS:
+        program, _, run = argument.partition("/")
         for package in PACKAGES[program]:
             importlib.import_module(package)
-        found = {name: figures(program, options) for name, options in RUNS[program].items()}
+        found = golden(program) if run else {}
+        for name in [run] if run else RUNS[program]:
+            found[name] = figures(program, RUNS[program][name])
         versions = {name: version(name) for name in (*VERSIONED, *PACKAGES[program])}
         text = json.dumps({"versions": versions, "runs": found}, indent=1)
         (GOLDEN / f"{program}.json").write_text(text + "\n")

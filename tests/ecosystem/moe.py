@@ -5,7 +5,7 @@ from __future__ import annotations
 import deepspeed
 import torch
 import torch.distributed as dist
-from program import mean, plain_config, start, write
+from program import mean, start, trained_config, write
 from tiny import LLAMA, WORDS
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -42,15 +42,7 @@ BLOCKS = {
 
 def main() -> None:
     given = start()
-    config = plain_config(
-        given.stage,
-        given.bf16,
-        optimizer={
-            "type": "AdamW",
-            "params": {"lr": 3e-3, "weight_decay": 0.01, "torch_adam": True},
-        },
-        gradient_accumulation_steps=2,
-    )
+    config = trained_config(given, lr=3e-3)
     torch.manual_seed(0)
     shape = AutoConfig.for_model(given.model, **(LLAMA | EXPERTS[given.model]))
     model = AutoModelForCausalLM.from_config(shape)

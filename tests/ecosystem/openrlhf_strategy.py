@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ ABSENT = {
 }
 for name, members in ABSENT.items():  # imported by OpenRLHF, used only for packed sequences
     sys.modules[name] = ModuleType(name)
+    sys.modules[name].__spec__ = ModuleSpec(name, None)  # transformers looks for it
     vars(sys.modules[name]).update(dict.fromkeys(members))
 
 from openrlhf.models import Actor, SFTLoss  # noqa: E402

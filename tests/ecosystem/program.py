@@ -65,6 +65,18 @@ def plain_config(stage: int, bf16: bool, **changes: Any) -> dict[str, Any]:
     }
 
 
+def trained_config(given: argparse.Namespace, lr: float) -> dict[str, Any]:
+    """plain_config with AdamW, and two micro-steps a batch. DeepSpeed's own AdamW for CPUs would
+    first be compiled, so it is torch's."""
+    params = {"lr": lr, "weight_decay": 0.01, "torch_adam": True}
+    return plain_config(
+        given.stage,
+        given.bf16,
+        optimizer={"type": "AdamW", "params": params},
+        gradient_accumulation_steps=2,
+    )
+
+
 def trainer_arguments(given: argparse.Namespace, **changes: Any) -> dict[str, Any]:
     """For TrainingArguments and what derives from it; the output folder is each rank's own."""
     return {

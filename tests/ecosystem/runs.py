@@ -12,6 +12,7 @@ RANKS = 2
 # The packages without which a program is left out.
 PACKAGES = {
     "hf_trainer": ("transformers", "accelerate"),
+    "ulysses_trainer": ("transformers", "accelerate"),
     "trl_sft": ("trl", "datasets"),
     "trl_dpo": ("trl", "datasets"),
     "trl_grpo": ("trl", "datasets", "peft"),
@@ -31,6 +32,7 @@ RUNS = {
         "stage3": "--stage 3",
         "stage3-reentrant-bf16": "--stage 3 --reentrant --bf16",
     },
+    "ulysses_trainer": {"stage3": "--stage 3"},
     "trl_sft": {"stage2-bf16": "--stage 2 --bf16", "stage3": "--stage 3"},
     "trl_dpo": {"stage2": "--stage 2", "stage3": "--stage 3"},
     "trl_grpo": {"stage2": "--stage 2", "stage3-lora": "--stage 3 --lora"},

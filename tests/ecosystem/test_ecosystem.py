@@ -5,6 +5,7 @@ make_golden.py has written what DeepSpeed itself computes.
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def worst_difference(found: list[float], expected: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("program", "name"), ALL, ids=[f"{p}-{n}" for p, n in ALL])
-def test_follows_deepspeed(tmp_path: Path, program: str, name: str) -> None:
+def test_follows_deepspeed(
+    tmp_path: Path, record_property: Callable[[str, object], None], program: str, name: str
+) -> None:
     missing = [name for name in PACKAGES[program] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
@@ -38,5 +41,6 @@ def test_follows_deepspeed(tmp_path: Path, program: str, name: str) -> None:
     found = json.loads(file.read_text())
     assert found.keys() == expected.keys()
     differences = {key: worst_difference(found[key], expected[key]) for key in expected}
+    record_property("largest_difference", max(differences.values()))  # for docs/ecosystem.md
     tolerance = 1e-2 if "--bf16" in options else 1e-5
     assert max(differences.values()) <= tolerance, (differences, found, expected)

@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,9 +9,9 @@
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/hash.h"
+#include "checkpoint/hashed_header.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/shard_file.h"
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/fuzz/driver.h"
@@ -31,24 +31,27 @@ std::string with_hash(std::string body) {
   return body + ",\n  \"xxh3\": \"" + to_hex(hash_of(std::string_view(body))) + "\"\n}\n";
 }
 
-std::string with_preamble(std::string_view json) {
-  std::string header("\x89ZRCKPT\n\x01\0\0\0", 12);
-  const auto length = static_cast<uint32_t>(json.size());
-  header.append(reinterpret_cast<const char*>(&length), sizeof length).append(json);
-  header.resize((header.size() + 63) / 64 * 64, '\0');
-  return header;
+// The JSON as the header of a file.
+std::string with_length(std::string_view json) {
+  const uint64_t length = json.size();
+  std::string header(reinterpret_cast<const char*>(&length), sizeof length);
+  return header.append(json);
 }
 
 // The length of the data by the table, whatever it is.
 uint64_t data_nbytes(std::string_view table) {
   const auto json = nlohmann::json::parse(table, nullptr, false);
-  try {
-    const auto& last = json.at("records").back();
-    return last.at("offset").get<uint64_t>() +
-           last.at("numel").get<uint64_t>() * (last.at("dtype") == "fp32" ? 4 : 2);
-  } catch (const nlohmann::json::exception&) {
-    return 0;
+  uint64_t nbytes = 0;
+  if (!json.is_object()) return nbytes;
+  for (const auto& [name, tensor] : json.items()) {
+    try {
+      if (name == "__metadata__") continue;
+      nbytes = std::max(nbytes, tensor.at("data_offsets").at(1).get<uint64_t>());
+    } catch (const nlohmann::json::exception&) {
+      continue;
+    }
   }
+  return nbytes;
 }
 
 // The manifest with one file, which has this header.
@@ -111,11 +114,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                  encode_manifest(decoded),
              "round trip");
   });
-  expect_parsed_or_checkpoint_error([&] { decode_shard_header(input, size, "raw"); });
+  expect_parsed_or_checkpoint_error([&] { decode_hashed_header(input, size, "raw"); });
 
-  const std::string header = with_preamble(table);
+  const std::string header = with_length(table);
   const uint64_t nbytes = header.size() + data_nbytes(table);
-  expect_parsed_or_checkpoint_error([&] { decode_shard_header(header, nbytes, "h"); });
+  expect_parsed_or_checkpoint_error([&] { decode_hashed_header(header, nbytes, "h"); });
   if (nbytes < header.size() || nbytes > kMaxFileNbytes) return 0;
   std::string file = header;
   file.resize(nbytes, '\0');
@@ -141,14 +144,14 @@ std::vector<std::string> zerorun::testing::fuzz_seeds() {
   manifest.shards = {{shard_name(0, 1), 1024, 512, 3}};
   std::string text = encode_manifest(manifest);
   text.resize(text.find(",\n  \"xxh3\": "));
-  const std::vector<ShardRecord> records = {{"w", "master", DType::fp32, 0, 10, 0, 1},
-                                            {"w", "exp_avg", DType::fp32, 0, 15, 64, 2},
-                                            {"frozen", "param", DType::bf16, 0, 4, 128, 3},
-                                            {"w", "master", DType::fp32, 10, 5, 192, 4},
-                                            {"w", "scale", DType::fp32, 0, 4, 256, 5}};
-  const std::string header = encode_shard_header(records);
-  uint32_t length = 0;
-  std::memcpy(&length, header.data() + 12, sizeof length);
-  const std::string table = header.substr(16, length);
-  return {text + "\n}" + std::string(kSeparator) + table, encode_manifest(manifest), header};
+  const auto tensor = [](const char* name, const char* dtype, int64_t numel, uint64_t nbytes) {
+    return HashedTensor{name, dtype, {numel}, nbytes};
+  };
+  std::vector<HashedTensor> tensors = {
+      tensor("w.master[0:10]", "F32", 10, 40), tensor("w.exp_avg[0:15]", "F32", 15, 60),
+      tensor("w.master[10:15]", "F32", 5, 20), tensor("w.scale[0:4]", "F32", 4, 16),
+      tensor("frozen.param[0:4]", "BF16", 4, 8)};
+  const std::string header = encode_hashed_header(tensors);
+  return {text + "\n}" + std::string(kSeparator) + header.substr(8, header.find("  ") - 8),
+          encode_manifest(manifest), header};
 }

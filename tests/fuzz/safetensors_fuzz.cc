@@ -17,7 +17,7 @@ using namespace zerorun;  // NOLINT(google-build-using-namespace)
 void decode(std::string_view bytes) {
   try {
     const SafetensorsHeader header =
-        decode_safetensors_header(std::as_bytes(std::span(bytes)), "file");
+        decode_safetensors_header(std::as_bytes(std::span(bytes)), bytes.size(), "file");
     uint64_t end = header.nbytes;
     for (const SafetensorsHeader::Tensor& tensor : header.tensors) {
       ZR_CHECK(tensor.begin == end && tensor.end >= end, "{}", tensor.name);

@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 
 JobSettings two_ranks() {
   JobSettings job;
-  job.ranks = 2;
+  job.place = {.local_world_size = 2, .world_size = 2};
   job.master_addr = "127.0.0.1";
   job.master_port = 12345;
   job.secret = "s3cret";
@@ -34,6 +34,11 @@ TEST(RankVariables, TellEachRankItsPlace) {
       {"NODE_RANK", "0"},
       {"ROLE_RANK", "1"},
       {"ROLE_WORLD_SIZE", "2"},
+      {"ROLE_NAME", "default"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RUN_ID", "none"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"LOCAL_SIZE", "2"},
       {"CROSS_RANK", "0"},
       {"CROSS_SIZE", "1"},

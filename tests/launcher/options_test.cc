@@ -27,8 +27,8 @@ TEST(Options, DefaultsAreAFreePortAndAllDevices) {
   EXPECT_THAT(options.program.arguments, IsEmpty());
   EXPECT_EQ(options.request.count, "");
   EXPECT_EQ(options.request.accelerator, Accelerator::automatic);
-  EXPECT_EQ(options.master_addr, "127.0.0.1");
-  EXPECT_EQ(options.master_port, 0);
+  EXPECT_EQ(options.hosts.master_addr, "");
+  EXPECT_EQ(options.hosts.master_port, 0);
   EXPECT_EQ(options.grace_period, std::chrono::seconds(30));
   EXPECT_FALSE(options.dry_run);
 }
@@ -62,11 +62,11 @@ TEST(Options, ReadsAllOfThem) {
                      "--no_bind", "--dry-run", "--no_local_rank", "-m", "my.train", "x"});
   EXPECT_EQ(options.request.include, "localhost:0,2");
   EXPECT_EQ(options.request.accelerator, Accelerator::cpu);
-  EXPECT_EQ(options.master_addr, "::1");
-  EXPECT_EQ(options.master_port, 29501);
-  EXPECT_EQ(options.log_dir, "logs");
+  EXPECT_EQ(options.hosts.master_addr, "::1");
+  EXPECT_EQ(options.hosts.master_port, 29501);
+  EXPECT_EQ(options.output.log_dir, "logs");
   EXPECT_EQ(options.grace_period, std::chrono::milliseconds(500));
-  EXPECT_TRUE(options.no_bind);
+  EXPECT_FALSE(options.cpus.bind);
   EXPECT_TRUE(options.dry_run);
   EXPECT_TRUE(options.program.module);
   EXPECT_EQ(options.program.local_rank, LocalRank::never);
@@ -92,7 +92,7 @@ TEST(Options, ShortOptionsTakeAttachedValues) {
 
 TEST(Options, DoubleDashEndsTheLaunchersPart) {
   const LaunchOptions options = parse_options({"--no_bind", "--", "train", "a"});
-  EXPECT_TRUE(options.no_bind);
+  EXPECT_FALSE(options.cpus.bind);
   EXPECT_EQ(options.program.name, "train");
   EXPECT_THAT(options.program.arguments, ElementsAre("a"));
 }
@@ -120,14 +120,133 @@ TEST(Options, OneHostMayBeSpelledOut) {
   EXPECT_EQ(parse_options({"--nnodes=1:1", "train"}).program.name, "train");
 }
 
-TEST(Options, SeveralHostsAreNotSupportedYet) {
-  EXPECT_THAT(error_of({"--nnodes", "2", "train"}), HasSubstr("several hosts are not supported"));
-  EXPECT_THAT(error_of({"--node-rank=1", "train"}), HasSubstr("several hosts are not supported"));
-  EXPECT_THAT(error_of({"--hostfile", "hosts", "train"}),
-              HasSubstr("--hostfile is not supported yet"));
-  EXPECT_THAT(error_of({"-H", "hosts", "train"}), HasSubstr("-H is not supported yet"));
-  EXPECT_THAT(error_of({"--rdzv-endpoint=a:1", "train"}),
-              HasSubstr("--rdzv-endpoint is not supported yet; use --master_addr"));
+TEST(Options, OfHostsAreRead) {
+  const LaunchOptions options = parse_options({"-H",
+                                               "hosts",
+                                               "--nnodes=1:4",
+                                               "--node-rank",
+                                               "2",
+                                               "--launcher",
+                                               "pdsh",
+                                               "--launcher_args",
+                                               "-v  -o 'A b' \"\"",
+                                               "--ssh_port=22",
+                                               "--no_ssh",
+                                               "--no_ssh_check",
+                                               "--force_multi",
+                                               "--interface=eth1",
+                                               "--export",
+                                               "A",
+                                               "--export=B",
+                                               "--venv_script=/v",
+                                               "--local_addr=h",
+                                               "--comm_timeout=1.5",
+                                               "--bind_core_list=0-3,8",
+                                               "--save_pid",
+                                               "x"});
+  EXPECT_EQ(options.hosts.hostfile, "hosts");
+  EXPECT_EQ(options.hosts.count, "1:4");
+  EXPECT_EQ(options.hosts.node_rank, 2);
+  EXPECT_EQ(options.hosts.launcher, "pdsh");
+  EXPECT_THAT(options.remote.arguments, ElementsAre("-v", "-o", "A b", ""));
+  EXPECT_EQ(options.remote.ssh_port, 22);
+  EXPECT_TRUE(options.hosts.by_hand);
+  EXPECT_FALSE(options.remote.check);
+  EXPECT_TRUE(options.hosts.force_multi);
+  EXPECT_EQ(options.remote.interface, "eth1");
+  EXPECT_THAT(options.remote.exports, ElementsAre("A", "B"));
+  EXPECT_EQ(options.remote.venv_script, "/v");
+  EXPECT_EQ(options.hosts.local_addr, "h");
+  EXPECT_EQ(options.hosts.comm_timeout_s, 1.5);
+  EXPECT_EQ(options.cpus.list, "0-3,8");
+  EXPECT_TRUE(options.save_pid);
+  EXPECT_THAT(error_of({"--launcher_args", "'a", "x"}), HasSubstr("a quote is not closed"));
+  EXPECT_THAT(error_of({"--launcher=rsh", "x"}), HasSubstr("expected one of ssh, pdsh"));
+}
+
+// Every option of torchrun, as its help lists them.
+TEST(Options, OfTorchrunAreRead) {
+  const LaunchOptions options = parse_options({"--nnodes=1:1",
+                                               "--nproc-per-node=gpu",
+                                               "--rdzv-backend=c10d",
+                                               "--rdzv-endpoint=localhost:0",
+                                               "--rdzv-id=job7",
+                                               "--rdzv-conf=timeout=60,read_timeout=5",
+                                               "--max-restarts=0",
+                                               "--monitor-interval=5",
+                                               "--start-method=spawn",
+                                               "--role=trainer",
+                                               "--log-dir=logs",
+                                               "-r",
+                                               "3",
+                                               "-t",
+                                               "0:1,1:2",
+                                               "--local-ranks-filter=0,1",
+                                               "--node-rank=0",
+                                               "--master-addr=h",
+                                               "--master-port=1",
+                                               "--signals-to-handle=SIGTERM,SIGINT",
+                                               "--shutdown-timeout=3",
+                                               "--numa-binding=node",
+                                               "--use-env",
+                                               "-m",
+                                               "pkg.mod",
+                                               "--lr=1"});
+  EXPECT_EQ(options.request.count, "gpu");
+  EXPECT_EQ(options.hosts.backend, "c10d");
+  EXPECT_EQ(options.hosts.endpoint, "localhost:0");
+  EXPECT_EQ(options.hosts.run_id, "job7");
+  EXPECT_EQ(options.hosts.join_timeout_s, 60);
+  EXPECT_EQ(options.restarts.max_restarts, 0);
+  EXPECT_EQ(options.role, "trainer");
+  EXPECT_EQ(options.output.redirects, "3");
+  EXPECT_EQ(options.output.tee, "0:1,1:2");
+  EXPECT_THAT(options.output.shown_ranks, ElementsAre(0, 1));
+  EXPECT_EQ(options.grace_period, std::chrono::seconds(3));
+  EXPECT_TRUE(options.program.module);
+  EXPECT_EQ(options.program.name, "pkg.mod");
+  EXPECT_THAT(options.notes,
+              ::testing::UnorderedElementsAre(
+                  HasSubstr("--monitor_interval has no meaning here: the end of a rank"),
+                  HasSubstr("--start_method has no meaning here: ranks are programs"),
+                  HasSubstr("--numa_binding has no meaning here: ranks are bound"),
+                  HasSubstr("--rdzv_conf read_timeout: only timeout")));
+}
+
+TEST(Options, OfOthersThatCannotWorkSayWhatToDo) {
+  EXPECT_THAT(error_of({"--virtual-local-rank", "x"}),
+              HasSubstr("--virtual-local-rank does not work here; every rank sees all GPUs"));
+  EXPECT_THAT(error_of({"--autotuning", "run", "x"}), HasSubstr("zerorun plan"));
+  EXPECT_THAT(error_of({"--run-path", "x"}), HasSubstr("name the script as PROGRAM"));
+  EXPECT_THAT(error_of({"--rdzv_backend=etcd", "x"}), HasSubstr("expected one of static, c10d"));
+  EXPECT_THAT(error_of({"--rdzv_conf=timeout", "x"}), HasSubstr("expected KEY=VALUE"));
+  EXPECT_THAT(error_of({"--rdzv_conf=timeout=soon", "x"}), HasSubstr("a number of seconds"));
+  EXPECT_THAT(error_of({"--tee=9", "x"}), HasSubstr("--tee '9': expected 0 (none), 1"));
+  EXPECT_THAT(error_of({"--redirects=a:1", "x"}), HasSubstr("--redirects 'a:1'"));
+  EXPECT_THAT(error_of({"--local_ranks_filter=a", "x"}), HasSubstr("expected ranks, as in 0,2"));
+  EXPECT_THAT(error_of({"--signals_to_handle=SIGUSR1", "x"}), HasSubstr("not at 'SIGUSR1'"));
+}
+
+TEST(Options, ElasticTrainingRestartsAsDeepSpeedDoes) {
+  EXPECT_EQ(parse_options({"--elastic_training", "x"}).restarts.max_restarts, 100);
+  EXPECT_EQ(parse_options({"--elastic_training", "--max_restarts=3", "x"}).restarts.max_restarts,
+            3);
+  const LaunchOptions options =
+      parse_options({"--min_elastic_nodes=2", "--max_elastic_nodes=4", "x"});
+  EXPECT_EQ(options.restarts.min_nodes, 2);
+  EXPECT_EQ(options.restarts.max_nodes, 4);
+}
+
+TEST(Options, VariablesOfTorchrunStandForOptionsThatAreNotGiven) {
+  const Environment environment = {{"PET_NNODES", "2"},
+                                   {"PET_NPROC_PER_NODE", "4"},
+                                   {"PET_STANDALONE", "1"},
+                                   {"PET_MODULE", "0"}};
+  const LaunchOptions options = parse_options({"--nproc_per_node=2", "x"}, environment);
+  EXPECT_EQ(options.hosts.count, "2");
+  EXPECT_EQ(options.request.count, "2");
+  EXPECT_TRUE(options.hosts.standalone);
+  EXPECT_FALSE(options.program.module);
 }
 
 TEST(Options, UnknownOptionsNameTheNearest) {
@@ -162,11 +281,15 @@ TEST(Options, HelpAndVersionNeedNoProgram) {
 TEST(Options, HelpNamesEveryOption) {
   const std::string help = help_text();
   for (const char* name :
-       {"--num_gpus", "--nproc_per_node", "--num_accelerators", "--include", "--exclude",
-        "--accelerator", "--master_addr", "--master_port", "--module", "--no_python",
-        "--no_local_rank", "--log_dir", "--dry_run", "--no_bind", "--grace_period", "--version"}) {
+       {"--num_gpus",     "--nproc_per_node", "--num_accelerators", "--include",
+        "--exclude",      "--accelerator",    "--master_addr",      "--master_port",
+        "--module",       "--no_python",      "--no_local_rank",    "--hostfile",
+        "--nnodes",       "--launcher",       "--rdzv_endpoint",    "--max_restarts",
+        "--tee",          "--log_dir",        "--dry_run",          "--no_bind",
+        "--grace_period", "--version"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
+  EXPECT_THAT(help, HasSubstr("\nStarting on other hosts:\n"));
   EXPECT_THAT(help, HasSubstr("or -1"));
   EXPECT_THAT(help, HasSubstr("\"\" is no filter"));
 }

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -163,9 +164,83 @@ TEST(Kill9, OfLauncherAndSupervisorAtOnceEndsTheRanks) {
 }
 
 TEST(End, DaemonsOfRanksThatSucceededDoNotSurvive) {
-  LauncherProcess job(shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0"));
+  LauncherProcess job(
+      shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}));
   EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(job.errors(), HasSubstr("left processes behind; they have 0.5 s to end: sleep (pid"));
+  EXPECT_THAT(job.errors(), EndsWith("they have not ended and are killed\n"));
   EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(End, WhatARankHasLeftBehindMayFinish) {
+  const Scratch scratch;
+  const std::string fifo = make_fifo(scratch);
+  LauncherProcess job(shell_ranks(
+      1,
+      "(read line < " + fifo + "; echo uploaded) & (sleep 0.6; echo go > " + fifo + ") & exit 0"));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.output(), "uploaded\n");
+  EXPECT_THAT(job.errors(), Not(HasSubstr("killed")));
+}
+
+TEST(Supervision, AFullDiskUnderStandardOutputIsSaidOnceAndTheJobGoesOn) {
+  std::vector<std::string> command =
+      shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2");
+  command.insert(command.begin(), {"sh", "-c", "exec \"$@\" > /dev/full", "sh"});
+  LauncherProcess job(std::move(command));
+  EXPECT_EQ(job.wait(), 0);
+  const std::string& errors = job.errors();
+  const std::string warning = "standard output cannot be written (No space left on device)";
+  EXPECT_THAT(errors, HasSubstr(warning));
+  EXPECT_EQ(errors.find(warning), errors.rfind(warning));
+  EXPECT_THAT(errors, HasSubstr("[rank 1] done\n"));
+}
+
+TEST(Restart, AFailedJobStartsAnewAsOftenAsItMay) {
+  const std::string script =
+      "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
+      "test $RANK = 1 && exit 4; test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000";
+  LauncherProcess job(shell_ranks(2, script, {"--max_restarts", "1"}));
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.output(), HasSubstr("0 0\n"));
+  EXPECT_THAT(job.output(), HasSubstr("0 1 rank 1 on "));
+  EXPECT_THAT(job.errors(), HasSubstr("restart 1 of 1: rank 1 on "));
+  EXPECT_THAT(job.errors(), EndsWith("failed with exit code 4\n"));
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
+TEST(Restart, ARequestToEndIsNoFailure) {
+  LauncherProcess job(shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}));
+  job.read_line();
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_THAT(job.errors(), Not(HasSubstr("restart")));
+}
+
+TEST(Stopped, ARankIsNamedAtOnceAndBlamedForItsPeersTimeout) {
+  const Scratch scratch;
+  const std::string fifo = make_fifo(scratch);
+  LauncherProcess job(
+      shell_ranks(2, "echo $RANK $$; test $RANK = 1 && exec sleep 1000; read go < " + fifo +
+                         "; echo timeout >&2; exit 1"));
+  const pid_t stopped = read_pids(job)[1];
+  kill(stopped, SIGSTOP);
+  const std::string rank = "rank 1 (pid " + std::to_string(stopped) + " on ";
+  EXPECT_THAT(job.read_error_line(), HasSubstr(rank));
+  std::ofstream(fifo) << "go\n";
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.errors(), HasSubstr("[zerorun] error: " + rank));
+  EXPECT_THAT(job.errors(), HasSubstr("was stopped (SIGSTOP); the others waited for it"));
+}
+
+TEST(Failure, ARecordedExceptionIsPartOfTheReport) {
+  LauncherProcess job(
+      shell_ranks(1,
+                  "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
+                  "{\"py_callstack\": \"at line 3\"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.errors(),
+              HasSubstr("[zerorun] exception of rank 0: ValueError: nine\nat line 3\n"));
 }
 
 // Ranks that save when interrupted and say "ready" when they can be.

@@ -16,6 +16,7 @@ import os
 import runpy
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +218,22 @@ def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tens
 # --- PyTorch with the GPU ---
 
 
+class _Event:
+    """An event of a stream that is never behind."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.time = 0.0
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end.time - self.time)
+
+
 class FakeTorchCuda:
     """What the tests ask; there is one in a process, which stays to its end."""
 
@@ -271,6 +288,7 @@ class FakeTorchCuda:
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         torch.cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=self.current)
+        torch.cuda.Event = _Event
         torch.cuda.Stream = lambda: None
         torch.cuda.stream = lambda _stream: self.other_stream()
         self.recorded = set()  # storages that told PyTorch's allocator who uses them

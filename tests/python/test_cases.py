@@ -21,11 +21,13 @@ FILES = (
     "placement",
     "checkpoints",
     "untrusted",
+    "interchange",
     "bad_input",
     "compat",
     "compat_engine",
     "compat_surface",
     "compat_tools",
+    "metrics",
 )
 
 
@@ -39,9 +41,6 @@ PRIVATE = (
     "unusual_modules",
     "lifecycle",
 )
-
-# It compares the engine's memory with what it holds without full parameters.
-OF_SHARED_MEMORY = {"case_an_unused_pooler_holds_no_gradients_back"}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,6 @@ CASES += [
     pytest.param(f"{file}, private", case, 2, marks=pytest.mark.xdist_group(f"private {file}"))
     for file in PRIVATE
     for case in cases_in(file)
-    if case not in OF_SHARED_MEMORY
 ]
 
 

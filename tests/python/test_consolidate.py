@@ -1,20 +1,84 @@
-"""What zerorun.consolidate says before it reads a checkpoint; cases/checkpoints.py has the rest."""
+"""Models out of checkpoints, without a job; cases/checkpoints.py has more."""
 
-import sys
+import json
+import tarfile
+from pathlib import Path
 
 import pytest
+import torch
 import zerorun
-from zerorun.consolidate import save_fp32_model
+from safetensors.torch import load_file
+from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
+from zerorun.interchange.model_files import nbytes_of
+
+ARCHIVE = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deepspeed")
+    with tarfile.open(ARCHIVE) as file:
+        file.extractall(folder, filter="data")
+    return folder
+
+
+def test_every_format_of_deepspeeds_has_one_model(runs: Path) -> None:
+    """Runs in fp32 are the same training, on any number of ranks and at any stage."""
+    expected = fp32_state_dict(runs / "stage1-fp32-1")
+    assert expected["head.weight"] is expected["embedding.weight"]
+    for path in runs.glob("*"):
+        found = fp32_state_dict(path)
+        assert found.keys() == expected.keys(), path.name
+        bound = 1e-6 if not {"bf16", "fp16"} & set(path.name.split("-")) else 2e-2
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=bound, atol=bound)
+
+
+def test_files_have_the_size_and_dtype_that_are_asked_for(runs: Path, tmp_path: Path) -> None:
+    expected = fp32_state_dict(runs / "stage3-pieces-3")
+    files = save_model(
+        runs / "stage3-pieces-3",
+        tmp_path,
+        dtype=torch.bfloat16,
+        max_shard_size="300B",
+        safe_serialization=True,
+    )
+    assert files[-1] == str(tmp_path / "model.safetensors.index.json")
+    index = json.loads(Path(files[-1]).read_text())
+    found = {}
+    for path in files[:-1]:
+        found |= load_file(path)
+        assert Path(path).stat().st_size < 300 + 500
+    assert index["weight_map"].keys() == found.keys() == expected.keys() - {"head.weight"}
+    assert found["calls"].dtype == torch.int64
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in found.values())
+    for name, value in found.items():
+        wanted = expected[name].bfloat16() if value.is_floating_point() else expected[name]
+        assert torch.equal(value, wanted), name
+
+
+def test_pickled_files_keep_ties(runs: Path, tmp_path: Path) -> None:
+    (path,) = save_model(runs / "stage2-fp32-2", tmp_path)
+    state = torch.load(path, weights_only=True)
+    assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
+
+
+def test_a_lazy_state_dict_reads_what_is_used(runs: Path) -> None:
+    lazy = lazy_state_dict(runs / "stage3-fp32-2")
+    assert lazy["first.weight"].shape == (11, 7)
+    assert torch.equal(
+        lazy["first.weight"].contiguous(), fp32_state_dict(runs / "stage3-fp32-2")["first.weight"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "package"),
-    [("max_shard_size", "1KB", "huggingface_hub"), ("safe_serialization", True, "safetensors")],
+    ("size", "nbytes"), [("5GB", 5 * 10**9), ("2 MiB", 2 << 20), (7, 7), ("300B", 300)]
 )
-def test_a_package_that_an_option_needs_is_named(
-    monkeypatch: pytest.MonkeyPatch, option: str, value: object, package: str
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, f"{package}.torch", raising=False)
-    with pytest.raises(zerorun.ConfigError, match=f"{option} needs the package {package} "):
-        save_fp32_model("nothing", "nowhere", **{option: value})
+def test_sizes(size: str | int, nbytes: int) -> None:
+    assert nbytes_of(size) == nbytes
+
+
+@pytest.mark.parametrize("size", ["5 GG", "", "-3MB", 0, "many"])
+def test_sizes_that_are_none(size: str | int) -> None:
+    with pytest.raises(zerorun.ConfigError, match="expected bytes, or text as '5GB'"):
+        nbytes_of(size)

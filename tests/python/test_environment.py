@@ -1,8 +1,11 @@
 """The environment variables that the package reads itself."""
 
+import os
+
 import pytest
+import torch
 import zerorun
-from zerorun import environment
+from zerorun import device, environment
 
 
 def test_a_local_rank_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +28,66 @@ def test_gpus_are_shared_when_asked(
 ) -> None:
     monkeypatch.setenv("ZERORUN_SHARE_GPUS", text)
     assert environment.may_share_gpus() == shares
+
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+STEP = {
+    "SLURM_JOB_ID": "9",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+
+
+@pytest.fixture
+def task_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PLACE:
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
+        monkeypatch.delenv(name)
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_tasks_of_srun_are_ranks_for_pytorch_too(task_of_srun: None) -> None:
+    assert environment.adopt_scheduler()
+    found = [os.environ[name] for name in PLACE]
+    assert found[:5] == ["3", "4", "1", "2", "n1"]
+    assert 15000 <= int(found[5]) < 30000
+    assert environment.local_rank() == 1
+
+
+def test_a_port_that_is_asked_for_goes_first(task_of_srun: None) -> None:
+    assert environment.adopt_scheduler(port=1234)
+    assert os.environ["MASTER_PORT"] == "1234"
+
+
+def test_a_batch_script_is_one_rank(task_of_srun: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_STEP_ID")
+    assert not environment.adopt_scheduler()
+    assert environment.local_rank() is None
+    assert "RANK" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "chosen"),
+    [("0", 1, 0), ("GPU-ab", 1, 0), ("4,5,6,7", 4, 2), (None, 1, None), ("0,1", 2, None)],
+)
+def test_the_only_gpu_that_a_scheduler_shows_is_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, chosen: int | None
+) -> None:
+    monkeypatch.setattr(device, "_why_no_gpu", lambda: "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("ZERORUN_SHARE_GPUS", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    if chosen is None:
+        with pytest.raises(zerorun.ConfigError, match="start at most one rank per GPU"):
+            device.local_device()
+    else:
+        assert device.local_device() == torch.device("cuda", chosen)

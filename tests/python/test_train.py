@@ -82,11 +82,16 @@ def interrupt(job):
         (["--model", "text.json"], "/n_positions is missing"),
         (["--config", "text.json", "--deepspeed", "model.json"], "got two: "),
         (["--data", "nowhere"], "cannot open nowhere"),
+        (
+            ["--config", "csv.json"],
+            "csv.json: /csv_monitor/enabled is true, which PyTorch programs",
+        ),
         (["--resume", "nowhere"], "--resume nowhere: no such folder"),
     ],
 )
 def test_bad_input_is_said_once_with_exit_code_2(train, tmp_path, options, expected):
     (tmp_path / "text.json").write_text("{}")
+    (tmp_path / "csv.json").write_text('{"csv_monitor": {"enabled": true}}')
     code, _, errors = train(*options)
     assert code == 2
     assert errors.count(expected) == 1, errors
@@ -190,7 +195,7 @@ def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_p
     assert (result.returncode, result.stderr) == (0, "")
     assert [line.split(": ")[1] for line in result.stdout.splitlines()] == ["ok", "ok", "step2"]
 
-    shard = next((tmp_path / "run" / "step1").glob("rank00001-*.zrc"))
+    shard = next((tmp_path / "run" / "step1").glob("rank00001-*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "zerorun/communicator.h"
 
@@ -44,6 +45,7 @@ class WrappedCommunicator : public Communicator {
   bool reads_peers() const override { return inner_.reads_peers(); }
   void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
   CommStats stats() const override { return inner_.stats(); }
+  void observe(CollectiveObserver observer) override { inner_.observe(std::move(observer)); }
 
  private:
   Communicator& inner_;

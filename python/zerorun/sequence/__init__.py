@@ -6,7 +6,7 @@ its part of the heads. :func:`start` says how many ranks share a sequence,
 :class:`SequenceLoader` cuts a loader's batches.
 """
 
-from zerorun.sequence.attention import attend, use_with_transformers
+from zerorun.sequence.attention import SharedAttention, attend, use_with_transformers
 from zerorun.sequence.groups import SequenceGroups, current, data_parallel_size, start
 from zerorun.sequence.loader import SequenceLoader
 from zerorun.sequence.loss import mean_over_sequence
@@ -14,6 +14,7 @@ from zerorun.sequence.loss import mean_over_sequence
 __all__ = [
     "SequenceGroups",
     "SequenceLoader",
+    "SharedAttention",
     "attend",
     "current",
     "data_parallel_size",

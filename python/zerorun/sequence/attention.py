@@ -12,7 +12,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.sequence.groups import SequenceGroups, current
 
-__all__ = ["attend", "use_with_transformers"]
+__all__ = ["SharedAttention", "attend", "use_with_transformers"]
 
 # As Hugging Face calls it: (module, query, key, value, mask, **options) -> (context, weights).
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
@@ -121,16 +121,27 @@ class _Positions:
         return seen[:, None]
 
 
-class _SharedAttention:
-    """A function of Hugging Face's attention interface, around one of theirs."""
+class SharedAttention:
+    """A function of Hugging Face's attention interface, around one of theirs.
+
+    `tokens`: the length of all sequences, if it is one. `disable_in_eval`: modules in eval mode
+    attend to their own tokens alone.
+    """
 
     def __init__(
-        self, core: Attention, name: str, groups: SequenceGroups, options: _Options
+        self,
+        core: Attention,
+        name: str,
+        groups: SequenceGroups,
+        *,
+        tokens: int | None = None,
+        disable_in_eval: bool = False,
     ) -> None:
         self.core = core
         self._is_flash = "flash" in name  # which reads documents and windows from its arguments
         self._groups = groups
-        self._options = options
+        self._tokens = tokens
+        self._disable_in_eval = disable_in_eval
         self._positions = _Positions(groups)
 
     def __call__(
@@ -143,7 +154,7 @@ class _SharedAttention:
         *args: Any,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not module.training and self._options.disable_in_eval:
+        if not module.training and self._disable_in_eval:
             return self.core(module, query, key, value, attention_mask, *args, **options)
         self._check(module, query, options)
         positions = self._positions.gather(options["position_ids"])
@@ -176,18 +187,12 @@ class _SharedAttention:
                 f"sequence parallelism: {type(module).__name__} lets tokens see later ones; only "
                 "causal attention is supported"
             )
-        tokens, expected = query.shape[2] * self._groups.size, self._options.tokens
+        tokens, expected = query.shape[2] * self._groups.size, self._tokens
         if expected is not None and tokens != expected:
             raise _C.ConfigError(
                 f"sequence parallelism: got {tokens} tokens, expected seq_length={expected}; set "
                 "seq_length_is_variable for batches of other lengths"
             )
-
-
-class _Options:
-    def __init__(self, tokens: int | None, disable_in_eval: bool) -> None:
-        self.tokens = tokens
-        self.disable_in_eval = disable_in_eval
 
 
 class _KeyValueGroups:
@@ -242,9 +247,11 @@ def use_with_transformers(
     heads = text.num_attention_heads
     _check_heads(heads, getattr(text, "num_key_value_heads", None) or heads, groups.size)
     core = ALL_ATTENTION_FUNCTIONS[implementation]
-    if isinstance(core, _SharedAttention):
+    if isinstance(core, SharedAttention):
         core = core.core
-    shared = _SharedAttention(core, implementation, groups, _Options(tokens, disable_in_eval))
+    shared = SharedAttention(
+        core, implementation, groups, tokens=tokens, disable_in_eval=disable_in_eval
+    )
     ALL_ATTENTION_FUNCTIONS[implementation] = shared
 
     def stop() -> None:

@@ -24,6 +24,12 @@ class SequenceGroups:
     data_rank: int
     data_size: int  # how many sequences are under way at a time
 
+    @classmethod
+    def of(cls, group: Any) -> SequenceGroups:
+        """Of a process group of the program's: one of consecutive ranks."""
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        return cls(size, group, rank, dist.get_rank() // size, dist.get_world_size() // size)
+
 
 def start(size: int) -> SequenceGroups:
     """From here on `size` ranks share each sequence; engines made later know of it. Collective.
@@ -54,7 +60,7 @@ def start(size: int) -> SequenceGroups:
         group = dist.new_group(members)
         if rank in members:
             own = group
-    _current = SequenceGroups(size, own, rank % size, rank // size, world_size // size)
+    _current = SequenceGroups.of(own)
     return _current
 
 

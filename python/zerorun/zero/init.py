@@ -17,6 +17,7 @@ from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model_layout import DTYPES
 from zerorun.partition import PrivatePartition, partition_of
+from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 
 __all__ = ["Init"]
@@ -127,10 +128,7 @@ class Init:
             if not usable or partition_of(parameter) is not None:
                 continue
             parameter.data = parameter.data.to(self._device, self._dtype)
-            values = parameter.detach().contiguous().flatten()
-            if self._communicator.world_size > 1:
-                self._communicator.broadcast(values, 0, "initial values under zero.Init")
-            parameter.data = values.view(parameter.shape)
+            share(parameter, self._communicator, "initial values under zero.Init")
             PrivatePartition(parameter, self._communicator)
 
 

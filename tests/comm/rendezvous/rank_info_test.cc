@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "comm/rendezvous/rendezvous.h"
+#include "config/env.h"
 #include "os/socket.h"
 #include "zerorun/communicator.h"
 #include "zerorun/error.h"
@@ -22,9 +24,10 @@ using Variables = std::map<std::string, std::string>;
 
 // The environment holds just these of the variables that matter.
 RankInfo rank_with(const Variables& variables) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                           "MASTER_PORT", "ZERORUN_JOB_SECRET"}) {
-    unsetenv(name);
+  // Those of a launcher and of schedulers, which the machine that runs these tests may have.
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    const std::string name(variable.name);
+    if (name != "PATH" && name != "HOME") unsetenv(name.c_str());
   }
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   return rank_from_environment();
@@ -91,6 +94,98 @@ TEST(RankInfoTest, ContradictionsAreErrorsThatNameTheVariables) {
   EXPECT_THAT(with({{"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}}), HasSubstr("LOCAL_RANK=3"));
 }
 
+// "rank of world_size, local_rank of local_world_size, at master", or the error.
+std::string place_with(const Variables& variables) {
+  try {
+    const RankInfo info = rank_with(variables);
+    return fmt::format("{} of {}, {} of {}, at {}:{}", info.rank, info.world_size, info.local_rank,
+                       info.local_world_size, info.master_addr, info.master_port);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+const Variables kStep = {{"SLURM_JOB_ID", "123"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+                         {"SLURM_STEP_NUM_TASKS", "5"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "3,2"},
+                         {"SLURM_NTASKS", "5"},
+                         {"SLURM_PROCID", "4"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_NODEID", "1"}};
+
+Variables with(Variables base, const Variables& more) {
+  for (const auto& [name, value] : more) base[name] = value;
+  return base;
+}
+
+TEST(RankInfoTest, TasksOfSrunAreTheRanksOfOneJob) {
+  EXPECT_EQ(place_with(kStep), "4 of 5, 1 of 2, at gpu07:15123");
+  EXPECT_EQ(place_with(with(kStep, {{"MASTER_ADDR", "ib0"}, {"MASTER_PORT", "9"}})),
+            "4 of 5, 1 of 2, at ib0:9");
+  EXPECT_EQ(place_with(with(kStep, {{"WORLD_SIZE", "5"}})), "4 of 5, 1 of 2, at gpu07:15123");
+  EXPECT_THAT(place_with(with(kStep, {{"WORLD_SIZE", "4"}})),
+              HasSubstr("WORLD_SIZE=4, but the scheduler has started 5"));
+  EXPECT_THAT(place_with(with(kStep, {{"SLURM_PROCID", "5"}})), HasSubstr("SLURM_PROCID=5"));
+  EXPECT_EQ(place_with(with(kStep, {{"RANK", "0"}, {"WORLD_SIZE", "1"}})),
+            "0 of 1, 0 of 1, at 127.0.0.1:29500")
+      << "what a launcher says goes first";
+}
+
+TEST(RankInfoTest, ABatchScriptAndTheShellOfSallocAreOneRank) {
+  const std::string one = "0 of 1, 0 of 1, at 127.0.0.1:29500";
+  Variables batch = kStep;
+  batch.erase("SLURM_STEP_ID");
+  EXPECT_EQ(place_with(batch), one);
+  EXPECT_EQ(place_with(with(kStep, {{"SLURM_STEP_ID", "4294967290"}})), one);
+  EXPECT_EQ(place_with(with(kStep, {{"SLURM_STEP_ID", "batch"}})), one);
+  EXPECT_EQ(place_with(with(kStep, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}})), one);
+}
+
+TEST(RankInfoTest, ProcessesOfMpirunAreTheRanksOfOneJob) {
+  const Variables open_mpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  EXPECT_EQ(place_with(open_mpi), "1 of 2, 1 of 2, at 127.0.0.1:29500");
+  const std::string other = place_with(with(open_mpi, {{"PMIX_NAMESPACE", "77@1"}}));
+  EXPECT_NE(other, place_with(with(open_mpi, {{"PMIX_NAMESPACE", "78@1"}}))) << "jobs side by side";
+  const Variables far =
+      with(open_mpi, {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}});
+  EXPECT_THAT(place_with(far), HasSubstr("mpirun -x MASTER_ADDR"));
+  EXPECT_EQ(place_with(with(far, {{"MASTER_ADDR", "a"}})), "3 of 4, 1 of 2, at a:29500");
+  EXPECT_EQ(place_with({{"PMI_RANK", "1"},
+                        {"PMI_SIZE", "2"},
+                        {"MPI_LOCALRANKID", "1"},
+                        {"MPI_LOCALNRANKS", "2"}}),
+            "1 of 2, 1 of 2, at 127.0.0.1:29500");
+  EXPECT_THAT(place_with({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
+              HasSubstr("PMI_RANK=1 of PMI_SIZE=2 processes, but"));
+  EXPECT_EQ(place_with({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}),
+            "0 of 1, 0 of 1, at 127.0.0.1:29500");
+}
+
+TEST(RankInfoTest, OtherLaunchersSayHowManyRanksAreHere) {
+  const Variables rank = {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "198.51.100.1"}};
+  // DeepSpeed's launcher
+  EXPECT_EQ(place_with(with(rank, {{"LOCAL_RANK", "1"}, {"LOCAL_SIZE", "2"}})),
+            "3 of 4, 1 of 2, at 198.51.100.1:29500");
+  // Kubernetes' PyTorchJob
+  EXPECT_EQ(place_with(with(rank, {{"PET_NPROC_PER_NODE", "1"}})),
+            "3 of 4, 0 of 1, at 198.51.100.1:29500");
+  // Nobody, and rank 0 is elsewhere.
+  EXPECT_THAT(place_with(rank), HasSubstr("MASTER_ADDR=198.51.100.1 is another host"));
+  // torchrun, which listens on MASTER_PORT itself
+  EXPECT_EQ(place_with({{"RANK", "0"},
+                        {"WORLD_SIZE", "2"},
+                        {"LOCAL_RANK", "0"},
+                        {"LOCAL_WORLD_SIZE", "2"},
+                        {"MASTER_PORT", "29400"},
+                        {"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
+            "0 of 2, 0 of 2, at 127.0.0.1:29401");
+}
+
 TEST(RankInfoTest, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
   EXPECT_EQ(error_with({{"OMP_NUM_THREADS", "4,2"}}), "");
   EXPECT_THAT(error_with({{"OMP_NUM_THREADS", "100000"}}), HasSubstr("OMP_NUM_THREADS='100000'"));
@@ -119,7 +214,23 @@ TEST(RankInfoTest, Rank0TakesTheSocketOfTheLauncher) {
   unsetenv("ZERORUN_STORE_FD");
 }
 
-TEST(RankInfoTest, SeveralHostsAreNotSupportedYet) {
+TEST(RankInfoTest, TheTimeoutOfTheEnvironmentReplacesTheConfigured) {
+  const auto timeout_with = [](const char* value) {
+    setenv("ZERORUN_COMM_TIMEOUT", value, 1);
+    const auto timeout = comm_timeout(std::chrono::seconds(7));
+    unsetenv("ZERORUN_COMM_TIMEOUT");
+    return timeout.count();
+  };
+  EXPECT_EQ(timeout_with(""), 7000);
+  EXPECT_EQ(timeout_with("0.5"), 500);
+  EXPECT_EQ(timeout_with("90"), 90000);
+  for (const char* wrong : {"0", "-1", "1e9", "ten", "5s", "nan"}) {
+    EXPECT_THROW(timeout_with(wrong), ConfigError) << wrong;
+    unsetenv("ZERORUN_COMM_TIMEOUT");
+  }
+}
+
+TEST(RankInfoTest, SeveralHostsDoNotMeetAtALoopback) {
   RankInfo info;
   info.world_size = 4;
   info.local_world_size = 2;
@@ -127,7 +238,8 @@ TEST(RankInfoTest, SeveralHostsAreNotSupportedYet) {
     connect(info);
     FAIL() << "expected an error";
   } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("several hosts"));
+    EXPECT_THAT(error.what(), HasSubstr("MASTER_ADDR=127.0.0.1 is the loopback"));
+    EXPECT_THAT(error.what(), HasSubstr("2 of 4 ranks"));
   }
 }
 

@@ -45,7 +45,7 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
   const int64_t large = (int64_t{2} << 20) / static_cast<int64_t>(size_of(out_dtype)) + 1021;
   for (const int64_t numel :
        {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1021}, large}) {
-    for (const size_t ranks : {1, 2, 3, 8}) {
+    for (const size_t ranks : {1, 2, 3, 4, 7, 8, 13}) {
       if (numel == large && ranks != 3) continue;
       for (const Output output : {Output::overwrite, Output::accumulate}) {
         if (numel == large && output == Output::accumulate) continue;
@@ -73,6 +73,8 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, ReduceTest,
                          ::testing::Values(Case{DType::fp32, DType::fp32, ReduceOp::sum},
                                            Case{DType::fp32, DType::fp32, ReduceOp::max},
                                            Case{DType::fp32, DType::fp32, ReduceOp::min},
+                                           Case{DType::fp32, DType::bf16, ReduceOp::sum},
+                                           Case{DType::fp32, DType::fp16, ReduceOp::sum},
                                            Case{DType::bf16, DType::bf16, ReduceOp::sum},
                                            Case{DType::bf16, DType::fp32, ReduceOp::sum},
                                            Case{DType::fp16, DType::fp16, ReduceOp::sum},

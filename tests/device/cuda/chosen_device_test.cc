@@ -26,6 +26,8 @@ class ChosenDeviceTest : public testing::FakeCudaTest {
   void TearDown() override {
     unsetenv("LOCAL_RANK");
     unsetenv("ZERORUN_SHARE_GPUS");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    unsetenv("OMPI_COMM_WORLD_LOCAL_RANK");
     FakeCudaTest::TearDown();
   }
 
@@ -60,6 +62,22 @@ TEST_F(ChosenDeviceTest, ALocalRankWithoutOneIsAnErrorUnlessGpusAreShared) {
   unsetenv("ZERORUN_SHARE_GPUS");
   setenv("LOCAL_RANK", "3", 1);
   EXPECT_THAT(chosen(), HasSubstr("device 3 is asked for (LOCAL_RANK)"));
+}
+
+TEST_F(ChosenDeviceTest, ASchedulerSaysTheLocalRankWhereNoLauncherDoes) {
+  setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
+  EXPECT_THAT(chosen(), StartsWith("cuda:1 "));
+  setenv("LOCAL_RANK", "2", 1);
+  EXPECT_THAT(chosen(), StartsWith("cuda:2 "));
+}
+
+TEST_F(ChosenDeviceTest, TheOnlyOneThatASchedulerShowsIsTheRanks) {
+  fake_.set_devices(1);
+  setenv("LOCAL_RANK", "2", 1);
+  EXPECT_THAT(chosen(), HasSubstr("device 2 is asked for (LOCAL_RANK), but 1 GPU is visible"));
+  setenv("CUDA_VISIBLE_DEVICES", "GPU-ab", 1);  // srun --gpus-per-task=1
+  EXPECT_THAT(chosen(), StartsWith("cuda:0 "));
+  EXPECT_THAT(chosen(2), HasSubstr("device 2 is asked for, but 1 GPU is visible"));
 }
 
 TEST_F(ChosenDeviceTest, IsTheOneThatIsAskedForWhateverTheRank) {

@@ -28,11 +28,14 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 
-def engine_at(stage: int, make_optimizer=adamw, seed: int = 0, kind: type[nn.Module] = Model):
+def engine_at(
+    stage: int, make_optimizer=adamw, seed: int = 0, kind: type[nn.Module] = Model, **keys: object
+):
     model = make(kind, seed)
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5)
-    return zerorun.initialize(model, optimizer, lr_scheduler=scheduler, config=config(stage))[0]
+    settings = config(stage, **keys)
+    return zerorun.initialize(model, optimizer, lr_scheduler=scheduler, config=settings)[0]
 
 
 def case_any_stage_continues_what_any_other_saved(folder: Path) -> None:
@@ -337,7 +340,7 @@ def case_a_save_that_one_rank_cannot_make_fails_on_all(folder: Path) -> None:
         state = {"x": Unpicklable() if RANK == WORLD_SIZE - 1 else 1}
         raises(
             zerorun.ConfigError,
-            "no pickle of this",
+            "client_state['x'] is of cases.checkpoints.Unpicklable, which JSON has no form for",
             lambda e=engine, s=state: e.save_checkpoint(folder, client_state=s),
         )
         assert not shards_in(folder)

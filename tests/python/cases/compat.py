@@ -359,7 +359,9 @@ def case_layers_may_be_named_leaves(_folder: Path) -> None:
     raises(ValueError, "['x']", lambda: utils.set_z3_leaf_modules_by_suffix(model, ["x"]))
     utils.set_z3_leaf_module(model.head, False)
     assert utils.get_z3_leaf_modules(model) == [block.up for block in model.blocks]
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+    assert (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    )  # this launcher has no store of its own
     assert "deepspeed" in sys.modules
 
 

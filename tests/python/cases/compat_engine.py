@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import deepspeed
+import pytest
 import torch
 import zerorun
 
@@ -86,22 +87,26 @@ def case_frozen_parameters_are_left_out_under_all_of_their_names(_folder: Path) 
 
 
 def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: Path) -> None:
-    """Masters begin at the rounded values, as DeepSpeed's do, which casts the model first."""
+    """Masters begin at the rounded values, as DeepSpeed's do, which casts the model first; under
+    zero.Init at those that are drawn in 16 bits."""
     rounded = make().to(torch.bfloat16).float()
+    torch.set_default_dtype(torch.bfloat16)
+    drawn = make().float()
+    torch.set_default_dtype(torch.float32)
     bf16 = {"bf16": {"enabled": True}}
-    hashes = set()
-    for stage in range(4):
-        for under_init in (False, True):
+    for under_init, expected in ((False, rounded), (True, drawn)):
+        hashes = set()
+        for stage in range(4):
             with deepspeed.zero.Init(config_dict_or_path=config(3, **bf16), enabled=under_init):
                 model = make()
             engine, *_ = start(stage, model, **bf16)
-            for name, parameter in rounded.named_parameters():
+            for name, parameter in expected.named_parameters():
                 master = deepspeed.utils.safe_get_full_fp32_param(model.get_parameter(name))
                 assert torch.equal(master, parameter)
             train(engine, 2)
             hashes.add(engine.core.parameter_hash())
             engine.destroy()
-    assert len(hashes) == 1
+        assert len(hashes) == 1
 
 
 def case_queries(_folder: Path) -> None:
@@ -151,6 +156,15 @@ def case_a_checkpoint_has_the_script_to_convert_it(folder: Path) -> None:
     subprocess.run(script, check=True, capture_output=True)
     state = torch.load(output / "pytorch_model.bin", weights_only=True)
     assert all(torch.equal(state[name], value.float()) for name, value in expected.items())
+    lazy = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder), lazy_mode=True)
+    half = zero_to_fp32.to_torch_tensor(lazy, dtype="bfloat16")
+    assert half["head.weight"] is half["embedding.weight"]
+    assert all(torch.equal(half[name], value.bfloat16()) for name, value in expected.items())
+    tag = str(folder / "global_step1")
+    assert zero_to_fp32.get_model_state_file(tag, 2) == f"{tag}/checkpoint.json"
+    assert len(zero_to_fp32.get_optim_files(tag)) == WORLD_SIZE
+    with pytest.raises(FileNotFoundError, match="can't find"):
+        zero_to_fp32.get_optim_files(str(folder))
     engine.destroy()
 
 

@@ -257,3 +257,34 @@ def case_optimizers_have_the_class_of_their_stage(_folder: Path) -> None:
             assert module is engine.module
             assert module.blocks[0].up.weight.shape == make().blocks[0].up.weight.shape
         engine.destroy()
+
+
+def case_attention_is_made_by_the_program(_folder: Path) -> None:
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    deepspeed.init_distributed()
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 2
+    whole = [torch.randn(2, heads, 8 * WORLD_SIZE, 4) for heads in (4, 2, 2)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *whole, is_causal=True, enable_gqa=True
+    )
+    shared = UlyssesSPAttentionHF(
+        sdpa_attention_forward,
+        2,
+        4,
+        4,
+        2,
+        1,
+        torch.distributed.group.WORLD,
+        False,
+        8,
+        8 * WORLD_SIZE,
+    )
+    tokens = slice(8 * RANK, 8 * RANK + 8)
+    parts = [tensor[:, :, tokens] for tensor in whole]
+    positions = torch.arange(8 * WORLD_SIZE)[None, tokens]
+    found, _ = shared(module, *parts, None, position_ids=positions)
+    torch.testing.assert_close(found, expected.transpose(1, 2)[:, tokens].flatten(2))

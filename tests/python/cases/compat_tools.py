@@ -303,3 +303,82 @@ def case_helpers_of_the_runtime(_folder: Path) -> None:
         raises(RuntimeError, "[0]", lambda: zero.assert_ints_same_as_other_ranks([RANK]))
     else:
         zero.assert_ints_same_as_other_ranks([RANK])
+
+
+def case_initial_values_are_drawn_in_16_bits(_folder: Path) -> None:
+    """As a layer of that dtype draws them, which is not what rounding gives; buffers stay."""
+
+    class Layer(torch.nn.Linear):
+        def __init__(self, dtype: torch.dtype | None = None) -> None:
+            super().__init__(40, 33, dtype=dtype)
+            self.register_buffer("positions", torch.arange(4.0) / 3)
+            self.register_buffer("wide", torch.empty(2, dtype=torch.float32).fill_(1 / 3))
+
+    def draw(dtype: torch.dtype | None = None) -> Layer:
+        torch.manual_seed(3)
+        return Layer(dtype)
+
+    original, rounded = torch.empty, draw().bfloat16()
+    with deepspeed.zero.Init(config_dict_or_path=config(3, bf16={"enabled": True})):
+        made = draw()
+    assert torch.empty is original
+    assert made.positions.dtype == made.wide.dtype == torch.float32
+    expected = draw(torch.bfloat16)
+    assert not torch.equal(rounded.weight, expected.weight)
+    with deepspeed.zero.GatheredParameters(list(made.parameters())):
+        assert torch.equal(made.weight.cpu(), expected.weight)
+        assert torch.equal(made.bias.cpu(), expected.bias)
+    with deepspeed.zero.Init(config_dict_or_path=config(3)):
+        made = draw()
+    with deepspeed.zero.GatheredParameters(made.weight):
+        assert torch.equal(made.weight.cpu(), draw().weight)
+
+
+def case_tiles_of_a_sequence_are_the_whole(_folder: Path) -> None:
+    from deepspeed.runtime.sequence_parallel import ulysses_sp
+
+    class Net(torch.nn.Module):
+        def __init__(self, tiled: bool) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(4, 16), torch.nn.Linear(16, 4)
+            self.head, self.tiled = torch.nn.Linear(4, 6), tiled
+
+        def mlp(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.tanh(self.up(x)))
+
+        def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            logits = self.head(x).flatten(0, -2)
+            return torch.nn.functional.cross_entropy(logits, y.flatten(), reduction="sum")
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if not self.tiled:
+                x = self.mlp(self.mlp(x))
+                return 2 * self.loss(x, y)
+            x = ulysses_sp.TiledMLP.apply(Net.mlp, self, x, 3, [self.up.weight, self.down.weight])
+            x = ulysses_sp.sequence_tiled_compute(
+                self.mlp, 7, 3, {"x": x}, {}, "x", output_reduction=None
+            )
+            loss = ulysses_sp.TiledFusedLogitsLoss.apply(
+                Net.loss, self, x, y, None, 4, [self.head.weight], "sum"
+            )
+            again = ulysses_sp.sequence_tiled_compute(
+                self.loss, 7, 2, {"x": x, "y": y}, {}, "x", None, 0, "sum"
+            )
+            return loss + again
+
+    figures = []
+    for tiled in (False, True):
+        torch.manual_seed(0)
+        net = Net(tiled)
+        engine, *_ = start(3, net)
+        random = torch.Generator().manual_seed(RANK)
+        for _ in range(2):
+            x = torch.randn(2, 7, 4, generator=random).to(engine.device)
+            loss = engine(x, torch.arange(14, device=engine.device).view(2, 7) % 6)
+            engine.backward(loss)
+            engine.step()
+            figures.append((loss.item(), engine.get_global_grad_norm()))
+        engine.destroy()
+    whole, tiles = figures[:2], figures[2:]
+    for found, expected in zip(tiles, whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

@@ -109,6 +109,7 @@ def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
         engine.backward(out.float().mean())
         engine.step()
         engine.destroy()
+        raises(zerorun.ConfigError, "forward: this engine was destroyed", lambda e=engine: e(out))
 
 
 def case_accumulation_averages(_folder: Path) -> None:
@@ -238,6 +239,21 @@ def case_weights_reach_a_model_on_the_meta_device(_folder: Path) -> None:
         assert model.blocks[0].up.weight.mark == "kept"
         assert_close(train(engine, 4), expected)
         engine.destroy()
+
+
+def case_values_of_any_layout_are_rank_zeros(_folder: Path) -> None:
+    """A parameter that is not contiguous, which each rank initialises otherwise."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(6, 4).t())
+
+    model = on_meta(Transposed)
+    engine = zerorun.shard(model, init=lambda module: module.weight.fill_(RANK + 1.0))
+    with zerorun.zero.GatheredParameters(model.weight):
+        assert torch.equal(model.weight.cpu(), torch.ones(4, 6))
+    engine.destroy()
 
 
 class Drawn(nn.Module):

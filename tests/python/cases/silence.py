@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Pat
     with zerorun.zero.GatheredParameters(model.parameters()):
         shapes = {name: value.shape for name, value in engine.state_dict().items()}
     assert shapes == {name: value.shape for name, value in make().state_dict().items()}
+    raises(zerorun.ConfigError, "engine.full_state_dict() is the whole model's", engine.state_dict)
     engine.destroy()
     model.state_dict()  # partitioned as by zero.Init, where libraries look for names
 
@@ -142,6 +144,29 @@ class Clipped(torch.optim.SGD):
         super().step(closure)
 
 
+class Decaying(torch.optim.SGD):
+    """Weighs its decay by what all gradients are, which a usual decay hardly shows."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                scale = group["weight_decay"] / (1 + parameter.grad.square().mean())
+                parameter.data.mul_(1 - group["lr"] * scale)
+        super().step(closure)
+
+
+class Late(torch.optim.SGD):
+    """Looks at whole gradients from the 20th step on."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for parameter in group["params"]:
+                if group["count"] > 20:
+                    parameter.grad /= parameter.grad.norm()
+        super().step(closure)
+
+
 class Rotated(torch.optim.SGD):
     """Works on matrices only."""
 
@@ -155,6 +180,9 @@ class Rotated(torch.optim.SGD):
 class Lion(torch.optim.Optimizer):
     """Treats elements alike, and is not torch's."""
 
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99, 0.999)})
+
     def step(self, closure: None = None) -> None:
         self.steps = getattr(self, "steps", 0) + 1
         with torch.no_grad():
@@ -167,9 +195,11 @@ class Lion(torch.optim.Optimizer):
 
 
 def case_optimizers_are_known_by_what_they_do(_folder: Path) -> None:
-    for kind in (Lars, Clipped, Rotated):
+    for kind in (Lars, Clipped, Decaying, Late, Rotated):
         model = make()
-        optimizer = kind(model.parameters(), lr=0.1)
+        optimizer = kind(model.parameters(), lr=0.1, weight_decay=1e-4)
+        if kind is Lars:  # a schedule that begins at 0
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
         raises(
             zerorun.ConfigError,
             f"{kind.__name__} needs whole parameters, which shards cannot give",
@@ -180,7 +210,7 @@ def case_optimizers_are_known_by_what_they_do(_folder: Path) -> None:
     losses = []
     for stage in STAGES:
         model = make()
-        optimizer = Lion(model.parameters(), {"lr": 1e-3})
+        optimizer = Lion(model.parameters(), lr=1e-3)
         random = torch.random.get_rng_state()
         engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
         assert torch.equal(torch.random.get_rng_state(), random)
@@ -227,3 +257,45 @@ def case_ranks_that_name_different_tags_save_under_rank_zeros(folder: Path) -> N
         assert (path / "latest").read_text().strip() == "of_rank_0"
         assert engine.load_checkpoint(path)[0] == str(path / "of_rank_0")
         engine.destroy()
+
+
+def case_the_whole_model_at_every_stage(_folder: Path) -> None:
+    """As state dict and parameter by parameter, with each unit gathered once."""
+    for stage in range(4):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage) | BF16)
+        train(engine, 1)
+        whole = engine.full_state_dict(rank0_only=False)
+        assert whole.keys() == make().state_dict().keys()
+        assert whole["head.weight"] is whole["embedding.weight"]
+        own = engine.full_state_dict()
+        assert (own is None) == (RANK > 0)
+        gathers = count_gathers(engine)
+        given = dict(engine.iter_full_parameters(torch.float32, "cpu"))
+        assert gathers == ([1] * len(gathers) if stage == 3 else [0] * len(gathers))
+        assert given.keys() == {name for name, _ in model.named_parameters()}
+        for name, value in given.items():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, whole[name].float()), name
+        first = next(engine.iter_full_parameters())[1]
+        assert first.dtype == torch.bfloat16
+        train(engine, 1, first=1)  # nothing stayed gathered
+        assert not torch.equal(first, next(engine.iter_full_parameters())[1])
+        engine.destroy()
+
+
+def count_gathers(engine: zerorun.ZeroEngine) -> list[int]:
+    """How often each unit is acquired from here on."""
+    units = [] if engine.shards.gather_hooks is None else engine.shards.gather_hooks.units
+    counts = [0] * len(units)
+
+    def counted(index: int, acquire: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            counts[index] += 1
+            acquire()
+
+        return call
+
+    for index, unit in enumerate(units):
+        unit.acquire = counted(index, unit.acquire)
+    return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 
@@ -97,16 +98,21 @@ def case_a_submodule_used_twice(_folder: Path) -> None:
     check_kind(Twice)
 
 
-def case_a_compiled_submodule(_folder: Path) -> None:
-    expected, _ = reference(steps=6)
-    for stage in range(3):
+def case_compiled_models_and_submodules(_folder: Path) -> None:
+    expected, _ = reference(steps=3)
+    for stage, whole in itertools.product(STAGES, (False, True)):
         model = make()
-        model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")
+        if whole:
+            model.compile(backend="aot_eager")
+        else:
+            model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler itself
-            assert_close(train(engine, 6), expected)
+            assert_close(train(engine, 3), expected)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
         engine.destroy()
+        torch._dynamo.reset()
 
 
 class Reentrant(Twice):

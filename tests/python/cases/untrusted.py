@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
+import argparse
 import json
+import random
 from pathlib import Path
 
+import numpy as np
+import safetensors
 import torch
 import zerorun
+from safetensors.torch import load_file
 
 from cases.checkpoints import Normalised, engine_at
 from cases.models import RANK, raises, train
@@ -24,21 +27,35 @@ class Malicious:
         return Path.touch, (self.file,)
 
 
-def case_a_conversion_runs_no_code_of_the_checkpoint(folder: Path) -> None:
-    from zerorun.consolidate import fp32_state_dict, save_fp32_model
+def case_only_who_allows_pickles_runs_their_code(folder: Path) -> None:
+    from zerorun.consolidate import fp32_state_dict, save_model
 
     made = folder / f"made{RANK}"
-    engine = engine_at(2, kind=Normalised)
-    train(engine, 2)
-    engine.save_checkpoint(folder, client_state={"x": Malicious(made)})
-    engine.communicator.barrier()
+    harm = {"x": [Malicious(made)]}
+    careful = engine_at(2, kind=Normalised)
+    train(careful, 2)
+    raises(
+        zerorun.ConfigError,
+        "client_state['x'][0] is of cases.untrusted.Malicious, which JSON has no form for",
+        lambda: careful.save_checkpoint(folder, client_state=harm),
+    )
+    careful.destroy()
+    trusting = engine_at(2, kind=Normalised, checkpoint={"pickle_client_state": True})
+    train(trusting, 2)
+    trusting.save_checkpoint(folder, client_state=harm)
+    trusting.communicator.barrier()
     assert "norm.running_mean" in fp32_state_dict(folder)
-    save_fp32_model(folder, folder / f"out{RANK}")
+    save_model(folder, folder / f"out{RANK}")
+    trusting.destroy()
+    careful = engine_at(2, kind=Normalised)
+    raises(zerorun.CheckpointError, "has a pickle", lambda: careful.load_checkpoint(folder))
     assert not made.exists()
-    engine.load_checkpoint(folder)  # which says that it unpickles
-    engine.communicator.barrier()
+    careful.destroy()
+    trusting = engine_at(2, kind=Normalised, checkpoint={"pickle_client_state": True})
+    trusting.load_checkpoint(folder)
+    trusting.communicator.barrier()
     assert (folder / "made0").exists()  # the saved client_state is rank 0's
-    engine.destroy()
+    trusting.destroy()
 
 
 def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
@@ -48,21 +65,84 @@ def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
     return folder
 
 
-def case_a_pickle_in_the_place_of_data_is_refused(folder: Path) -> None:
-    from zerorun.consolidate import fp32_state_dict
-
+def case_texts_of_other_versions_are_refused(folder: Path) -> None:
     engine = engine_at(1)
-    stream, made = io.BytesIO(), folder / f"made{RANK}"
-    torch.save({"buffers": {"x": Malicious(made)}}, stream)
-    data = base64.b64encode(stream.getvalue()).decode()
     texts = {
-        "data": json.dumps({"zerorun_python": 2, "data": data, "objects": ""}),
-        "has version 1, whose buffers": json.dumps({"torch": data}),
-        "has version 3; expected 2": json.dumps({"zerorun_python": 3}),
+        "has version 2; expected 3": json.dumps({"zerorun_python": 2, "data": "", "objects": ""}),
+        "has no 'objects'": json.dumps({"zerorun_python": 3}),
+        "of the kind '$more'": json.dumps({"zerorun_python": 3, "objects": {"x": {"$more": 1}}}),
+        "$tensor: torch.save is no dtype": json.dumps(
+            {"zerorun_python": 3, "objects": {"x": {"$tensor": ["save", [1], ""]}}}
+        ),
+        "numpy's dtype |O is not of numbers": json.dumps(
+            {"zerorun_python": 3, "objects": {"x": {"$ndarray": ["|O", [1], ""]}}}
+        ),
     }
     for number, (message, text) in enumerate(texts.items()):
         path = program_text(engine, folder / str(number), text)
-        raises(zerorun.CheckpointError, message, lambda p=path: fp32_state_dict(p))
         raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
-    assert not made.exists()
+    engine.destroy()
+
+
+def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
+    engine = engine_at(1)
+    state = {
+        "plain": [None, True, 3, -1.5, "text", {"a": {"$b": 1}}],
+        "numbers": (float("inf"), 2j, 1 << 70),
+        "torch": [torch.arange(6).view(2, 3), torch.tensor(1.5, dtype=torch.bfloat16)],
+        "kinds": [torch.float16, torch.device("cpu"), torch.Size([2, 3])],
+        "numpy": [np.arange(3.0), np.float32(2), np.random.default_rng(1).bit_generator.state],
+        "random": random.Random(1).getstate(),
+        "more": {1: b"x", (2, 3): {4, 5}, Path("a/b"): argparse.Namespace(lr=1e-3)},
+    }
+    engine.save_checkpoint(folder, client_state=state)
+    loaded = engine.load_checkpoint(folder)[1]
+    for key in ("plain", "numbers", "kinds", "random", "more"):
+        assert loaded[key] == state[key], key
+        assert type(loaded[key]) is type(state[key])
+    for got, expected in zip(loaded["torch"], state["torch"], strict=True):
+        assert torch.equal(got, expected)
+        assert got.dtype == expected.dtype
+    assert np.array_equal(loaded["numpy"][0], state["numpy"][0])
+    assert loaded["numpy"][1:] == state["numpy"][1:]
+    engine.destroy()
+
+
+class Kinds(Normalised):
+    """Buffers of dtypes that no parameter has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([[True, False, True]]))
+        self.register_buffer("angles", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("none", torch.empty(0, 2, dtype=torch.float64))
+
+
+def case_shards_and_buffers_are_safetensors(folder: Path) -> None:
+    engine = engine_at(2, kind=Kinds)
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    elements: dict[str, int] = {}
+    for path in sorted((folder / "global_step1").glob("rank*.safetensors")):
+        with safetensors.safe_open(path, "pt") as file:
+            assert file.metadata()["format"] == "zerorun checkpoint"
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                parameter, _, interval = name.rpartition("[")
+                begin, end = map(int, interval.rstrip("]").split(":"))
+                assert file.get_tensor(name).numel() == end - begin
+                elements[parameter] = elements.get(parameter, 0) + end - begin
+    for name, parameter in engine.module.named_parameters():
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            assert elements.pop(f"{name}.{kind}") == parameter.numel()
+    assert not elements
+    [path] = (folder / "global_step1").glob("buffers-*.safetensors")
+    saved = load_file(path)
+    for name, buffer in engine.module.named_buffers():
+        # Every rank has its own running mean, and rank 0's is saved.
+        assert saved[name].dtype == buffer.dtype
+        assert saved[name].shape == buffer.shape
+        assert "running" in name or torch.equal(saved[name], buffer)
+        buffer.zero_()
+    engine.load_checkpoint(folder)
+    assert all(torch.equal(saved[name], value) for name, value in engine.module.named_buffers())
     engine.destroy()

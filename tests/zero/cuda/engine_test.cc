@@ -1,6 +1,6 @@
 // The engine on the CUDA device, through both of its transports, on fake CUDA libraries with
 // delays: a missing wait between streams, or host code that reads device memory too early, changes
-// the parameters. The fake NCCL adds in rank order, so the CPU's bits are expected.
+// the parameters. The fake NCCL adds in the same tree, so the CPU's bits are expected.
 #include "zerorun/engine.h"
 
 #include <gtest/gtest.h>

@@ -26,7 +26,7 @@ _HINTS = {
     "module_inject": "transformers' own models train under ZeRO stage 3 in place of tensor slicing",
     "moe": "mixtures of experts of transformers train under ZeRO as they are; for expert "
     "parallelism use another program",
-    "monitor": "log engine.get_lr(), get_global_grad_norm() and your loss with the library itself",
+    "monitor": "deepspeed.monitor.monitor.MonitorMaster, or engine.monitor",
     "nvme": "`zerorun bench nvme` measures a disk as NVMe offload uses it",
     "ops": "zerorun's kernels are compiled into it: nothing is built at run time",
     "ops.adam": "ops.adam.FusedAdam and DeepSpeedCPUAdam, or torch.optim.AdamW, run on the fused "
@@ -36,7 +36,7 @@ _HINTS = {
     "ops.op_builder": "zerorun's kernels are compiled into it: nothing is built at run time",
     "ops.transformer": "torch.nn.functional.scaled_dot_product_attention is fused attention",
     "pipe": "ZeRO stage 3 shards the layers that a pipeline would place",
-    "profiling": "torch.profiler, or wall_clock_breakdown in the configuration",
+    "profiling": "deepspeed.profiling.flops_profiler.get_model_profile, or torch.profiler",
     "runtime.activation_checkpointing": "deepspeed.checkpointing.checkpoint, which is "
     "torch.utils.checkpoint's",
     "runtime.bf16_optimizer": "bf16 with fp32 masters is what stages 0 to 3 do with bf16.enabled",
@@ -55,6 +55,8 @@ _HINTS = {
     "runtime.progressive_layer_drop": "skip layers in the model's own forward",
     "runtime.quantize": "torch.ao.quantization works on the model that training leaves",
     "runtime.rollout": "generate in zero.GatheredParameters(model.parameters())",
+    "runtime.sequence_parallel.ulysses_sp": "ulysses_sp.sequence_tiled_compute, TiledMLP and "
+    "TiledFusedLogitsLoss compute in tiles",
     "runtime.sparse_tensor": "gradients of embeddings are dense: nn.Embedding(sparse=False)",
     "runtime.superoffload": "offload_optimizer with device cpu overlaps updates with backward",
     "runtime.swap_tensor": "offload_optimizer and offload_param with device nvme",

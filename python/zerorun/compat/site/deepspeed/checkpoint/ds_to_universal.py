@@ -1,4 +1,4 @@
-"""The conversion that zerorun's checkpoints do not need."""
+"""The conversion that neither zerorun's checkpoints nor DeepSpeed's need."""
 
 import sys
 from typing import Any
@@ -7,7 +7,8 @@ from typing import Any
 def main(_args: Any = None) -> None:
     sys.exit(
         "ds_to_universal is not part of zerorun: any stage and number of ranks loads its "
-        "checkpoints as they are; python -m zerorun.consolidate writes Hugging Face's files"
+        "checkpoints and DeepSpeed's as they are; python -m zerorun.consolidate writes Hugging "
+        "Face's files"
     )
 
 

@@ -1,11 +1,11 @@
 """deepspeed.comm: torch.distributed, which scripts use for their own collectives."""
 
 import os
-import sys
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+import zerorun.metrics
 from torch.distributed import (
     ReduceOp,
     all_gather,
@@ -72,13 +72,6 @@ __all__ = [
 
 DEFAULT_PORT = 29500
 _TIMEOUT = timedelta(minutes=30)
-# Schedulers' and MPI's variables for rank, world size and local rank.
-_SCHEDULERS = (
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-)
 
 
 def is_initialized() -> bool:
@@ -108,8 +101,8 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
             "dist_init_required is False, but torch.distributed has no default group: make it with "
             "torch.distributed.init_process_group() before, or leave dist_init_required out"
         )
-    if auto_mpi_discovery and "RANK" not in os.environ:
-        _read_scheduler(distributed_port)
+    if auto_mpi_discovery:
+        environment.adopt_scheduler(None if distributed_port == DEFAULT_PORT else distributed_port)
     backend = dist_backend or get_accelerator().communication_backend_name()
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -120,18 +113,6 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     dist.init_process_group(
         backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
     )
-
-
-def _read_scheduler(port: int) -> None:
-    """RANK and the rest from the variables of a scheduler that started several ranks."""
-    for rank, size, local_rank in _SCHEDULERS:
-        if int(os.environ.get(size, "1")) > 1 and rank in os.environ:
-            os.environ["RANK"] = os.environ[rank]
-            os.environ["WORLD_SIZE"] = os.environ[size]
-            os.environ["LOCAL_RANK"] = os.environ.get(local_rank, "0")
-            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-            os.environ.setdefault("MASTER_PORT", str(port))
-            return
 
 
 def get_rank(group: Any = None) -> int:
@@ -154,6 +135,6 @@ def destroy_process_group(group: Any = None) -> None:
     dist.destroy_process_group(group)
 
 
-def log_summary(*_args: Any, **_kwargs: Any) -> None:
-    """Collectives of training are zerorun's; `wall_clock_breakdown` times them."""
-    print("deepspeed.comm.log_summary: see wall_clock_breakdown", file=sys.stderr)
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
+    """The collectives of training (``comms_logger``): see zerorun.metrics.log_summary."""
+    return zerorun.metrics.log_summary(show_straggler, return_dict)

@@ -118,6 +118,10 @@ class DeepSpeedConfig:
             raise AttributeError(name)
         from deepspeed.runtime.config_utils import section_class
 
+        if name == "monitor_config":
+            from deepspeed.monitor.config import get_monitor_config
+
+            return get_monitor_config(self._param_dict)
         if name in _SECTION_ATTRIBUTES:
             key, kind = _SECTION_ATTRIBUTES[name]
             return section_class(kind)(**(self._param_dict.get(key) or {}))

@@ -12,10 +12,11 @@ from zerorun.agreement import all_or_none
 from zerorun.config import BatchConfig
 from zerorun.full_state import full_state_dict
 
-from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, check_offload_states
+from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import ConfigQueries
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
@@ -303,7 +304,7 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
         non_blocking: bool = False,
     ) -> None:
         """States of CPU ranks are in host memory already; those of GPUs stay on the device."""
-        check_offload_states(self, include, device)
+        _check_offload_states(self, include, device)
 
     def reload_states(self, non_blocking: bool = False) -> None:
         """As offload_states."""
@@ -317,12 +318,27 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     def compile(
         self, backend: Any = "inductor", compile_kwargs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """torch.compile of the module, below stage 3."""
-        if self.zero_optimization_partition_weights():
-            raise zerorun.ConfigError("compile: parameters come and go at stage 3; use stage 0-2")
+        """torch.compile of the module; at stage 3 its graph is split where a gather begins."""
         self.module.compile(backend=backend, **(compile_kwargs or {}))
         self._is_compiled = True
 
     @property
     def is_compiled(self) -> bool:
         return self._is_compiled
+
+
+def _check_offload_states(engine: Any, include: Container[Any] | None, device: Any) -> None:
+    """What DeepSpeed refuses, and what zerorun does not have: states of GPUs stay there."""
+    known = {kind.value for kind in OffloadStateTypeEnum}
+    unknown = [kind for kind in include or () if getattr(kind, "value", kind) not in known]
+    if unknown:
+        raise ValueError(f"offload_states: got {unknown}, expected some of {', '.join(known)}")
+    if getattr(device, "value", device) not in {"cpu", "none"}:
+        raise ValueError(f"offload_states: got device {device!r}, expected 'cpu'")
+    if engine.optimizer is None:
+        raise AssertionError("offload_states: this engine has no optimizer whose states to move")
+    if engine.device.type != "cpu":
+        raise NotImplementedError(
+            "offload_states is not part of zerorun on GPUs: use offload_optimizer and "
+            "offload_param of the configuration, which keep states in host memory throughout"
+        )

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import zerorun
 from zerorun import sequence
 
@@ -34,11 +33,7 @@ class DistributedAttention(torch.nn.Module):
         self.local_attn = local_attention
         self.spg = sequence_process_group
         self.scatter_idx, self.gather_idx = scatter_idx, gather_idx
-        size, rank = dist.get_world_size(self.spg), dist.get_rank(self.spg)
-        data_size = dist.get_world_size() // size
-        self._groups = sequence.SequenceGroups(
-            size, self.spg, rank, dist.get_rank() // size, data_size
-        )
+        self._groups = sequence.SequenceGroups.of(self.spg)
 
     def forward(
         self,

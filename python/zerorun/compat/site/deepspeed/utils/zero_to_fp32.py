@@ -1,17 +1,84 @@
-"""deepspeed.utils.zero_to_fp32: whole models out of checkpoints."""
+"""deepspeed.utils.zero_to_fp32: whole models out of checkpoints, zerorun's and DeepSpeed's."""
 
+import glob
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from zerorun.consolidate import fp32_state_dict, save_fp32_model
+from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
 
 __all__ = [
+    "atoi",
     "convert_zero_checkpoint_to_fp32_state_dict",
+    "convert_zero_checkpoint_to_state_dict",
+    "get_checkpoint_files",
     "get_fp32_state_dict_from_zero_checkpoint",
+    "get_model_state_file",
+    "get_model_state_files",
+    "get_optim_files",
     "load_state_dict_from_zero_checkpoint",
+    "natural_keys",
+    "to_torch_tensor",
 ]
+
+_SHARDED_PARAMETERS = 3  # the stage
+_DTYPES = {
+    name: dtype
+    for dtype, names in {
+        torch.float32: ("float32", "fp32"),
+        torch.float16: ("float16", "fp16"),
+        torch.bfloat16: ("bfloat16", "bf16"),
+    }.items()
+    for name in names
+}
+
+
+def atoi(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def natural_keys(text: str) -> list[int | str]:
+    """For sorting names with numbers by the numbers."""
+    return [atoi(part) for part in re.split(r"(\d+)", text)]
+
+
+def get_checkpoint_files(checkpoint_dir: str, glob_pattern: str) -> list[str]:
+    """Files of one tag's folder, by number. FileNotFoundError when there is none."""
+    files = glob.glob(os.path.join(glob.escape(checkpoint_dir), glob_pattern))
+    if not files:
+        raise FileNotFoundError(f"can't find {glob_pattern} files in directory '{checkpoint_dir}'")
+    return sorted(files, key=natural_keys)
+
+
+def _is_zeroruns(checkpoint_dir: str) -> bool:
+    return os.path.isfile(os.path.join(checkpoint_dir, "checkpoint.json"))
+
+
+def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
+    """The file that describes the model: of a checkpoint of zerorun's the manifest."""
+    if not os.path.isdir(checkpoint_dir):
+        raise FileNotFoundError(f"Directory '{checkpoint_dir}' doesn't exist")
+    ranked = "zero_pp_rank_0_" if zero_stage == _SHARDED_PARAMETERS else ""
+    own = _is_zeroruns(checkpoint_dir)
+    name = "checkpoint.json" if own else f"{ranked}mp_rank_00_model_states.pt"
+    path = os.path.join(checkpoint_dir, name)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"can't find model states file at '{path}'")
+    return path
+
+
+def get_optim_files(checkpoint_dir: str) -> list[str]:
+    """The ranks' files: of a checkpoint of zerorun's those with values and states."""
+    pattern = "rank*-*" if _is_zeroruns(checkpoint_dir) else "*_optim_states.pt"
+    return get_checkpoint_files(checkpoint_dir, pattern)
+
+
+def get_model_state_files(checkpoint_dir: str) -> list[str]:
+    pattern = "checkpoint.json" if _is_zeroruns(checkpoint_dir) else "*_model_states.pt"
+    return get_checkpoint_files(checkpoint_dir, pattern)
 
 
 def get_fp32_state_dict_from_zero_checkpoint(
@@ -19,9 +86,55 @@ def get_fp32_state_dict_from_zero_checkpoint(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
-) -> Mapping[str, torch.Tensor]:
-    """The model in fp32. `lazy_mode` asks for tensors that are read when used; these are read."""
-    return fp32_state_dict(checkpoint_dir, tag, exclude_frozen=exclude_frozen_parameters)
+) -> Mapping[str, Any]:
+    """The model in fp32. `lazy_mode`: tensors with ``shape`` and ``dtype`` that are read when
+    their ``contiguous()`` is called."""
+    make = lazy_state_dict if lazy_mode else fp32_state_dict
+    return make(checkpoint_dir, tag, exclude_frozen=exclude_frozen_parameters)
+
+
+def to_torch_tensor(
+    state_dict: Mapping[str, Any], return_empty_tensor: bool = False, dtype: Any = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of a lazy state dict; tied ones share one."""
+    wanted = None if dtype is None else _dtype_of(dtype)
+    made: dict[int, torch.Tensor] = {}
+    for value in state_dict.values():
+        if id(value) not in made:
+            kept = wanted if wanted and value.dtype.is_floating_point else value.dtype
+            if return_empty_tensor:
+                made[id(value)] = torch.empty(value.shape, dtype=kept)
+            else:
+                made[id(value)] = value.contiguous().to(kept)
+    return {name: made[id(value)] for name, value in state_dict.items()}
+
+
+def _dtype_of(dtype: Any) -> torch.dtype:
+    found = _DTYPES.get(str(dtype).removeprefix("torch.").lower())
+    if found is None:
+        raise ValueError(f"Unsupported output dtype {dtype!r}. Choose one of: {', '.join(_DTYPES)}")
+    return found
+
+
+def convert_zero_checkpoint_to_state_dict(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+    checkpoint_dir: str,
+    output_dir: str,
+    dtype: Any = torch.float32,
+    max_shard_size: Any = "5GB",
+    safe_serialization: bool = False,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    """Writes the model in a dtype into `output_dir`, with an index where it needs several files."""
+    save_model(
+        checkpoint_dir,
+        output_dir,
+        tag=tag,
+        dtype=_dtype_of(dtype),
+        max_shard_size=max_shard_size,
+        safe_serialization=safe_serialization,
+        exclude_frozen=exclude_frozen_parameters,
+    )
 
 
 def convert_zero_checkpoint_to_fp32_state_dict(
@@ -32,14 +145,15 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> None:
-    """Writes the model in fp32 into `output_dir`, with an index where it needs several files."""
-    save_fp32_model(
+    """As convert_zero_checkpoint_to_state_dict, in fp32."""
+    convert_zero_checkpoint_to_state_dict(
         checkpoint_dir,
         output_dir,
-        tag=tag,
-        max_shard_size=max_shard_size,
-        safe_serialization=safe_serialization,
-        exclude_frozen=exclude_frozen_parameters,
+        torch.float32,
+        max_shard_size,
+        safe_serialization,
+        tag,
+        exclude_frozen_parameters,
     )
 
 

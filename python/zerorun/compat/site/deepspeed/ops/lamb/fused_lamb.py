@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
+from deepspeed.ops._held import Held
 
 
-class FusedLamb(torch.optim.Optimizer):
+class FusedLamb(Held):
     """Lamb with the default limits of the trust ratio, and DeepSpeed's order of arguments."""
 
     zerorun_rule = "Lamb"
@@ -33,10 +33,4 @@ class FusedLamb(torch.optim.Optimizer):
                 "FusedLamb: zerorun has bias_correction, eps_inside_sqrt, max_coeff and min_coeff "
                 'for the optimizer of the configuration: {"type": "Lamb", "params": {...}}'
             )
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
-
-    def step(self, closure: Any = None) -> None:
-        raise NotImplementedError(
-            "Lamb steps as part of an engine: give it to deepspeed.initialize"
-        )
+        super().__init__(params, lr, betas, eps=eps, weight_decay=weight_decay)

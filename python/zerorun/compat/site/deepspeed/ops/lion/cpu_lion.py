@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from deepspeed.ops.lion.fused_lion import Lion
+from deepspeed.ops._held import Held
 
 
-class DeepSpeedCPULion(Lion):
+class DeepSpeedCPULion(Held):
     """Lion with DeepSpeed's defaults for CPUs. `fp32_optimizer_states` as in DeepSpeedCPUAdam."""
+
+    zerorun_rule = "Lion"
 
     def __init__(
         self,
@@ -16,5 +18,5 @@ class DeepSpeedCPULion(Lion):
         weight_decay: float = 0.0,
         fp32_optimizer_states: bool = True,
     ) -> None:
-        super().__init__(model_params, lr, betas, weight_decay)
+        super().__init__(model_params, lr, betas, weight_decay=weight_decay)
         self.fp32_optimizer_states = fp32_optimizer_states

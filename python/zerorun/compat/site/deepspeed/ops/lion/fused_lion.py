@@ -2,25 +2,13 @@
 
 from typing import Any
 
-import torch
+from deepspeed.ops._held import Held
 
 
-class Lion(torch.optim.Optimizer):
-    """Holds groups and hyperparameters for an engine."""
+class FusedLion(Held):
+    """Lion of GPU ranks."""
 
     zerorun_rule = "Lion"
-
-    def __init__(self, params: Any, lr: float, betas: Any, weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
-
-    def step(self, closure: Any = None) -> None:
-        raise NotImplementedError(
-            "Lion steps as part of an engine: give it to deepspeed.initialize"
-        )
-
-
-class FusedLion(Lion):
-    """Lion of GPU ranks."""
 
     def __init__(
         self,
@@ -30,5 +18,5 @@ class FusedLion(Lion):
         weight_decay: float = 0.0,
         set_grad_none: bool = True,
     ) -> None:
-        super().__init__(params, lr, betas, weight_decay)
+        super().__init__(params, lr, betas, weight_decay=weight_decay)
         self.set_grad_none = set_grad_none

@@ -8,17 +8,58 @@ import zerorun
 from zerorun import sequence
 
 from deepspeed.runtime.sequence_parallel import parallel_state_sp
+from deepspeed.runtime.sequence_parallel._tiles import (
+    TiledFusedLogitsLoss,
+    TiledMLP,
+    sequence_tiled_compute,
+)
+
+__all__ = [
+    "TiledFusedLogitsLoss",
+    "TiledMLP",
+    "UlyssesSPAttentionHF",
+    "UlyssesSPDataLoaderAdapter",
+    "sequence_tiled_compute",
+]
 
 
 class UlyssesSPAttentionHF(torch.nn.Module):
-    """Attention over sequences that ranks share; :meth:`register_with_transformers` puts it in."""
+    """Attention over sequences that ranks share; :meth:`register_with_transformers` puts it in.
 
-    def __init__(self, attn: Any, *_args: Any, process_group: Any = None, **_kwargs: Any) -> None:
-        raise NotImplementedError(
-            "UlyssesSPAttentionHF(...) is not part of zerorun: "
-            "UlyssesSPAttentionHF.register_with_transformers, or zerorun.sequence.attend around an "
-            "attention of your own"
+    Made by the program it is a function of Hugging Face's attention interface around `attn`, for
+    the ranks of `process_group`, whose result is [batch, own tokens, heads * size]. How many heads
+    there are is taken from what it is called with.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+        self,
+        attn: Any,
+        batch_size: int,
+        attn_head_count: int,
+        attn_head_size: int,
+        kv_head_count: int,
+        num_hidden_layers: int,
+        process_group: Any,
+        seq_length_is_variable: bool = False,
+        local_seq_length: int | None = None,
+        global_seq_length: int | None = None,
+        disable_in_eval: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attn = attn
+        self.process_group = process_group
+        self._shared = sequence.SharedAttention(
+            attn,
+            getattr(attn, "__name__", ""),
+            sequence.SequenceGroups.of(process_group),
+            tokens=None if seq_length_is_variable else global_seq_length,
+            disable_in_eval=disable_in_eval,
         )
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of (module, query, key, value, mask, ...): [batch, heads, own tokens, size] each."""
+        context, weights = self._shared(*args, **kwargs)
+        return context.flatten(2), weights
 
     @classmethod
     def register_with_transformers(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature

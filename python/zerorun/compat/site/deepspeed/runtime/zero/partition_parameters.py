@@ -1,5 +1,6 @@
 """Names that scripts import, and the global that Hugging Face replaces around zero.Init."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,12 @@ torch.nn.Parameter.ds_status = property(_ds_status)
 
 
 class Init(zerorun.zero.Init):
-    """zerorun's, which makes torch's process group first, as scripts expect of DeepSpeed's."""
+    """zerorun's, which makes torch's process group first, as scripts expect of DeepSpeed's.
+
+    Layers draw their initial values in the 16-bit dtype, as they do there: random numbers of 16
+    bits are others than rounded ones of 32. So what torch.empty makes within the block has that
+    dtype, unless its caller names one.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(zerorun.zero.Init).bind(*args, **kwargs).arguments
@@ -49,14 +55,38 @@ class Init(zerorun.zero.Init):
                     given[name] = adapt_config(read_config(given[name]))
         super().__init__(**given)
 
+    def __enter__(self) -> "Init":
+        super().__enter__()
+        self._torch_empty = torch.empty
+        if self._enabled and self._dtype is not None:
+            torch.empty = _empty_of(self._torch_empty, self._dtype)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.empty = self._torch_empty
+        super().__exit__(*error)
+
+
+def _empty_of(fn: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """torch.empty with another default dtype."""
+
+    @functools.wraps(fn)
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dtype") is None and "out" not in kwargs:
+            kwargs["dtype"] = dtype
+        return fn(*args, **kwargs)
+
+    return empty
+
 
 def zero_wrapper_for_fp_tensor_constructor(
     fn: Callable[..., torch.Tensor], target_fp_dtype: torch.dtype, target_device: Any = None
 ) -> Callable[..., torch.Tensor]:
     """A constructor whose floating results have the target dtype and device.
 
-    zerorun's Init changes no constructor: it converts a module's parameters when the module is
-    complete, so buffers (rotary frequencies) keep their precision whether this is replaced or not.
+    zerorun's Init changes none of those that buffers are made with: it converts a module's
+    parameters when the module is complete, so rotary frequencies keep their precision whether this
+    is replaced or not.
     """
 
     def construct(*args: Any, **kwargs: Any) -> torch.Tensor:

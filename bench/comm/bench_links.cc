@@ -1,0 +1,119 @@
+// One rank of a job on several hosts: all_reduce of fp32, by turns with zerorun and with Gloo's own
+// algorithm among all ranks, over the same links. Rank 0 prints one JSON object: the least time of
+// each, and their ratio. bench/comm/hosts.py starts the ranks.
+//
+//   bench_links STORE_FOLDER INTERFACE_ADDRESS [--mib 64] [--repeats 10]
+#include <gloo/allreduce.h>
+#include <gloo/math.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "device/cpu/cpu_stream.h"
+#include "zerorun/communicator.h"
+
+namespace zerorun {
+namespace {
+
+struct Options {
+  std::string folder;
+  std::string address;
+  int64_t mib = 64;
+  int repeats = 10;
+};
+
+class Bench {
+ public:
+  Bench(const RankInfo& info, const Options& options)
+      : communicator_(connect(info)), options_(options) {
+    auto context = std::make_shared<gloo::rendezvous::Context>(info.rank, info.world_size);
+    gloo::rendezvous::FileStore store(options.folder);
+    gloo::transport::tcp::attr place(options.address.c_str());
+    auto device = gloo::transport::tcp::CreateDevice(place);
+    context->connectFullMesh(store, device);
+    context_ = std::move(context);
+  }
+
+  void run() {
+    const int64_t numel = options_.mib * (int64_t{1} << 20) / 4;
+    const Buffer memory =
+        *communicator_->allocate(static_cast<size_t>(numel) * 4, Sharing::per_rank);
+    const TensorView values = view_of(memory, DType::fp32, numel);
+    const auto ours = [&] {
+      communicator_->all_reduce(values, values, ReduceOp::sum, Output::overwrite, *stream_, "all");
+    };
+    const auto theirs = [&] {
+      gloo::AllreduceOptions all_reduce(context_);
+      all_reduce.setOutput(values.as<float>(), static_cast<size_t>(numel));
+      all_reduce.setReduceFunction(
+          static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
+      gloo::allreduce(all_reduce);
+    };
+    float zerorun_time = 1e9F;
+    float gloo_time = 1e9F;
+    for (int repeat = 0; repeat <= options_.repeats; ++repeat) {
+      std::fill_n(values.as<float>(), numel, 1.0F);
+      const float first = measure(ours);
+      const float second = measure(theirs);
+      if (repeat == 0) continue;  // connections grow their windows
+      zerorun_time = std::min(zerorun_time, first);
+      gloo_time = std::min(gloo_time, second);
+    }
+    if (communicator_->rank() != 0) return;
+    std::printf(
+        "{\"transport\": \"%s\", \"ranks\": %d, \"ranks_per_host\": %d, \"mib\": %lld, "
+        "\"zerorun_ms\": %.2f, \"gloo_ms\": %.2f, \"ratio\": %.2f}\n",
+        communicator_->transport().c_str(), communicator_->world_size(),
+        communicator_->local_world_size(), static_cast<long long>(options_.mib),
+        1e3 * static_cast<double>(zerorun_time), 1e3 * static_cast<double>(gloo_time),
+        static_cast<double>(gloo_time / zerorun_time));
+  }
+
+ private:
+  // Of the slowest rank.
+  float measure(const std::function<void()>& call) {
+    using Clock = std::chrono::steady_clock;
+    communicator_->barrier(*stream_, "start");
+    const Clock::time_point begin = Clock::now();
+    call();
+    float taken = std::chrono::duration<float>(Clock::now() - begin).count();
+    const TensorView slowest = view_of(std::span<float>(&taken, 1));
+    communicator_->all_reduce(slowest, slowest, ReduceOp::max, Output::overwrite, *stream_, "time");
+    return taken;
+  }
+
+  const std::shared_ptr<Communicator> communicator_;
+  const Options options_;
+  const std::unique_ptr<CpuStream> stream_ = make_inline_stream();
+  std::shared_ptr<gloo::Context> context_;
+};
+
+}  // namespace
+}  // namespace zerorun
+
+int main(int argc, char** argv) {
+  zerorun::Options options;
+  CLI::App app("all_reduce between hosts, beside Gloo's own");
+  app.add_option("folder", options.folder, "where Gloo's ranks meet")->required();
+  app.add_option("address", options.address, "this host's, or an interface")->required();
+  app.add_option("--mib", options.mib)->check(CLI::PositiveNumber);
+  app.add_option("--repeats", options.repeats)->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    zerorun::Bench(zerorun::rank_from_environment(), options).run();
+    return EXIT_SUCCESS;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return EXIT_FAILURE;
+  }
+}

@@ -1,0 +1,180 @@
+#include "comm/gloo/links.h"
+
+#include <gloo/common/error.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+using gloo::transport::UnboundBuffer;
+
+// Waits are ended by cancel(): a deadline of Gloo's own would be another one.
+constexpr std::chrono::hours kNever{24 * 365};
+// All ranks come here at once, so none needs longer to connect.
+constexpr std::chrono::milliseconds kConnectTime{60000};
+
+// The waits of a rank, so that another thread can end them.
+class Waits {
+ public:
+  using End = void (UnboundBuffer::*)();
+
+  // Calls `wait`, which cancel() ends by calling `end` of the buffer.
+  template <typename Wait>
+  void run(UnboundBuffer& buffer, End end, const Wait& wait) {
+    const auto entry = std::pair(&buffer, end);
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) fail<CommError>("the communicator was aborted");
+      current_.push_back(entry);
+    }
+    const auto forget = [&] {
+      const std::lock_guard lock(mutex_);
+      current_.erase(std::find(current_.begin(), current_.end(), entry));
+    };
+    bool completed = false;
+    try {
+      completed = wait();
+    } catch (...) {
+      forget();
+      throw;
+    }
+    forget();
+    if (!completed) fail<CommError>("the communicator was aborted");
+  }
+
+  void cancel() noexcept {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    for (const auto& [buffer, end] : current_) (buffer->*end)();
+  }
+
+ private:
+  std::mutex mutex_;
+  bool aborted_ = false;                                 // guarded by mutex_
+  std::vector<std::pair<UnboundBuffer*, End>> current_;  // guarded by mutex_
+};
+
+// Gloo's text without the place in its sources.
+std::string text_of(const std::exception& error) {
+  const std::string text = error.what();
+  const size_t place = text.find("] ");
+  return text.starts_with('[') && place != std::string::npos ? text.substr(place + 2) : text;
+}
+
+class GlooTransfer final : public Transfer {
+ public:
+  GlooTransfer(Waits& waits, std::unique_ptr<UnboundBuffer> buffer, bool sends)
+      : waits_(waits), buffer_(std::move(buffer)), sends_(sends) {}
+
+  void wait() override {
+    try {
+      if (sends_) {
+        waits_.run(*buffer_, &UnboundBuffer::abortWaitSend,
+                   [&] { return buffer_->waitSend(nullptr, kNever); });
+      } else {
+        waits_.run(*buffer_, &UnboundBuffer::abortWaitRecv,
+                   [&] { return buffer_->waitRecv(nullptr, kNever); });
+      }
+    } catch (const gloo::Exception& error) {
+      fail<CommError>("{}", text_of(error));
+    }
+  }
+
+ private:
+  Waits& waits_;
+  const std::unique_ptr<UnboundBuffer> buffer_;
+  const bool sends_;
+};
+
+class GlooLinks final : public Links {
+ public:
+  explicit GlooLinks(const LinkOptions& options);
+
+  std::unique_ptr<Transfer> send(int peer, uint64_t tag,
+                                 std::span<const std::byte> bytes) override {
+    return start(const_cast<std::byte*>(bytes.data()), bytes.size(), true,
+                 [&](UnboundBuffer& buffer) { buffer.send(peer, tag); });
+  }
+  std::unique_ptr<Transfer> receive(int peer, uint64_t tag, std::span<std::byte> bytes) override {
+    return start(bytes.data(), bytes.size(), false,
+                 [&](UnboundBuffer& buffer) { buffer.recv(peer, tag); });
+  }
+  void cancel() noexcept override { waits_.cancel(); }
+
+ private:
+  template <typename Post>
+  std::unique_ptr<Transfer> start(std::byte* data, size_t nbytes, bool sends, const Post& post) {
+    try {
+      auto buffer = context_->createUnboundBuffer(data, nbytes);
+      post(*buffer);
+      return std::make_unique<GlooTransfer>(waits_, std::move(buffer), sends);
+    } catch (const gloo::Exception& error) {
+      fail<CommError>("{}", text_of(error));
+    }
+  }
+  void connect(const LinkOptions& options);
+
+  Waits waits_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<gloo::transport::Context> context_;
+};
+
+GlooLinks::GlooLinks(const LinkOptions& options) {
+  gloo::transport::tcp::attr place;
+  const bool is_interface = if_nametoindex(options.interface.c_str()) != 0;
+  (is_interface ? place.iface : place.hostname) = options.interface;
+  try {
+    device_ = gloo::transport::tcp::CreateDevice(place);
+    context_ = device_->createContext(options.rank, options.world_size);
+  } catch (const std::exception& error) {
+    fail<CommError>(
+        "rank {}: Gloo cannot use '{}' for traffic with other hosts: {}; expected an interface or "
+        "an address of this host (--interface, GLOO_SOCKET_IFNAME)",
+        options.rank, options.interface, text_of(error));
+  }
+  context_->setTimeout(kConnectTime);
+  connect(options);
+}
+
+// Every pair listens on a port of its own: its address goes through the store.
+void GlooLinks::connect(const LinkOptions& options) {
+  const auto key = [&](int from, int to) {
+    return options.prefix + std::to_string(from) + "/" + std::to_string(to);
+  };
+  for (const int peer : options.peers) {
+    const std::vector<char> address = context_->createPair(peer)->address().bytes();
+    options.store->set(key(options.rank, peer), {address.begin(), address.end()});
+  }
+  for (const int peer : options.peers) {
+    const std::string address = options.store->get(key(peer, options.rank), options.timeout);
+    std::unique_ptr<gloo::transport::Pair>& pair = context_->getPair(peer);
+    try {
+      pair->connect({address.begin(), address.end()});
+    } catch (const gloo::Exception& error) {
+      fail<CommError>(
+          "rank {} at {} cannot connect with {} ({}): is this the network that the hosts share "
+          "(--interface, GLOO_SOCKET_IFNAME), and does a firewall let them through?",
+          options.rank, device_->str(), options.name_of_rank(peer), text_of(error));
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Links> connect_with_gloo(const LinkOptions& options) {
+  return std::make_unique<GlooLinks>(options);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,251 @@
+#include "comm/hierarchical/collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/gloo/backend.h"
+#include "comm/hierarchical/interface.h"
+#include "comm/hierarchical/operation.h"
+#include "core/check.h"
+#include "device/plugin.h"
+
+namespace zerorun::hierarchical {
+
+namespace {
+
+constexpr uint64_t kPhases = 4;
+constexpr uint64_t kPieces = 1024;  // of a rank's slice of a chunk, at most
+
+std::vector<int> linked_ranks(const Topology& topology, int rank) {
+  const int host = topology.host_of(rank);
+  std::vector<int> linked;
+  for (int other = 0; other < topology.hosts(); ++other) {
+    if (other == host) continue;
+    for (const int peer : topology.ranks_of(other)) {
+      if (topology.relay(other, rank) == peer || topology.relay(host, peer) == rank) {
+        linked.push_back(peer);
+      }
+    }
+  }
+  std::sort(linked.begin(), linked.end());
+  return linked;
+}
+
+bool one_rank_each(const Topology& topology) {
+  for (int host = 0; host < topology.hosts(); ++host) {
+    if (topology.ranks_of(host).size() > 1) return false;
+  }
+  return true;
+}
+
+CommunicatorOptions options_within(const CommunicatorOptions& options, const Topology& topology) {
+  const int host = topology.host_of(options.rank);
+  CommunicatorOptions within = options;
+  within.rank = topology.local_rank(options.rank);
+  within.world_size = static_cast<int>(topology.ranks_of(host).size());
+  within.name = fmt::format("{}/host/{}", options.name, host);
+  return within;
+}
+
+const GlooBackend& open_gloo() {
+  try {
+    return plugin_entry<GlooBackend>(open_plugin(kGlooLibrary), kGlooBackendEntry);
+  } catch (const DeviceError& error) {
+    fail<CommError>(
+        "CPU ranks on several hosts need Gloo, which this zerorun cannot open (Debian's libgloo0; "
+        "libgloo-dev when it is built): {}",
+        error.what());
+  }
+}
+
+std::span<std::byte> bytes_of(shm::Announcement& announcement) {
+  return {reinterpret_cast<std::byte*>(&announcement), sizeof(announcement)};
+}
+
+}  // namespace
+
+Collectives::Collectives(const CommunicatorOptions& options, Topology topology)
+    : options_(options),
+      topology_(std::move(topology)),
+      rank_(options.rank),
+      host_(topology_.host_of(options.rank)),
+      alone_everywhere_(one_rank_each(topology_)),
+      linked_(linked_ranks(topology_, options.rank)),
+      local_(options_within(options, topology_), topology_.ranks_of(host_)) {
+  try {
+    links_ = open_gloo().connect(
+        {.rank = rank_,
+         .world_size = options.world_size,
+         .peers = linked_,
+         .name_of_rank = [this](int peer) { return topology_.name_of_rank(peer); },
+         .store = options.store,
+         .prefix = options.name + "/link/",
+         .interface = choose_interface(options),
+         .timeout = options.timeout});
+    watch_ = std::make_unique<Watch>(options_, topology_, local_.control(), *links_);
+    window_ = local_.allocate(2 * kWindowBytes, Sharing::per_host);
+  } catch (...) {
+    local_.control().leave();
+    throw;
+  }
+}
+
+Collectives::~Collectives() {
+  if (watch_->is_this_process()) return;
+  // A forked child has no threads to join.
+  links_.release();  // NOLINT(bugprone-unused-return-value)
+}
+
+void Collectives::abort(std::string_view reason) noexcept {
+  try {
+    watch_->set_error(fmt::format("{} aborted the job: {}", topology_.name_of_rank(rank_), reason));
+  } catch (const std::exception&) {  // no memory for the text
+    watch_->set_error(reason);
+  }
+}
+
+void Collectives::leave() noexcept {
+  if (!watch_->is_this_process()) return;
+  local_.control().leave();
+  watch_->leave();
+  links_->cancel();
+}
+
+Buffer Collectives::allocate(size_t nbytes) {
+  try {
+    return local_.allocate(nbytes, Sharing::per_rank);
+  } catch (const DeviceError&) {
+    watch_->set_error(local_.control().error());
+    throw;
+  } catch (const CommError& error) {
+    watch_->fail(error.what());
+  }
+}
+
+void Collectives::run(const CollectiveCall& call) {
+  try {
+    local_.control().check();
+    Operation operation(*this, call);
+    begin(operation);
+    switch (call.op) {
+      case Collective::all_reduce:
+        return all_reduce(operation);
+      case Collective::reduce_scatter:
+        return reduce_scatter(operation);
+      case Collective::all_gather:
+        return all_gather(operation);
+      case Collective::broadcast:
+        return broadcast(operation);
+      case Collective::barrier:
+        settle(operation);
+        local_.control().advance();
+    }
+  } catch (const std::exception& error) {
+    watch_->fail(error.what());  // peers must not wait; an earlier failure stays the error
+  }
+}
+
+uint64_t Collectives::tag(Phase phase, int64_t piece) const {
+  return (round_ * kPieces + static_cast<uint64_t>(piece)) * kPhases + static_cast<uint64_t>(phase);
+}
+
+TensorView Collectives::partials(int64_t numel, DType dtype) const {
+  return view_of(window_, dtype, numel);
+}
+
+TensorView Collectives::results(int64_t numel, DType dtype) const {
+  return view_of(window_, dtype, numel, kWindowBytes);
+}
+
+void Collectives::begin(Operation& operation) {
+  ++round_;
+  for (size_t i = 0; i < linked_.size(); ++i) {
+    operation.greetings.receive(linked_[i], tag(Phase::greeting), bytes_of(operation.peers[i]));
+  }
+  shm::Control& control = local_.control();
+  control.announce(operation.announcement, operation.call.label);
+  control.advance();
+  control.check_agreement();
+  for (const int peer : linked_) {
+    operation.greetings.send(peer, tag(Phase::greeting), bytes_of(operation.announcement));
+  }
+}
+
+void Collectives::settle(Operation& operation) {
+  operation.greetings.wait();
+  for (size_t i = 0; i < linked_.size(); ++i) {
+    if (same_operation(operation.announcement, operation.peers[i])) continue;
+    const std::string mine =
+        fmt::format("{} calls {}", topology_.name_of_rank(rank_), describe(operation.announcement));
+    const std::string theirs = fmt::format("{} calls {}", topology_.name_of_rank(linked_[i]),
+                                           describe(operation.peers[i]));
+    const bool first = rank_ < linked_[i];
+    fail<CommError>(
+        "ranks diverged: {}, but {}; every rank must make the same calls in the same order",
+        first ? mine : theirs, first ? theirs : mine);
+  }
+}
+
+void Collectives::all_gather(Operation& operation) {
+  const CollectiveCall& call = operation.call;
+  const int64_t part = call.in.numel;
+  const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
+                                         size_of(call.in.dtype));
+  const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
+  settle(operation);
+  for (int64_t at = 0; at < part; at += chunk) {
+    const int64_t numel = std::min(chunk, part - at);
+    const TensorView window = results(numel * options_.world_size, call.in.dtype);
+    const auto place = [&](int owner) { return call.out.slice(owner * part + at, numel); };
+    const auto row = [&](int owner) {
+      return alone() ? place(owner) : window.slice(owner * numel, numel);
+    };
+    const TensorView own = call.in.slice(at, numel);
+    ++round_;
+    if (at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
+    Messages messages = operation.messages(*this);
+    for_owners(
+        [&](int owner) { messages.receive(owner, tag(Phase::gather), bytes_of(row(owner))); });
+    for_other_hosts([&](int host) {
+      messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(own));
+    });
+    copy(own, row(rank_));
+    messages.wait();
+    if (alone()) continue;
+    local_.control().advance();
+    for (int owner = 0; owner < options_.world_size; ++owner) {
+      copy(owner == rank_ ? own : row(owner), place(owner));
+    }
+  }
+}
+
+void Collectives::broadcast(Operation& operation) {
+  const CollectiveCall& call = operation.call;
+  const auto chunk = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
+                                          size_of(call.out.dtype));
+  const int root_host = topology_.host_of(call.root);
+  const bool gives = rank_ == call.root;
+  settle(operation);
+  for (int64_t at = 0; at < call.out.numel; at += chunk) {
+    const TensorView out = call.out.slice(at, std::min(chunk, call.out.numel - at));
+    const TensorView row = alone() ? out : results(out.numel, out.dtype);
+    ++round_;
+    if (at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
+    Messages messages = operation.messages(*this);
+    if (gives) {
+      for_other_hosts([&](int host) {
+        messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(out));
+      });
+      copy(out, row);
+    } else if (host_ != root_host && topology_.relay(host_, call.root) == rank_) {
+      messages.receive(call.root, tag(Phase::gather), bytes_of(row));
+    }
+    messages.wait();
+    if (alone()) continue;
+    local_.control().advance();
+    if (!gives) copy(row, out);
+  }
+}
+
+}  // namespace zerorun::hierarchical

@@ -1,0 +1,67 @@
+#include "comm/hierarchical/communicator.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "comm/call_order.h"
+#include "comm/hierarchical/collectives.h"
+#include "comm/host_communicator.h"
+
+namespace zerorun {
+
+namespace {
+
+class HierarchicalCommunicator final : public HostCommunicator {
+ public:
+  HierarchicalCommunicator(const CommunicatorOptions& options, Topology topology)
+      : HostCommunicator(options.rank, options.world_size),
+        collectives_(std::make_shared<hierarchical::Collectives>(options, std::move(topology))) {}
+  HierarchicalCommunicator(const HierarchicalCommunicator&) = delete;
+  HierarchicalCommunicator& operator=(const HierarchicalCommunicator&) = delete;
+  ~HierarchicalCommunicator() override { collectives_->leave(); }
+
+  int local_world_size() const override { return collectives_->local_world_size(); }
+  std::string transport() const override {
+    return collectives_->links_only() ? "gloo" : "shm+gloo";
+  }
+  // Not those of other hosts.
+  bool reads_peers() const override { return false; }
+  void abort(std::string_view reason) noexcept override { collectives_->abort(reason); }
+
+  std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
+    std::optional<Buffer> buffer;
+    take_turn("allocate")->run([&] {
+      // An aborted job has no memory, whatever it is asked for.
+      buffer = collectives_->allocate(sharing == Sharing::per_rank ? nbytes : 0);
+    });
+    if (sharing == Sharing::per_host) return std::nullopt;
+    return buffer;
+  }
+
+ private:
+  void submit(CollectiveCall call, CpuStream& stream) override {
+    auto turn = take_turn(fmt::format("{} '{}'", name_of(call.op), call.label));
+    stream.submit([collectives = collectives_, turn = std::move(turn), call = std::move(call)] {
+      turn->run([&] { collectives->run(call); });
+    });
+  }
+
+  std::shared_ptr<CallOrder::Turn> take_turn(std::string what) {
+    return order_->take([collectives = collectives_, what = std::move(what)] {
+      collectives->abort(what + " was skipped because of an earlier error on its stream");
+    });
+  }
+
+  const std::shared_ptr<hierarchical::Collectives> collectives_;
+  const std::shared_ptr<CallOrder> order_ = std::make_shared<CallOrder>();
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_hierarchical_communicator(const CommunicatorOptions& options,
+                                                             Topology topology) {
+  return std::make_shared<HierarchicalCommunicator>(options, std::move(topology));
+}
+
+}  // namespace zerorun

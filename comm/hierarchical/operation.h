@@ -1,0 +1,58 @@
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "comm/hierarchical/collectives.h"
+#include "comm/shm/reduce_kernels.h"
+
+namespace zerorun::hierarchical {
+
+// Of a chunk in the host's memory: enough that the steps between chunks cost little.
+inline constexpr size_t kWindowBytes = size_t{4} << 20;
+// Of a chunk where all ranks are alone on their hosts and work in the caller's memory.
+inline constexpr size_t kDirectBytes = size_t{16} << 20;
+
+inline void copy(TensorView from, TensorView to) {
+  if (from.data != to.data) copy_bytes(to.data, from.data, from.nbytes());
+}
+inline std::span<std::byte> bytes_of(TensorView view) { return {view.data, view.nbytes()}; }
+
+// An operation in progress.
+struct Collectives::Operation {
+  Operation(Collectives& owner, const CollectiveCall& made)
+      : call(made),
+        announcement(shm::announcement_of(made)),
+        peers(owner.linked_.size()),
+        greetings(*owner.links_, *owner.watch_, announcement) {
+    announcement.sequence = ++owner.sequence_;
+    set_label(announcement, made.label);
+  }
+  Messages messages(Collectives& owner) const {
+    return {*owner.links_, *owner.watch_, announcement};
+  }
+
+  const CollectiveCall& call;
+  shm::Announcement announcement;
+  std::vector<shm::Announcement> peers;  // in the order of linked_
+  Messages greetings;
+};
+
+template <typename Body>
+void Collectives::for_other_hosts(const Body& body) const {
+  for (int host = 0; host < topology_.hosts(); ++host) {
+    if (host != host_) body(host);
+  }
+}
+
+template <typename Body>
+void Collectives::for_owners(const Body& body) const {
+  for_other_hosts([&](int host) {
+    for (const int owner : topology_.ranks_of(host)) {
+      if (topology_.relay(host_, owner) == rank_) body(owner);
+    }
+  });
+}
+
+}  // namespace zerorun::hierarchical

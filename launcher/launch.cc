@@ -1,0 +1,206 @@
+#include "launcher/launch.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <utility>
+
+#include "config/env.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "launcher/address.h"
+#include "launcher/choose_cluster.h"
+#include "launcher/coordinator.h"
+#include "launcher/exports.h"
+#include "launcher/guardian.h"
+#include "launcher/job.h"
+#include "launcher/node_launcher.h"
+#include "launcher/pid_file.h"
+#include "launcher/remote_start.h"
+#include "launcher/shell_quote.h"
+#include "launcher/supervisor.h"
+#include "os/address.h"
+#include "os/process_identity.h"
+
+namespace zerorun {
+
+namespace {
+
+// One host, with restarts.
+int run_here(Job job, const LaunchOptions& options, const ThisHost& here,
+             const FileDescriptor& guardian, const sigset_t& original_mask) {
+  const Cluster cluster = job.cluster;
+  Meeting meeting = job.meeting;
+  for (;;) {
+    const RunEnd end = Supervisor(std::move(job), guardian, original_mask).run();
+    if (!end.report.empty()) fmt::print(stderr, "{}", end.report);
+    const bool again =
+        end.cause == RunEnd::Cause::failure && meeting.restarts < cluster.max_restarts;
+    if (!again) return end.code;
+    ++meeting.restarts;
+    meeting.restart_reason = end.summary;
+    Logger().info("restart {} of {}: {}", meeting.restarts, cluster.max_restarts, end.summary);
+    job = plan_job(options, here, cluster, meeting);
+  }
+}
+
+// The address under which another host sees this one.
+std::string address_towards(const std::string& host) {
+  try {
+    return own_address_towards(host);
+  } catch (const CommError&) {
+    return host_name();
+  }
+}
+
+std::string control_host(const Cluster& cluster) {
+  if (cluster.start == RemoteStart::by_hand || cluster.node_rank == 0) {
+    return cluster.endpoint_host;
+  }
+  return address_towards(cluster.hosts.front().host);
+}
+
+// What the launchers on other hosts get, as "NAME=value": torchrun's PET_* are options here.
+std::vector<std::string> forwarded_variables(const Environment& environment,
+                                             const LaunchOptions& options) {
+  Environment forwarded = exported_variables(environment, options.remote.exports);
+  for (const auto& [name, value] : environment) {
+    if (name.starts_with("PET_")) forwarded[name] = value;
+  }
+  return environment_block(forwarded);
+}
+
+CoordinatedJob coordinate(const std::vector<std::string>& arguments, const LaunchOptions& options,
+                          const ThisHost& here, const Cluster& cluster, uint16_t port) {
+  CoordinatedJob job;
+  job.cluster = cluster;
+  job.launcher = std::filesystem::read_symlink("/proc/self/exe").string();
+  job.arguments = arguments;
+  job.program = program_text(options);
+  job.variables = forwarded_variables(here.environment, options);
+  job.inherited = here.environment;
+  job.run_id = options.hosts.run_id;
+  job.join_timeout = join_timeout(options);
+  if (cluster.start == RemoteStart::by_hand) {
+    job.secret = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
+  }
+  job.commands = remote_commands(cluster, {.launcher = job.launcher,
+                                           .directory = std::filesystem::current_path().string(),
+                                           .venv_script = options.remote.venv_script,
+                                           .endpoint_host = control_host(cluster),
+                                           .endpoint_port = port});
+  return job;
+}
+
+// Whether this launcher is the place where the others of a job that is started by hand come to:
+// it is the first host's, or it has no number and is the first to take the port of its own host.
+bool serves_by_hand(const Cluster& cluster) {
+  if (cluster.node_rank >= 0) return cluster.node_rank == 0;
+  try {
+    reserve_port(cluster.endpoint_host, 0);  // is it an address of this host?
+    reserve_open_port(cluster.endpoint_port);
+    return true;
+  } catch (const CommError&) {
+    return false;
+  }
+}
+
+int join_by_hand(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster) {
+  Introduction introduction;
+  introduction.endpoint_host = cluster.endpoint_host;
+  introduction.endpoint_port = cluster.endpoint_port;
+  introduction.token = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
+  introduction.node_rank = cluster.node_rank;
+  introduction.patience = join_timeout(options);
+  introduction.by_hand = options;
+  return run_guarded([introduction](const FileDescriptor& guardian, const sigset_t& original_mask) {
+    return NodeLauncher(introduction, guardian, original_mask).run();
+  });
+}
+
+std::string describe_commands(const CoordinatedJob& job) {
+  std::string text;
+  const auto out = std::back_inserter(text);
+  for (const RemoteCommand& command : job.commands) {
+    std::vector<std::string> words;
+    std::transform(command.words.begin(), command.words.end(), std::back_inserter(words),
+                   shell_quote);
+    std::string hosts;
+    for (const int node : command.nodes) {
+      hosts += (hosts.empty() ? "" : ", ") + job.cluster.hosts[static_cast<size_t>(node)].host;
+    }
+    fmt::format_to(out, "launcher on {}\n", hosts);
+    for (const auto& [name, value] : command.variables) {
+      fmt::format_to(out, "  env      {}={}\n", name, shell_quote(value));
+    }
+    fmt::format_to(out, "  command  {}\n", fmt::join(words, " "));
+  }
+  return text;
+}
+
+int run_coordinator(const std::vector<std::string>& arguments, const LaunchOptions& options,
+                    const ThisHost& here, Cluster cluster) {
+  // By hand everybody has to know the port; launchers that this one starts are told a free one.
+  const bool by_hand = cluster.start == RemoteStart::by_hand;
+  if (by_hand && cluster.node_rank < 0) cluster.node_rank = 0;
+  auto listener =
+      std::make_shared<Listener>(reserve_open_port(by_hand ? cluster.endpoint_port : 0));
+  CoordinatedJob job = coordinate(arguments, options, here, cluster, listener->port);
+  if (job.secret.empty() && by_hand) {
+    Logger().warning(
+        "launchers join without a secret: ZERORUN_JOB_SECRET, set to the same text on "
+        "every host, keeps others out");
+  }
+  return run_guarded([job = std::move(job), listener](const FileDescriptor& guardian,
+                                                      const sigset_t& original_mask) {
+    return Coordinator(job, std::move(*listener), guardian, original_mask).run();
+  });
+}
+
+int dry_run(const std::vector<std::string>& arguments, const LaunchOptions& options,
+            const ThisHost& here, const ClusterChoice& choice) {
+  const Cluster& cluster = choice.cluster;
+  if (!choice.note.empty()) fmt::print("{}\n", choice.note);
+  if (cluster.start != RemoteStart::none && cluster.start != RemoteStart::by_hand) {
+    fmt::print("{}", describe_commands(
+                         coordinate(arguments, options, here, cluster, cluster.endpoint_port)));
+  }
+  if (cluster.node_rank < 0 || cluster.this_host().slots.empty()) return 0;
+  const Job job = plan_job(options, here, cluster, {});
+  fmt::print("{}{}{}", job.note, job.note.empty() ? "" : "\n", describe_job(job));
+  return 0;
+}
+
+}  // namespace
+
+int launch(const std::vector<std::string>& arguments, const LaunchOptions& options) {
+  const ThisHost here = look_at_this_host(options.request.accelerator, options.cpus.list);
+  ClusterChoice choice = choose_cluster(options, here);
+  if (options.output.quiet) choice.note.clear();
+  const Cluster& cluster = choice.cluster;
+  if (options.dry_run) return dry_run(arguments, options, here, choice);
+  std::optional<PidFile> pid_file;
+  if (options.save_pid) pid_file.emplace();
+  if (cluster.start == RemoteStart::none) {
+    Job job = plan_job(options, here, cluster, {});
+    if (!choice.note.empty()) Logger().info("{}", choice.note);
+    if (!job.note.empty()) Logger().info("{}", job.note);
+    return run_guarded([job = std::move(job), &options, &here](const FileDescriptor& guardian,
+                                                               const sigset_t& mask) mutable {
+      return run_here(std::move(job), options, here, guardian, mask);
+    });
+  }
+  if (!choice.note.empty()) Logger().info("{}", choice.note);
+  if (cluster.start == RemoteStart::by_hand && !serves_by_hand(cluster)) {
+    return join_by_hand(options, here, cluster);
+  }
+  return run_coordinator(arguments, options, here, cluster);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,304 @@
+#include "launcher/option_table.h"
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <limits>
+
+#include "config/command_line.h"
+
+namespace zerorun {
+
+namespace {
+
+// Options that cannot work here, and what to do instead.
+struct ForeignOption {
+  std::string_view name;
+  std::string_view advice;
+};
+constexpr auto kForeign = std::to_array<ForeignOption>({
+    {"--autotuning", "there is no autotuner; 'zerorun plan' says what fits into memory"},
+    {"--run_path", "name the script as PROGRAM"},
+    {"--logs_specs", "use --log_dir, --redirects and --tee"},
+    {"--event_log_handler", "the launcher records no events; use --log_dir"},
+    {"--duplicate_stdout_filters", "use --local_ranks_filter"},
+    {"--duplicate_stderr_filters", "use --local_ranks_filter"},
+    {"--virtual_local_rank",
+     "every rank sees all GPUs of the job and uses the one that LOCAL_RANK numbers"},
+});
+
+// Options of other launchers that are taken, and change nothing here.
+struct IdleOption {
+  const char* name;
+  const char* note;  // empty where the option asks for what happens anyway
+  bool has_value;
+};
+constexpr auto kIdle = std::to_array<IdleOption>({
+    {"--bind_cores_to_rank", "", false},
+    {"--monitor_interval", "the end of a rank is noticed at once", true},
+    {"--start_method", "ranks are programs of their own", true},
+    {"--numa_binding", "ranks are bound to CPUs beside their GPU anyway", true},
+});
+
+constexpr std::string_view kDescription =
+    "Starts PROGRAM on every rank of a job and stays until all have ended.\n\n"
+    "PROGRAM is a bundled program (train), a .py file, or an executable; its arguments follow it.\n"
+    "Options come before it, and may be written with - or _ between words. Those of DeepSpeed's\n"
+    "launcher and of torchrun are taken too.";
+
+constexpr std::string_view kFooter =
+    "Tools (a tool's name is one only as the first word; each has its own --help):\n"
+    "  zerorun plan          bytes of each rank for a configuration and a model\n"
+    "  zerorun config        check, show and document configurations\n"
+    "  zerorun ckpt verify   check every byte of checkpoints\n"
+    "  zerorun ckpt import   make a checkpoint of DeepSpeed's, FSDP2's or Hugging Face's files\n"
+    "  zerorun ckpt export   write a checkpoint's model for Hugging Face or FSDP2\n"
+    "  zerorun report        a page about runs, from their metrics files; --serve follows one\n"
+    "  zerorun monitor       pass a metrics file on to TensorBoard, CSV files, wandb or Comet\n"
+    "  zerorun bench nvme    measure a disk as offload uses it\n"
+    "  zerorun env           describe this machine, for bug reports\n"
+    "  zerorun version       print the version\n\n"
+    "Examples:\n"
+    "  zerorun --num_gpus 2 train\n"
+    "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --save out/\n"
+    "  zerorun --include localhost:0,2 --module my.train --deepspeed ds_config.json\n"
+    "  CUDA_VISIBLE_DEVICES=4,5,6,7 zerorun --exclude localhost:1 train.py    (GPUs 4, 6 and 7)\n"
+    "  zerorun --accelerator cpu --num_gpus 4 torchrun_style.py\n"
+    "  zerorun --hostfile hosts --include 'worker-1@worker-2:0,1' train.py\n"
+    "  zerorun --nnodes 2 --node_rank 0 --master_addr worker-1 train.py       (and 1 on the "
+    "other)\n"
+    "  srun --ntasks-per-node=1 zerorun train.py\n"
+    "  zerorun --dry_run --num_gpus 2 train\n\n"
+    "Exit code: that of the first rank that failed, 128 + the signal's number if one killed it or\n"
+    "ended the job, 2 for a command line that cannot be followed, 1 for other errors.";
+
+constexpr double kYear = 366.0 * 86400.0;
+
+void add_ranks(CLI::App& app, LaunchOptions& options) {
+  app.option_defaults()->group("Ranks");
+  RankRequest& request = options.request;
+  takes_text(app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
+                            "Ranks on each host: the first N GPUs, or N CPU ranks; also auto (all "
+                            "GPUs, else one rank per CPU), gpu, cpu, or -1 for the default. "
+                            "Default: all GPUs, else one CPU rank per NUMA node"),
+             "N");
+  app.add_option("-i,--include", request.include,
+                 "Use only these slots, as in localhost:0,2 or worker-1@worker-2:0; a host without "
+                 "slots means all. Slots count the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs "
+                 "without it; one named twice counts once, and \"\" is no filter")
+      ->type_name("HOST:SLOTS");
+  app.add_option("-e,--exclude", request.exclude, "Use all slots but these")
+      ->type_name("HOST:SLOTS");
+  add_accelerator(app, request.accelerator);
+  app.add_flag_callback(
+      "--no_bind", [&options] { options.cpus.bind = false; },
+      "Do not bind ranks to their share of the CPUs");
+  takes_text(app.add_option("--bind_core_list", options.cpus.list,
+                            "The CPUs to divide among the ranks of a host, as in 0-3,8"),
+             "CPUS");
+}
+
+void add_program(CLI::App& app, LaunchOptions& options) {
+  app.option_defaults()->group("Program");
+  app.add_flag("-m,--module", options.program.module, "PROGRAM is a Python module (python -m)");
+  app.add_flag("--no_python", options.program.no_python, "Execute PROGRAM itself, also a .py file");
+  const auto set_local_rank = [&options](const std::string& name) {
+    options.program.local_rank = name == "always"  ? LocalRank::always
+                                 : name == "never" ? LocalRank::never
+                                                   : LocalRank::automatic;
+  };
+  takes_one_of(app.add_option_function<std::string>(
+                   "--local_rank", set_local_rank,
+                   "Whether Python programs get --local_rank=N, as from DeepSpeed's launcher. "
+                   "Default: auto, those whose source mentions it; the variable LOCAL_RANK says "
+                   "the same to all"),
+               {"always", "auto", "never"});
+  app.add_flag_callback(
+      "--no_local_rank,--use_env", [&options] { options.program.local_rank = LocalRank::never; },
+      "The same as --local_rank never");
+  app.add_flag("--deepspeed_compat", options.deepspeed_compat,
+               "Python programs get zerorun's stand-in for DeepSpeed also where DeepSpeed is "
+               "installed; where it is not, they get it in any case");
+  takes_text(app.add_option("--role", options.role,
+                            "torchrun's name for these ranks, which ROLE_NAME tells them"),
+             "NAME");
+}
+
+void add_hosts(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  app.option_defaults()->group("Hosts");
+  HostRequest& hosts = options.hosts;
+  takes_text(app.add_option("-H,--hostfile", hosts.hostfile,
+                            "File with a line 'HOST slots=N' for each host. Default: "
+                            "/job/hostfile if there is one; without it this host alone"),
+             "FILE");
+  takes_text(app.add_option("--num_nodes,--nnodes", hosts.count,
+                            "Use the first N hosts; MIN:MAX lets the job go on with fewer"),
+             "N");
+  constexpr int64_t kMaxNodes = 65536;
+  takes_integer(app.add_option("--node_rank", hosts.node_rank,
+                               "This host's number, where the command is started on each by hand"),
+                "N", 0, kMaxNodes);
+  takes_text(app.add_option("--master_addr", hosts.master_addr,
+                            "Address of the first host. Default: 127.0.0.1, with several hosts the "
+                            "first one's name"),
+             "ADDRESS");
+  takes_integer(app.add_option("--master_port", hosts.master_port,
+                               "Its port. Default: a free one; 29500 where hosts are started by "
+                               "hand"),
+                "PORT", 0, std::numeric_limits<uint16_t>::max());
+  takes_text(app.add_option("--interface", options.remote.interface,
+                            "Network interface through which ranks reach other hosts"),
+             "NAME");
+  takes_text(app.add_option("--local_addr", hosts.local_addr,
+                            "Address under which the other hosts reach this one"),
+             "ADDRESS");
+  app.add_flag("--standalone", hosts.standalone, "This host alone, whatever else is said");
+  takes_one_of(
+      app.add_option("--rdzv_backend", hosts.backend,
+                     "torchrun's way to meet; both mean the same here: at --rdzv_endpoint"),
+      {"static", "c10d"});
+  takes_text(app.add_option("--rdzv_endpoint", hosts.endpoint,
+                            "Where hosts meet: both of --master_addr and --master_port"),
+             "HOST:PORT");
+  takes_text(app.add_option("--rdzv_id", hosts.run_id, "Name of the run, for TORCHELASTIC_RUN_ID"),
+             "NAME");
+  takes_text(app.add_option("--rdzv_conf", raw.rdzv_conf,
+                            "timeout=SECONDS: the time that all hosts have to come"),
+             "KEY=VALUE,...");
+}
+
+void add_remote(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  app.option_defaults()->group("Starting on other hosts");
+  HostRequest& hosts = options.hosts;
+  RemoteRequest& remote = options.remote;
+  takes_one_of(
+      app.add_option("--launcher", hosts.launcher,
+                     "What starts zerorun there. Default: ssh, in an allocation of Slurm "
+                     "slurm; those of MPI but openmpi on one host only"),
+      {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"});
+  takes_text(
+      app.add_option("--launcher_args", raw.launcher_arguments, "More options for it, in one word"),
+      "ARGUMENTS");
+  takes_integer(app.add_option("--ssh_port", remote.ssh_port, "Port of ssh"), "PORT", 1,
+                std::numeric_limits<uint16_t>::max());
+  app.add_flag_callback(
+      "--no_ssh_check", [&remote] { remote.check = false; }, "Do not try ssh on every host first");
+  app.add_flag("--no_ssh", hosts.by_hand,
+               "Start nothing there: the same command is started on every host, with --node_rank");
+  app.add_flag("--force_multi", hosts.force_multi,
+               "Start through --launcher also where this is the only host");
+  app.add_option_function<std::string>(
+         "--export", [&remote](const std::string& name) { remote.exports.push_back(name); },
+         "Variable that goes to the other hosts too; may be given several times. Those of NCCL, "
+         "UCX, Python and the like do, and those in .deepspeed_env")
+      ->type_name("NAME")
+      ->trigger_on_parse();
+  takes_text(
+      app.add_option("--venv_script", remote.venv_script, "File that shells there read first"),
+      "FILE");
+}
+
+void add_failures(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  app.option_defaults()->group("Failures, signals and waits");
+  RestartRequest& restarts = options.restarts;
+  constexpr int64_t kMany = 1'000'000;
+  takes_integer(app.add_option("--max_restarts", restarts.max_restarts,
+                               "Restart a job that failed so often. Default: 0"),
+                "N", 0, kMany);
+  app.add_flag("--elastic_training", raw.elastic,
+               "As in DeepSpeed: restart up to 100 times, with --min_elastic_nodes to "
+               "--max_elastic_nodes hosts");
+  takes_integer(app.add_option("--min_elastic_nodes", restarts.min_nodes, "The least hosts"), "N",
+                -1, kMany);
+  takes_integer(app.add_option("--max_elastic_nodes", restarts.max_nodes, "The most hosts"), "N",
+                -1, kMany);
+  takes_number(app.add_option("--grace_period,--shutdown_timeout", raw.grace_seconds,
+                              "Time that ranks have to save and end after Ctrl-C or SIGTERM; a "
+                              "second Ctrl-C ends them at once. Default: 30"),
+               "SECONDS", 0.0, 86400.0);
+  takes_number(app.add_option("--comm_timeout", options.hosts.comm_timeout_s,
+                              "Longest wait of a rank for others. Default: zerorun.comm_timeout "
+                              "of the configuration, 600"),
+               "SECONDS", 1e-3, kYear);
+  takes_text(app.add_option("--signals_to_handle", raw.signals,
+                            "Signals that end the job: SIGTERM,SIGINT,SIGHUP,SIGQUIT always do"),
+             "NAMES");
+}
+
+void add_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  app.option_defaults()->group("Output");
+  OutputRequest& output = options.output;
+  takes_text(app.add_option("--log_dir", output.log_dir,
+                            "Append the output of rank R to DIR/rankR.log; rank 0 still prints"),
+             "DIR");
+  app.add_option_function<std::string>(
+         "--enable_each_rank_log",
+         [&output](const std::string& folder) {
+           if (folder == "None") return;  // DeepSpeed's default, spelled out
+           output.log_dir = folder;
+           output.redirects = "3";
+         },
+         "The same, and nothing is printed")
+      ->type_name("DIR");
+  takes_text(app.add_option("-r,--redirects", output.redirects,
+                            "Streams that go to these files alone: 1 (stdout), 2 (stderr), 3 "
+                            "(both), or by local rank, as in 0:1,1:3"),
+             "STREAMS");
+  takes_text(app.add_option("-t,--tee", output.tee, "Streams that go to files and are printed"),
+             "STREAMS");
+  takes_text(app.add_option("--local_ranks_filter", raw.shown_ranks,
+                            "Print only what these ranks of each host say, as in 0,2"),
+             "RANKS");
+  app.add_flag("-q,--quiet", output.quiet, "The launcher says only what is wrong");
+  takes_one_of(app.add_option("--log_level", raw.log_level, "warning and above are as --quiet"),
+               {"debug", "info", "warning", "error", "critical"});
+  app.add_flag("--save_pid", options.save_pid,
+               "Write the launcher's process number to /tmp/PID.deepspeed while the job runs");
+  app.add_flag("--dry_run", options.dry_run,
+               "Print each rank's environment, CPUs and command; start nothing");
+  app.add_flag("-h,--help", options.help, "Print this text");
+  app.add_flag("--version", options.version, "Print the version");
+}
+
+void add_idle(CLI::App& app, LaunchOptions& options) {
+  app.option_defaults()->group("");  // not in the help
+  for (const IdleOption& idle : kIdle) {
+    const auto add_note = [&options, &idle](const std::string&) {
+      if (*idle.note != '\0')
+        options.notes.push_back(std::string(idle.name) + " has no meaning here: " + idle.note);
+    };
+    if (idle.has_value) {
+      app.add_option_function<std::string>(idle.name, add_note)->type_name("VALUE");
+    } else {
+      app.add_flag_callback(idle.name, [add_note] { add_note({}); });
+    }
+  }
+}
+
+}  // namespace
+
+void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  app.description(std::string(kDescription));
+  app.footer(std::string(kFooter));
+  use_plain_help(app);
+  app.set_help_flag();  // an option like others, since those of PROGRAM are not the launcher's
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_ranks(app, options);
+  add_program(app, options);
+  add_hosts(app, options, raw);
+  add_remote(app, options, raw);
+  add_failures(app, options, raw);
+  add_output(app, options, raw);
+  add_idle(app, options);
+  app.option_defaults()->group("Arguments");
+  app.add_option("PROGRAM", options.program.name, "What to run")->type_name("");
+  app.add_option("ARGUMENTS", options.program.arguments, "Its arguments, untouched")->type_name("");
+}
+
+std::string_view advice_on_foreign(std::string_view name) {
+  for (const ForeignOption& foreign : kForeign) {
+    if (name == foreign.name) return foreign.advice;
+  }
+  return {};
+}
+
+}  // namespace zerorun

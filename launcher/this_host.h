@@ -1,0 +1,22 @@
+#pragma once
+
+#include <vector>
+
+#include "launcher/cpus.h"
+#include "launcher/environment.h"
+#include "launcher/resources.h"
+
+namespace zerorun {
+
+// The machine that this launcher runs on, as it is now.
+struct ThisHost {
+  Environment environment;
+  std::vector<Core> cores;
+  HostResources resources;
+};
+
+// Looks. CUDA is asked only where GPUs may be used. `core_list` limits the CPUs; empty = all that
+// this process may use. Throws ConfigError when it names one that it may not.
+ThisHost look_at_this_host(Accelerator accelerator, const std::string& core_list);
+
+}  // namespace zerorun

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace zerorun {
+
+// The parts of short texts: options, lines of hostfiles, values of variables.
+
+// "a,,b" -> {"a", "", "b"}; the empty text is one empty part.
+std::vector<std::string_view> split(std::string_view text, char separator);
+// Without blanks at both ends.
+std::string_view trim(std::string_view text);
+// Separated by blanks, none of them empty.
+std::vector<std::string_view> split_words(std::string_view text);
+// Nothing unless the whole text is a number.
+std::optional<int> parse_number(std::string_view text);
+
+}  // namespace zerorun

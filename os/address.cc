@@ -1,0 +1,96 @@
+#include "os/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "core/check.h"
+#include "os/file_descriptor.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+
+namespace {
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(sockaddr_storage);
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+Address look_up(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), "9", &hints, &found);
+  if (error != 0) {
+    fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  Address address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.size = found->ai_addrlen;
+  return address;
+}
+
+bool is_of_loopback(const Address& address) {
+  if (address.storage.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+}
+
+// Connecting a datagram socket sends nothing; it only chooses the way.
+Address source_towards(const std::string& host) {
+  const Address target = look_up(host);
+  const FileDescriptor socket(::socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  Address source;
+  if (!socket || ::connect(socket.get(), target.get(), target.size) != 0 ||
+      getsockname(socket.get(), source.get(), &source.size) != 0) {
+    fail<CommError>("this host has no way to '{}': {}", host, std::strerror(errno));
+  }
+  return source;
+}
+
+std::string text_of(const Address& address) {
+  std::array<char, NI_MAXHOST> text{};
+  if (getnameinfo(address.get(), address.size, text.data(), text.size(), nullptr, 0,
+                  NI_NUMERICHOST) != 0) {
+    fail<CommError>("got an address of family {}, expected IPv4 or IPv6",
+                    address.storage.ss_family);
+  }
+  return text.data();
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host.starts_with("127.") || host == "::1";
+}
+
+bool resolves_to_loopback(const std::string& host) { return is_of_loopback(look_up(host)); }
+
+std::string any_address_like(const std::string& host) {
+  return look_up(host).storage.ss_family == AF_INET6 ? "::" : "0.0.0.0";
+}
+
+std::string own_address_towards(const std::string& host) {
+  const Address source = source_towards(host);
+  if (!is_of_loopback(source) || is_loopback(host)) return text_of(source);
+  // Debian gives a host's own name an address of the loopback. What others reach is, on most hosts,
+  // where the way to everything else begins (an address that RFC 5737 keeps for documentation).
+  return text_of(source_towards("192.0.2.1"));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+namespace zerorun {
+
+// True for addresses that every host takes for itself, and names that mean one ("localhost"). A
+// host's own name may have such an address on that host alone, so names are not looked up.
+bool is_loopback(const std::string& host);
+
+// True when this host looks `host` up as an address of the loopback. Throws CommError when it has
+// no address.
+bool resolves_to_loopback(const std::string& host);
+
+// The address that stands for all of this host's, of the family of `host`.
+std::string any_address_like(const std::string& host);
+
+// This host's address on the way to `host`, which other hosts reach as well: not its loopback
+// unless that is what `host` says. Throws CommError when there is no way.
+std::string own_address_towards(const std::string& host);
+
+}  // namespace zerorun

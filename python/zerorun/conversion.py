@@ -1,0 +1,244 @@
+"""zerorun ckpt import and export: checkpoints of other programs into zerorun's, and out again.
+
+zerorun ckpt import SOURCE DIR
+zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, consolidate
+from zerorun.initialization import initialize
+from zerorun.interchange import formats
+from zerorun.interchange.distributed_out import write_distributed
+from zerorun.interchange.own import open_own, optimizer_of
+from zerorun.interchange.source import Piece, Source
+from zerorun.model_layout import DTYPES
+from zerorun.parameter_memory import tensor_of
+
+__all__ = ["export_distributed", "import_checkpoint", "main"]
+
+# The rule that keeps these states.
+_RULES = {
+    ("exp_avg", "exp_avg_sq"): "AdamW",
+    ("exp_avg",): "Lion",
+    (): "AdamW",  # of which nothing was saved yet
+}
+
+
+class _Skeleton(nn.Module):
+    """The parameters and buffers of a source, under their names, without what a model computes."""
+
+    def __init__(self, source: Source, dtype: torch.dtype) -> None:
+        super().__init__()
+        for name, saved in source.parameters.items():
+            kept = dtype if saved.dtype.is_floating_point else saved.dtype
+            values = torch.zeros(saved.shape, dtype=kept)
+            trained = saved.trained or (source.is_model and saved.dtype.is_floating_point)
+            self._add(name, nn.Parameter(values, requires_grad=trained))
+        for alias, owner in source.aliases.items():
+            if owner in source.parameters:
+                self._add(alias, self.get_parameter(owner))
+        for name, buffer in source.buffers.items():
+            self._add(name, torch.zeros_like(buffer))
+
+    def _add(self, name: str, tensor: torch.Tensor) -> None:
+        path, _, own = name.rpartition(".")
+        module: nn.Module = self
+        for part in path.split(".") if path else ():
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        if isinstance(tensor, nn.Parameter):
+            module.register_parameter(own, tensor)
+        else:
+            module.register_buffer(own, tensor)
+
+
+class _SavedSchedule:
+    """A schedule that is passed on as it was saved."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+
+def _engine_of(source: Source, dtype: str, rule: str, offload: str | None) -> Any:
+    """An engine of one rank for what the source has."""
+    model = _Skeleton(source, DTYPES[dtype])
+    groups: list[dict[str, Any]] = [{"params": []} for _ in source.param_groups or [{}]]
+    for name, saved in source.parameters.items():
+        if (parameter := model.get_parameter(name)).requires_grad:
+            groups[saved.group]["params"].append(parameter)
+    zero: dict[str, Any] = {"stage": 1}
+    if offload is not None:
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": offload}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": zero,
+        "optimizer": {"type": rule, "params": {"lr": 0.0}},
+    }
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True}
+    return initialize(model, model_parameters=groups, config=config)[0]
+
+
+def import_checkpoint(
+    source_directory: str,
+    directory: str,
+    *,
+    tag: str | None = None,
+    dtype: str | None = None,
+    offload: str | None = None,
+) -> str:
+    """Writes another program's checkpoint into `directory` as one of zerorun's; returns its folder.
+
+    `dtype`: of the parameters in training, where the source does not say it. `offload`: a folder on
+    a local disk for the optimizer's states, which else take the host's memory. Raises
+    CheckpointError, ConfigError, IoError.
+    """
+    folder = formats.find(source_directory, tag)
+    if folder is None:
+        raise _C.CheckpointError(
+            f"{source_directory}: no checkpoint of DeepSpeed, Hugging Face or "
+            "torch.distributed.checkpoint is there; zerorun's own need no import"
+        )
+    source = formats.open_source(folder)
+    states = {tuple(sorted(p.states)) for p in source.parameters.values() if p.trained}
+    rules = {_RULES.get(names) for names in states} or {"AdamW"}
+    if len(rules) != 1 or None in rules:
+        raise _C.ConfigError(
+            f"{folder}: has the optimizer states {sorted(states)}; those of AdamW and Lion can be "
+            "converted: load the others into an engine with their optimizer, and save"
+        )
+    kind = dtype or source.dtype or _dtype_of(source)
+    engine = _engine_of(source, kind, str(rules.pop()), offload)
+    try:
+        with_states = source.param_groups is not None
+        _, client_state = engine.load_checkpoint(
+            source_directory, tag, load_optimizer_states=with_states
+        )
+        if source.lr_scheduler:
+            engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
+        engine.save_checkpoint(directory, None, client_state)
+        return os.path.join(directory, f"global_step{engine.global_steps}")
+    finally:
+        engine.destroy()
+
+
+def _dtype_of(source: Source) -> str:
+    """That of most elements, as far as engines know it."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    numels: dict[str, int] = {}
+    for parameter in source.parameters.values():
+        if parameter.dtype in names:
+            name = names[parameter.dtype]
+            numels[name] = numels.get(name, 0) + parameter.numel
+    return max(numels, key=lambda name: numels[name], default="fp32")
+
+
+def export_distributed(directory: str, output: str, *, tag: str | None = None) -> None:
+    """Writes a checkpoint of zerorun's or another program's as a folder of
+    torch.distributed.checkpoint, with its optimizer states. Raises CheckpointError, IoError."""
+    folder = formats.find(directory, tag)
+    if folder is not None:
+        write_distributed(formats.open_source(folder), output)
+        return
+    source = open_own(directory, tag)
+    rules = {"zerorun's Adam": "AdamW", "zerorun's Lion": "Lion"}
+    optimizer = optimizer_of(directory, tag)
+    if optimizer not in rules:
+        raise _C.ConfigError(
+            f"{source.path}: has the states of {optimizer or 'no optimizer'}; those of Adam, AdamW "
+            "and Lion can be exported with the model"
+        )
+    engine = _engine_of(source, source.dtype or "fp32", rules[optimizer], None)
+    try:
+        engine.load_checkpoint(directory, tag)
+        _add_states(source, engine)
+        write_distributed(source, output)
+    finally:
+        engine.destroy()
+
+
+def _add_states(source: Source, engine: Any) -> None:
+    """The states of an engine of one rank, as they are in its memory."""
+    core = engine.core
+    names = {index: name for name, index in _ids(engine).items()}
+    defaults = torch.optim.AdamW([torch.zeros(1)]).defaults
+    source.param_groups = [defaults | g for g in engine.optimizer.group_settings()]
+    for interval in core.state_intervals():
+        saved = source.parameters[names[interval.parameter]]
+        for name, state in zip(core.state_names(interval.parameter), interval.states, strict=True):
+            piece = Piece(interval.begin, interval.numel, tensor_of(state))
+            saved.states.setdefault(name, []).append(piece)
+        saved.numbers = {"step": float(core.step_count)} if saved.states else {}
+
+
+def _ids(engine: Any) -> dict[str, int]:
+    return {engine.layout.names[p]: index for p, index in engine.layout.ids.items()}
+
+
+def main(arguments: list[str]) -> int:
+    """`arguments`: after ``zerorun ckpt``. Errors are one line on standard error."""
+    parser = argparse.ArgumentParser(prog="zerorun ckpt")
+    commands = parser.add_subparsers(dest="command", required=True)
+    into = commands.add_parser("import", help="another program's checkpoint as one of zerorun's")
+    into.add_argument("source", help="folder of DeepSpeed, Hugging Face or torch's DCP")
+    into.add_argument("directory", help="folder for the checkpoint")
+    into.add_argument("--dtype", choices=[*DTYPES], help="of the parameters; default: as saved")
+    into.add_argument("--offload", metavar="DIR", help="local disk for states, to save memory")
+    out = commands.add_parser("export", help="a checkpoint for other programs")
+    out.add_argument("directory", help="a checkpoint of zerorun, DeepSpeed or torch's DCP")
+    out.add_argument("output", help="folder for the model")
+    out.add_argument("--to", choices=["safetensors", "bin", "dcp"], default="safetensors")
+    out.add_argument("--dtype", choices=[*DTYPES], help="default: fp32, from the masters")
+    out.add_argument("--max_shard_size", default="5GB", help="of a file; default: 5GB")
+    for command in (into, out):
+        command.add_argument("--tag", help="default: what was saved last")
+    options = parser.parse_args(arguments)
+    try:
+        print("\n".join(_run(options)))
+    except (_C.Error, OSError) as error:
+        print(f"zerorun ckpt {options.command}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> list[str]:
+    """The files or folders that were written."""
+    if options.command == "import":
+        made = import_checkpoint(
+            options.source,
+            options.directory,
+            tag=options.tag,
+            dtype=options.dtype,
+            offload=options.offload,
+        )
+        return [made]
+    if options.to == "dcp":
+        if options.dtype is not None:
+            raise _C.ConfigError("--dtype is not for --to dcp: dcp.load converts values itself")
+        export_distributed(options.directory, options.output, tag=options.tag)
+        return [options.output]
+    return consolidate.save_model(
+        options.directory,
+        options.output,
+        tag=options.tag,
+        dtype=DTYPES[options.dtype or "fp32"],
+        max_shard_size=options.max_shard_size,
+        safe_serialization=options.to == "safetensors",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

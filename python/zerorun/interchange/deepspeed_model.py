@@ -1,0 +1,172 @@
+"""The files of DeepSpeed's checkpoints that hold everything but the optimizer's tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.interchange import pickles
+from zerorun.interchange.source import Piece, Source, SourceParameter
+
+__all__ = ["ModelStates", "scaler_of"]
+
+_OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
+_WHOLE = "mp_rank_00_model_states.pt"
+_SHARDED_PARAMETERS = 3
+# What is DeepSpeed's own in a file; the rest is the program's.
+_OWN = {
+    "module",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+    "shared_params",
+    "lr_scheduler",
+    "data_sampler",
+    "random_ltd",
+    "sparse_tensor_module_names",
+    "skipped_steps",
+    "global_steps",
+    "global_samples",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_config",
+    "ds_version",
+    "universal_checkpoint_info",
+    "num_experts",
+}
+
+
+class ModelStates:
+    """mp_rank_00_model_states.pt (stages 0 to 2), or each rank's file (stage 3)."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises CheckpointError."""
+        self.folder = folder
+        self.path = _first_file(folder)
+        self.content = pickles.read(self.path)
+        if not isinstance(self.content, dict) or "module" not in self.content:
+            raise _C.CheckpointError(
+                f"{self.path}: has no 'module': not one of DeepSpeed's model files"
+            )
+        shapes = self.content.get("param_shapes") or []
+        self.param_shapes: list[dict[str, tuple[int, ...]]] = [
+            {name: tuple(shape) for name, shape in group.items()}
+            for group in ([shapes] if isinstance(shapes, dict) else shapes)
+        ]
+
+    def describe(self, source: Source) -> None:
+        """Everything that is not a parameter."""
+        source.files.append((self.path, 0, None))
+        content, module = self.content, self.content["module"] or {}
+        if content.get("num_experts"):
+            raise _C.CheckpointError(
+                f"{self.path}: the model has experts (MoE), which is not supported"
+            )
+        source.aliases = dict(content.get("shared_params") or {})
+        for name in content.get("buffer_names") or []:
+            if name in module:
+                source.buffers[name] = module[name]
+        source.dtype = _dtype_of(content.get("ds_config"))
+        source.lr_scheduler = content.get("lr_scheduler")
+        source.global_steps = int(content.get("global_steps", 0))
+        source.skipped_steps = int(content.get("skipped_steps", 0))
+        source.client_state = {k: v for k, v in content.items() if k not in _OWN}
+
+    def add_full(self, source: Source) -> None:
+        """The parameters of a checkpoint without ZeRO."""
+        for name, value in self.content["module"].items():
+            if name not in source.buffers and isinstance(value, torch.Tensor):
+                self._add(source, name, tuple(value.shape), [(value, self.path)])
+
+    def add_frozen(self, source: Source, stage: int) -> None:
+        """The parameters that the optimizer did not have."""
+        shapes = self.content.get("frozen_param_shapes")
+        if stage == _SHARDED_PARAMETERS:
+            if shapes:
+                self._add_fragments(source, shapes)
+            return
+        fragments = self.content.get("frozen_param_fragments") or {}
+        for name, value in (self.content["module"] | fragments).items():
+            known = name in source.parameters or name in source.buffers or name in source.aliases
+            if not known and isinstance(value, torch.Tensor):
+                self._add(source, name, tuple(value.shape), [(value, self.path)])
+
+    def _add_fragments(self, source: Source, shapes: dict[str, Any]) -> None:
+        """Stage 3: a part of each in each rank's file."""
+        ranks = {0: self.content}
+        for name in os.listdir(self.folder):
+            match = _OF_RANK.fullmatch(name)
+            if match is not None and int(match[1]) > 0 and int(match[2]) == 0:
+                path = os.path.join(self.folder, name)
+                source.files.append((path, 0, None))
+                ranks[int(match[1])] = pickles.read(path)
+        if not self.content.get("frozen_param_fragments"):
+            return  # saved without them
+        for name, shape in shapes.items():
+            parts = []
+            for rank in range(len(ranks)):
+                part = (ranks.get(rank, {}).get("frozen_param_fragments") or {}).get(name)
+                if part is None:
+                    raise _C.CheckpointError(
+                        f"{self.folder}: rank {rank}'s part of the frozen parameter {name} is "
+                        f"missing: zero_pp_rank_{rank}_mp_rank_00_model_states.pt should have it"
+                    )
+                parts.append((part, self.path))
+            self._add(source, name, tuple(shape), parts)
+
+    def _add(
+        self,
+        source: Source,
+        name: str,
+        shape: tuple[int, ...],
+        parts: list[tuple[torch.Tensor, str]],
+    ) -> None:
+        numel = torch.Size(shape).numel()
+        made = SourceParameter(shape, [], parts[0][0].dtype)
+        begin = 0
+        for part, path in parts:
+            count = min(part.numel(), numel - begin)
+            made.values.append(Piece(begin, count, part, 0, pickles.is_mapped(path)))
+            begin += count
+        if made.gaps():
+            raise _C.CheckpointError(
+                f"{self.folder}: {begin} of the {numel} elements of the frozen parameter {name} "
+                "are there: the files are of different checkpoints"
+            )
+        source.parameters[name] = made
+
+
+def _first_file(folder: str) -> str:
+    for name in (_WHOLE, "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            return path
+    raise _C.CheckpointError(
+        f"{folder}: neither {_WHOLE} nor zero_pp_rank_0_mp_rank_00_model_states.pt is there: the "
+        "checkpoint is incomplete, or saved with pipeline parallelism, which is not supported"
+    )
+
+
+def _dtype_of(config: Any) -> str | None:
+    """What a configuration says of the parameters."""
+    sections = config if isinstance(config, dict) else {}
+    for dtype, names in {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16",)}.items():
+        if any((sections.get(name) or {}).get("enabled") is True for name in names):
+            return dtype
+    return "fp32" if isinstance(config, dict) else None
+
+
+def scaler_of(saved: Any) -> tuple[float, int, int, int] | None:
+    """The state of a loss scale that moves."""
+    values = vars(saved) if isinstance(saved, pickles.PlainObject) else {}
+    if "cur_iter" not in values:
+        return None
+    iterations = int(values["cur_iter"]), int(values["last_overflow_iter"])
+    return (float(values["cur_scale"]), *iterations, int(values["cur_hysteresis"]))

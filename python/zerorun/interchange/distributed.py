@@ -1,0 +1,232 @@
+"""Folders of torch.distributed.checkpoint, as FSDP2's programs write them."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.interchange import folders
+from zerorun.interchange.pickles import read_bytes
+from zerorun.interchange.source import Piece, Source, SourceParameter
+
+__all__ = ["is_distributed", "open_distributed"]
+
+_METADATA = ".metadata"
+_CHECKPOINT = "torch.distributed.checkpoint"
+# All that the metadata of a checkpoint consists of.
+_ALLOWED = {
+    f"{_CHECKPOINT}.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    f"{_CHECKPOINT}.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size", "device"} | {n for n, v in vars(torch).items() if isinstance(v, torch.dtype)},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
+}
+_STATE, _GROUPS, _STEP = "state", "param_groups", "step"
+
+
+def is_distributed(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, _METADATA))
+
+
+class _MetadataReader(pickle.Unpickler):
+    """Knows the classes of metadata, and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(
+                f"it names {module}.{name}, which is not of torch.distributed.checkpoint's "
+                "metadata: reading a checkpoint runs no code that it names"
+            )
+        return super().find_class(module, name)
+
+
+def _metadata(folder: str) -> Any:
+    path = os.path.join(folder, _METADATA)
+    try:
+        with open(path, "rb") as file:
+            return _MetadataReader(file).load()
+    except Exception as error:  # pickles fail in many ways
+        raise _C.CheckpointError(f"{path}: {error}") from error
+
+
+def open_distributed(folder: str, *, optimizer_states: bool = True) -> Source:
+    """Describes the checkpoint in `folder`. Raises CheckpointError."""
+    return _Reader(folder, optimizer_states).source
+
+
+class _Reader:
+    """Sorts what a folder holds into parameters and their states."""
+
+    def __init__(self, folder: str, optimizer_states: bool) -> None:
+        self.source = Source(folder, "a folder of torch.distributed.checkpoint")
+        self._folder = folder
+        self._metadata = _metadata(folder)
+        self._places = {
+            (index.fqn, tuple(index.offset or ())): info
+            for index, info in self._metadata.storage_data.items()
+        }
+        models: dict[tuple[str, ...], dict[str, str]] = {}
+        states: list[tuple[str, str, str]] = []  # parameter, state, key
+        groups: dict[tuple[Any, ...], str] = {}  # path below param_groups, key
+        for key, entry in self._metadata.state_dict_metadata.items():
+            path = tuple((self._metadata.planner_data or {}).get(key) or (key,))
+            kind, rest = _sort(path)
+            if kind == _STATE and hasattr(entry, "chunks"):
+                states.append((*rest, key))
+            elif kind == _GROUPS:
+                groups[rest] = key
+            elif kind is None and hasattr(entry, "chunks"):
+                models.setdefault(path[:-1], {})[str(path[-1])] = key
+        for name, key in self._only_model(models).items():
+            self.source.parameters[name] = self._parameter(key)
+        if optimizer_states and states:
+            self._add_states(states, groups)
+
+    def _only_model(self, models: dict[tuple[str, ...], dict[str, str]]) -> dict[str, str]:
+        named = [root for root in models if root and root[-1] == "model"]
+        roots = named or list(models)
+        if len(roots) != 1:
+            found = ", ".join(".".join(map(str, root)) or "(the top)" for root in roots) or "none"
+            raise _C.CheckpointError(
+                f"{self._folder}: got tensors below {found}; expected those of one model, or of "
+                "one that is called 'model'"
+            )
+        return models[roots[0]]
+
+    def _parameter(self, key: str) -> SourceParameter:
+        entry = self._metadata.state_dict_metadata[key]
+        dtype = getattr(entry.properties, "dtype", torch.float32)
+        return SourceParameter(tuple(entry.size), self._pieces(key), dtype)
+
+    def _pieces(self, key: str) -> list[Piece]:
+        """A tensor's chunks as runs of its flattened elements."""
+        entry = self._metadata.state_dict_metadata[key]
+        size = tuple(entry.size)
+        row = math.prod(size[1:])
+        loads: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[], torch.Tensor]]] = [
+            (tuple(c.offsets), tuple(c.sizes), self._load(key, tuple(c.offsets)))
+            for c in entry.chunks
+            if math.prod(c.sizes) > 0
+        ]
+        if all(sizes[1:] == size[1:] for _, sizes, _ in loads):  # rows, as FSDP2 cuts
+            pieces = [
+                Piece((offsets[0] if offsets else 0) * row, math.prod(sizes), load)
+                for offsets, sizes, load in loads
+            ]
+        else:
+
+            def assemble() -> torch.Tensor:
+                full = torch.empty(size, dtype=entry.properties.dtype)
+                for offsets, sizes, load in loads:
+                    part = tuple(map(slice, offsets, map(sum, zip(offsets, sizes, strict=True))))
+                    full[part] = load()
+                return full
+
+            pieces = [Piece(0, math.prod(size), assemble)]
+        made = SourceParameter(size, pieces)
+        if made.gaps():
+            raise _C.CheckpointError(f"{self._folder}: {key}: its chunks do not make it up")
+        return pieces
+
+    def _load(self, key: str, offsets: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+        place = self._places.get((key, offsets))
+        if place is None:
+            raise _C.CheckpointError(f"{self._folder}: {key} at {offsets} is in no file")
+        if getattr(place, "transform_descriptors", None):
+            raise _C.CheckpointError(
+                f"{self._folder}: {key} is stored with {place.transform_descriptors}, which is "
+                "not supported"
+            )
+        where = os.path.join(self._folder, _METADATA)
+        path = folders.inside(self._folder, place.relative_path, where)
+        if place.offset < 0 or place.offset + place.length > os.path.getsize(path):
+            raise _C.CheckpointError(
+                f"{path}: {os.path.getsize(path)} bytes, {key} ends at "
+                f"{place.offset + place.length}: the file is incomplete"
+            )
+        self.source.files.append((path, place.offset, place.length))
+        return functools.partial(_stored, path, place.offset, place.length)
+
+    def _add_states(
+        self, states: list[tuple[str, str, str]], groups: dict[tuple[Any, ...], str]
+    ) -> None:
+        for name, state, key in states:
+            parameter = self.source.parameters.get(name)
+            if parameter is None:
+                self.source.why_no_states = (
+                    f"its optimizer states are of '{name}', which is no parameter of it: save "
+                    "those of torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, "
+                    "which have the parameters' names"
+                )
+                return
+            entry = self._metadata.state_dict_metadata[key]
+            parameter.trained = True
+            if state == _STEP or tuple(entry.size) != parameter.shape:
+                parameter.numbers[state] = self._load(key, (0,) * len(entry.size))()
+            else:
+                parameter.states[state] = self._pieces(key)
+        self.source.param_groups = self._groups(groups)
+        steps = [int(p.numbers.get(_STEP, 0)) for p in self.source.parameters.values()]
+        self.source.global_steps = max(steps, default=0)
+
+    def _groups(self, groups: dict[tuple[Any, ...], str]) -> list[dict[str, Any]]:
+        """Hyperparameters by group, from a list that was flattened or stored as one."""
+        made: dict[int, dict[str, Any]] = {}
+        for path, key in groups.items():
+            value = self._load(key, ())() if (key, ()) in self._places else None
+            if len(path) == 0 and isinstance(value, list):
+                made |= {number: dict(group) for number, group in enumerate(value)}
+            elif len(path) == 1 and isinstance(value, dict):
+                made[path[0]] = dict(value)
+            elif len(path) == 2 and isinstance(path[0], int):
+                made.setdefault(path[0], {})[path[1]] = value
+        for number, group in made.items():
+            for name in group.get("params", ()):
+                if name in self.source.parameters:
+                    self.source.parameters[name].group = number
+        return [
+            {name: value for name, value in made[number].items() if name != "params"}
+            for number in sorted(made)
+        ]
+
+
+def _sort(path: tuple[Any, ...]) -> tuple[str | None, tuple[Any, ...]]:
+    """What an entry is of an optimizer's state dict; None: it is none of its."""
+    if _GROUPS in path:
+        return _GROUPS, path[path.index(_GROUPS) + 1 :]
+    if _STATE in path and len(path) - path.index(_STATE) == 3:
+        return _STATE, (str(path[-2]), str(path[-1]))
+    last = str(path[-1])
+    if last.startswith(f"{_STATE}."):  # flatten_optimizer_state_dict
+        name, _, state = last.removeprefix(f"{_STATE}.").rpartition(".")
+        return _STATE, (name, state)
+    if last.startswith(f"{_GROUPS}."):
+        return _GROUPS, ("flattened", last)
+    return None, ()
+
+
+@functools.lru_cache(maxsize=2)  # a chunk is read piece by piece
+def _stored(path: str, offset: int, length: int) -> Any:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(length)
+    return read_bytes(io.BytesIO(data), path)

@@ -1,0 +1,199 @@
+"""Putting another program's checkpoint into an engine of any stage and number of ranks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, block8
+from zerorun.agreement import all_or_none
+from zerorun.interchange import pickles
+from zerorun.interchange.source import Source, SourceParameter
+from zerorun.parameter_memory import tensor_of
+from zerorun.shards import Shards
+
+__all__ = ["Filling"]
+
+_CHUNK_NUMEL = 1 << 22  # elements that are read at a time
+_MAX_PROBLEMS = 10  # that one message lists
+
+
+class Filling:
+    """A source as the content of an engine: first all checks, then all values.
+
+    Each rank reads what it holds, wherever that lies in the files.
+    """
+
+    def __init__(self, shards: Shards, source: Source, *, strict: bool, states: bool) -> None:
+        """`strict`: the model must have the parameters of the source, no more and no fewer.
+        `states`: the optimizer's too. Raises CheckpointError, on this rank."""
+        self._shards = shards
+        self._source = source
+        self._states = states
+        self._found: dict[int, SourceParameter] = {}
+        problems = [*self._match(strict)]
+        if not problems and not self._found:
+            problems = ["no parameter of it is in the model"]
+        if states and not problems:
+            problems = [*self._optimizer_problems()]
+        if problems:
+            more = len(problems) - _MAX_PROBLEMS
+            shown = problems[:_MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+            raise _C.CheckpointError(
+                f"{source.path}, {source.format}, does not fit: " + "\n  ".join(["", *shown])
+            )
+
+    def _match(self, strict: bool) -> Iterator[str]:
+        """Finds each parameter in the source; says what does not fit."""
+        layout, source, used = self._shards.layout, self._source, set()
+        further: dict[nn.Parameter, list[str]] = {}
+        for alias, parameter in layout.aliases:
+            further.setdefault(parameter, []).append(alias)
+        missing: list[str] = []
+        for parameter, index in layout.ids.items():
+            names = [layout.names[parameter], *further.get(parameter, ())]
+            used.update(names)
+            found = source.find(names)
+            if found is None:
+                missing.append(names[0])
+            elif found.shape != tuple(layout.shapes[parameter]):
+                yield (
+                    f"{names[0]} has shape {tuple(layout.shapes[parameter])}, in the checkpoint "
+                    f"{found.shape}"
+                )
+            else:
+                self._found[index] = found
+        used |= set(layout.outside.values())
+        unknown = [n for n in source.parameters if n not in used and not self._is_alias(n, used)]
+        if strict:
+            yield from _differences(missing, unknown)
+
+    def _is_alias(self, name: str, used: set[str]) -> bool:
+        return any(alias in used for alias, owner in self._source.aliases.items() if owner == name)
+
+    def _optimizer_problems(self) -> Iterator[str]:
+        core, layout = self._shards.core, self._shards.layout
+        if self._source.param_groups is None:
+            yield (
+                f"{self._source.why_no_states}; load_optimizer_states=False loads the model alone"
+            )
+            return
+        steps: set[int] = set()
+        for parameter, index in layout.ids.items():
+            found = self._found.get(index)
+            if found is None or not layout.is_trainable(parameter) or found.numel == 0:
+                continue
+            name = layout.names[parameter]
+            if not found.trained:
+                yield f"{name} is trained here and was frozen in the checkpoint: no states of it"
+                continue
+            if not found.states and not self._shards.external:
+                continue  # saved before the first step
+            steps.add(int(found.numbers.get("step", 0)))
+            wanted = {_state_name(state) for state in core.state_names(index)}
+            if not self._shards.external and wanted != found.states.keys():
+                yield (
+                    f"{name} has the optimizer states {sorted(found.states)}, this engine's "
+                    f"{self._shards.settings.optimizer.type} keeps {sorted(wanted)}; "
+                    "load_optimizer_states=False loads the model alone"
+                )
+        if len(steps) > 1 and not self._shards.external:
+            yield f"its parameters were updated {sorted(steps)} times; expected one number for all"
+        self._steps = max(steps, default=0)
+
+    def check_files(self) -> None:
+        """Raises CheckpointError for a damaged file. Each is read by one rank. Collective."""
+        ranks = self._shards.communicator
+        with all_or_none(ranks, "load_checkpoint"):
+            for part in self._source.files[ranks.rank :: ranks.world_size]:
+                pickles.check_intact(*part)
+
+    def fill(self) -> None:
+        """Writes everything. Collective."""
+        core, source = self._shards.core, self._source
+        core.accept_changes()
+        with torch.no_grad(), all_or_none(self._shards.communicator, "load_checkpoint"):
+            if self._states:
+                core.set_progress(self._steps, source.skipped_steps, source.loss_scaler)
+            self._write_outside()
+            for index, found in self._found.items():
+                for interval in core.state_intervals(index):
+                    self._write(interval, found)
+        core.refresh_from_masters()
+
+    def _write(self, interval: _C.StateInterval, found: SourceParameter) -> None:
+        begin = interval.begin
+        # Parameters follow from their masters.
+        target = tensor_of(interval.param if interval.master is None else interval.master)
+        _copy(target, lambda at, out: found.read(None, begin + at, out))
+        if not self._states or interval.grad is None:
+            return
+        if self._shards.torch_states is not None:
+            self._put(interval, found)
+            return
+        names = self._shards.core.state_names(interval.parameter)
+        targets = dict(zip(names, map(tensor_of, interval.states), strict=True))
+        for name in {_state_name(name) for name in names}:
+
+            def read(at: int, out: torch.Tensor, name: str = name) -> None:
+                if found.states:
+                    found.read(name, begin + at, out)
+                else:
+                    out.zero_()
+
+            if f"{name}_scale" in targets:
+                whole = torch.empty(interval.numel)
+                read(0, whole)
+                coded = block8.encode(whole, name != "exp_avg_sq")
+                targets[name].copy_(coded[0])
+                targets[f"{name}_scale"].copy_(coded[1])
+            else:
+                _copy(targets[name], read)
+
+    def _put(self, interval: _C.StateInterval, found: SourceParameter) -> None:
+        """States of an optimizer of torch's."""
+        state: dict[str, Any] = dict(found.numbers)
+        for name in found.states:
+            state[name] = torch.empty(interval.numel)
+            found.read(name, interval.begin, state[name])
+        assert self._shards.torch_states is not None
+        if state:
+            self._shards.torch_states.put(interval.parameter, interval.begin, state)
+
+    def _write_outside(self) -> None:
+        """Frozen parameters that the engine does not keep."""
+        for parameter, name in self._shards.layout.outside.items():
+            found = self._source.find([name])
+            if found is not None and found.shape == tuple(parameter.shape):
+                parameter.copy_(found.full().to(parameter.device))
+
+
+def _copy(target: torch.Tensor, read: Callable[[int, torch.Tensor], None]) -> None:
+    """Fills flat memory of the engine's through a piece of the host's."""
+    for begin in range(0, target.numel(), _CHUNK_NUMEL):
+        part = target[begin : begin + _CHUNK_NUMEL]
+        buffer = torch.empty(part.numel(), dtype=torch.float32)
+        read(begin, buffer)
+        part.copy_(buffer)
+
+
+def _state_name(name: str) -> str:
+    """The state whose scales in 8 bits are a state of their own."""
+    return name.removesuffix("_scale")
+
+
+def _differences(missing: list[str], unknown: list[str]) -> Iterator[str]:
+    for name in missing:
+        near = difflib.get_close_matches(name, unknown, 1, 0.5)
+        hint = f" (which has {near[0]})" if near else ""
+        yield f"the model has {name}, the checkpoint not{hint}"
+    for name in unknown:
+        near = difflib.get_close_matches(name, missing, 1, 0.5)
+        hint = f" (which has {near[0]})" if near else ""
+        yield f"the checkpoint has {name}, the model not{hint}"
+    if missing or unknown:
+        yield "load_module_strict=False loads what both have"

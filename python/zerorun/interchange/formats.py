@@ -1,0 +1,74 @@
+"""Which program's checkpoint a folder is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from zerorun import _C
+from zerorun.interchange import folders
+from zerorun.interchange.deepspeed_universal import is_universal, open_universal
+from zerorun.interchange.deepspeed_zero import is_zero_checkpoint, open_zero
+from zerorun.interchange.distributed import is_distributed, open_distributed
+from zerorun.interchange.hugging_face import is_hugging_face, open_hugging_face
+from zerorun.interchange.source import Source
+
+__all__ = ["find", "open_source"]
+
+_LATEST = ("latest", "latest_universal")  # the second is DeepSpeed's for its universal format
+_MANIFEST = "checkpoint.json"  # zerorun's own
+
+
+def find(directory: str, tag: str | None) -> str | None:
+    """The folder of another program's checkpoint in `directory`; None: it is zerorun's, or there
+    is none.
+
+    It is `directory`/`tag`, without a tag what `latest` names, or `directory` itself.
+    """
+    for name in [tag] if tag else _tags(directory):
+        folder = os.path.join(directory, folders.one_name(name, "tag"))
+        if os.path.isfile(os.path.join(folder, _MANIFEST)):
+            return None
+        if _opener(folder) is not None:
+            return folder
+    if not tag and _opener(directory) is not None:
+        return directory
+    return None
+
+
+def _tags(directory: str) -> list[str]:
+    paths = [os.path.join(directory, name) for name in _LATEST]
+    return [folders.read_tag(path) for path in paths if os.path.isfile(path)]
+
+
+def _opener(folder: str) -> Callable[..., Source] | None:
+    for recognises, opener in (
+        (is_universal, open_universal),
+        (is_zero_checkpoint, open_zero),
+        (is_distributed, open_distributed),
+        (is_hugging_face, open_hugging_face),
+    ):
+        if recognises(folder):
+            return opener
+    return None
+
+
+def open_source(folder: str, *, optimizer_states: bool = True) -> Source:
+    """Describes the checkpoint in a folder that find() has found. Raises CheckpointError."""
+    opener = _opener(folder)
+    if opener is None:
+        raise _C.CheckpointError(
+            f"{folder}: expected a folder of DeepSpeed (*_optim_states.pt, or zero/), Hugging Face "
+            "(model.safetensors, pytorch_model.bin or their index) or torch.distributed.checkpoint "
+            "(.metadata)"
+        )
+    try:
+        return opener(folder, optimizer_states=optimizer_states)
+    except _C.Error:
+        raise
+    except OSError as error:
+        raise _C.CheckpointError(f"{folder}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise _C.CheckpointError(
+            f"{folder}: not what its names say: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,177 @@
+"""Models in Hugging Face's files: safetensors or torch.save's, one, or several with an index."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.interchange import folders, pickles
+from zerorun.interchange.source import Piece, Source, SourceParameter
+
+__all__ = ["Weights", "is_hugging_face", "open_hugging_face"]
+
+# In the order of preference.
+_NAMES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+)
+_SAFETENSORS = ".safetensors"
+_MAX_INDEX_NBYTES = 256 << 20
+
+
+def is_hugging_face(path: str) -> bool:
+    return _entry_of(path) is not None
+
+
+def _entry_of(path: str) -> str | None:
+    """The file to begin with: an index, or the model."""
+    if os.path.isfile(path):
+        return path if path.endswith((_SAFETENSORS, ".bin", ".index.json")) else None
+    found = (os.path.join(path, name) for name in _NAMES)
+    return next((name for name in found if os.path.isfile(name)), None)
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """The tensors of a model by name, each read when it is asked for.
+
+    For `zerorun.shard(weights=)`: one tensor is in memory at a time. Raises CheckpointError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """`path`: a folder in Hugging Face's layout, or one of its files."""
+        entry = _entry_of(os.fspath(path))
+        if entry is None:
+            raise _C.CheckpointError(
+                f"{os.fspath(path)}: none of {', '.join(_NAMES)} is there, and it is not one"
+            )
+        self.entry = entry
+        self._files = _index(entry) if entry.endswith(".index.json") else {}
+        if not self._files:
+            self._files = dict.fromkeys(_keys(entry), entry)
+        _check_keys(entry, self._files)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return _tensor(self._files[name], name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Without reading the tensor."""
+        path = self._files[name]
+        if path.endswith(_SAFETENSORS):
+            return tuple(_open(path).get_slice(name).get_shape())
+        return tuple(self[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Without reading the tensor."""
+        path = self._files[name]
+        if path.endswith(_SAFETENSORS):
+            return _DTYPES[_open(path).get_slice(name).get_dtype()]
+        return self[name].dtype
+
+    def pickled_files(self) -> list[str]:
+        return sorted({p for p in self._files.values() if not p.endswith(_SAFETENSORS)})
+
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+def _index(path: str) -> dict[str, str]:
+    folder = os.path.dirname(path)
+    try:
+        if os.path.getsize(path) > _MAX_INDEX_NBYTES:
+            raise _C.CheckpointError(f"{path}: larger than {_MAX_INDEX_NBYTES} bytes")
+        with open(path, encoding="utf-8") as file:
+            table = json.load(file)["weight_map"]
+        return {name: folders.inside(folder, where, path) for name, where in table.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, _C.Error):
+            raise
+        raise _C.CheckpointError(
+            f"{path}: {error!r}; expected JSON with the file of each tensor in 'weight_map'"
+        ) from error
+
+
+def _check_keys(entry: str, files: dict[str, str]) -> None:
+    have = {path: set(_keys(path)) for path in set(files.values())}
+    for name, path in files.items():
+        if name not in have[path]:
+            raise _C.CheckpointError(f"{path} has no tensor {name}, which {entry} says it has")
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(path: str, _state: tuple[int, int]) -> Any:
+    if not path.endswith(_SAFETENSORS):
+        return _flat(pickles.read(path), path)
+    try:
+        return importlib.import_module("safetensors").safe_open(path, "pt")
+    except ImportError as error:
+        raise _C.ConfigError(f"{path} needs the package safetensors ({error})") from None
+    except Exception as error:  # SafetensorError, which is its own
+        raise _C.CheckpointError(f"{path}: {error}") from error
+
+
+def _open(path: str) -> Any:
+    """The open file, as long as it is the same one."""
+    found = os.stat(path)
+    return _opened(path, (found.st_mtime_ns, found.st_ino))
+
+
+def _flat(content: Any, path: str) -> dict[str, torch.Tensor]:
+    tensors = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(tensors, dict):
+        raise _C.CheckpointError(
+            f"{path}: got {type(content).__name__}, expected a state dict: names and tensors"
+        )
+    return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+
+
+def _keys(path: str) -> list[str]:
+    return list(_open(path).keys())
+
+
+def _tensor(path: str, name: str) -> torch.Tensor:
+    opened = _open(path)
+    return opened.get_tensor(name) if path.endswith(_SAFETENSORS) else opened[name]
+
+
+def open_hugging_face(path: str, *, optimizer_states: bool = True) -> Source:
+    """Describes a model, which has no optimizer states."""
+    del optimizer_states
+    weights = Weights(path)
+    source = Source(path, f"a model ({os.path.basename(weights.entry)})", is_model=True)
+    source.files = [(name, 0, None) for name in weights.pickled_files()]
+    for name in weights:
+        shape = weights.shape(name)
+        piece = Piece(0, torch.Size(shape).numel(), functools.partial(weights.__getitem__, name))
+        source.parameters[name] = SourceParameter(shape, [piece], weights.dtype(name))
+    return source

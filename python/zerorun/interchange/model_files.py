@@ -1,0 +1,205 @@
+"""Writing a model as Hugging Face does, in one file or several with an index, piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.interchange.source import Source, SourceParameter
+
+__all__ = ["model_tensors", "nbytes_of", "write_model"]
+
+_CHUNK_NUMEL = 1 << 22
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def nbytes_of(size: str | int) -> int:
+    """Bytes of a number, or of text as "5GB". Raises ConfigError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*((?:[KMG]I?)?)B?", str(size).strip().upper())
+    nbytes = 0 if match is None else int(float(match[1]) * _UNITS[match[2]])
+    if nbytes < 1:
+        raise _C.ConfigError(f"size of a file: got {size!r}, expected bytes, or text as '5GB'")
+    return nbytes
+
+
+@dataclass
+class ModelTensor:
+    """One tensor of the model: a parameter in the dtype that is asked for, or a buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    source: SourceParameter | torch.Tensor
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def chunks(self) -> Iterator[torch.Tensor]:
+        """The elements in order, flat."""
+        for begin in range(0, self.numel, _CHUNK_NUMEL):
+            part = torch.empty(min(_CHUNK_NUMEL, self.numel - begin), dtype=self.dtype)
+            if isinstance(self.source, torch.Tensor):
+                part.copy_(self.source.reshape(-1)[begin : begin + part.numel()])
+            else:
+                self.source.read(None, begin, part)
+            yield part
+
+    def contiguous(self) -> torch.Tensor:
+        """The tensor."""
+        full = torch.empty(self.numel, dtype=self.dtype)
+        begin = 0
+        for part in self.chunks():
+            full[begin : begin + part.numel()] = part
+            begin += part.numel()
+        return full.view(self.shape)
+
+
+def model_tensors(
+    source: Source, dtype: torch.dtype | None = torch.float32, *, exclude_frozen: bool = False
+) -> dict[str, ModelTensor]:
+    """What a state dict of the model holds, unread; tied names share an entry.
+
+    `dtype`: of floating-point tensors; None: as they are stored.
+    """
+    tensors: dict[str, ModelTensor] = {}
+    for name, parameter in source.parameters.items():
+        if exclude_frozen and not parameter.trained:
+            continue
+        own = parameter.dtype
+        kept = own if dtype is None or not own.is_floating_point else dtype
+        tensors[name] = ModelTensor(name, parameter.shape, kept, parameter)
+    for name, buffer in source.buffers.items():
+        own = buffer.dtype
+        kept = own if dtype is None or not own.is_floating_point else dtype
+        tensors[name] = ModelTensor(name, tuple(buffer.shape), kept, buffer)
+    for alias, owner in source.aliases.items():
+        if owner in tensors:
+            tensors[alias] = tensors[owner]
+    return tensors
+
+
+def write_model(
+    tensors: dict[str, ModelTensor],
+    output: str | os.PathLike[str],
+    *,
+    max_nbytes: int | None = None,
+    safetensors: bool = True,
+) -> list[str]:
+    """Writes files of at most `max_nbytes` (one tensor may be larger) into a folder; their paths.
+
+    safetensors files hold a tied tensor under its first name. Each file is complete or not there.
+    """
+    pattern = "model{}.safetensors" if safetensors else "pytorch_model{}.bin"
+    folder = os.fspath(output)
+    os.makedirs(folder, exist_ok=True)
+    if safetensors:
+        tensors = {name: value for name, value in tensors.items() if value.name == name}
+    parts = _split(tensors, max_nbytes)
+    paths: list[str] = []
+    places: dict[str, str] = {}
+    for number, part in enumerate(parts):
+        suffix = f"-{number + 1:05d}-of-{len(parts):05d}" if len(parts) > 1 else ""
+        name = pattern.format(suffix)
+        paths.append(os.path.join(folder, name))
+        places |= dict.fromkeys(part, name)
+        with _replacing(paths[-1]) as file:
+            if safetensors:
+                _write_safetensors(file, part)
+            else:
+                torch.save(_tensors_of(part), file)
+    if len(parts) > 1:
+        total = sum({value.name: value.nbytes for value in tensors.values()}.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        paths.append(os.path.join(folder, pattern.format("") + ".index.json"))
+        with _replacing(paths[-1]) as file:
+            file.write(json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+    return paths
+
+
+def _split(tensors: dict[str, ModelTensor], max_nbytes: int | None) -> list[dict[str, ModelTensor]]:
+    """Files in the order of the tensors; tied names are in one file."""
+    parts: list[dict[str, ModelTensor]] = [{}]
+    part_of: dict[str, dict[str, ModelTensor]] = {}
+    size = 0
+    for name, value in tensors.items():
+        if value.name in part_of:
+            part_of[value.name][name] = value
+            continue
+        if parts[-1] and max_nbytes is not None and size + value.nbytes > max_nbytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = value
+        part_of[value.name] = parts[-1]
+        size += value.nbytes
+    return parts
+
+
+def _tensors_of(part: dict[str, ModelTensor]) -> dict[str, torch.Tensor]:
+    read = {value.name: value.contiguous() for value in part.values()}
+    return {name: read[value.name] for name, value in part.items()}
+
+
+def _write_safetensors(file: Any, part: dict[str, ModelTensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, value in part.items():
+        if value.dtype not in _CODES:
+            raise _C.ConfigError(f"{name}: safetensors files cannot hold {value.dtype}")
+        end = offset + value.nbytes
+        shape = list(value.shape)
+        header[name] = {"dtype": _CODES[value.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for value in part.values():
+        for chunk in value.chunks():
+            file.write(_bytes_of(chunk))
+
+
+def _bytes_of(chunk: torch.Tensor) -> Any:
+    """The memory of a tensor; the tensor must outlive it."""
+    return (ctypes.c_char * (chunk.numel() * chunk.element_size())).from_address(chunk.data_ptr())
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[Any]:
+    """A file that takes its name when it is complete."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

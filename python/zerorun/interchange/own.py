@@ -1,0 +1,67 @@
+"""zerorun's own checkpoints, read without an engine as other programs' are."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from typing import Any
+
+import torch
+
+from zerorun import _C, program_state, saved_buffers
+from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.model_layout import DTYPES
+
+__all__ = ["open_own", "optimizer_of"]
+
+
+def optimizer_of(directory: str | os.PathLike[str], tag: str | None = None) -> str | None:
+    """The name of the optimizer whose states a checkpoint has. Raises CheckpointError."""
+    saved = _C.SavedModel(os.fspath(directory), tag or "")
+    return program_state.decode(saved.client_state).get("optimizer")
+
+
+def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Source:
+    """Describes a checkpoint's values and buffers; its optimizer states are an engine's to load.
+
+    Raises CheckpointError.
+    """
+    saved = _C.SavedModel(os.fspath(directory), tag or "")
+    data = program_state.decode(saved.client_state)
+    folder = os.path.join(os.fspath(directory), saved.tag)
+    if not os.path.isdir(folder):  # `directory` is one tag's
+        folder = os.fspath(directory)
+    source = Source(folder, "a zerorun checkpoint")
+    source.buffers = saved_buffers.read(saved)
+    source.global_steps = data.get("counters", {}).get("global_steps", saved.step)
+
+    @functools.lru_cache(maxsize=1)  # a parameter is read piece by piece
+    def values(index: int) -> torch.Tensor:
+        parameter = saved.parameters[index]
+        flat = torch.empty(math.prod(parameter.shape), dtype=DTYPES[parameter.dtype])
+        saved.read(index, flat)
+        return flat
+
+    manifest = _manifest(source.path)
+    table = {entry["name"]: entry for entry in manifest["parameters"]}
+    trained = [table[p.name]["dtype"] for p in saved.parameters if p.trainable and not p.alias_of]
+    source.dtype = trained[0] if trained else None
+    source.param_groups = [{} for _ in manifest["groups"]]
+    for index, parameter in enumerate(saved.parameters):
+        if parameter.alias_of:
+            source.aliases[parameter.name] = parameter.alias_of
+        elif parameter.saved:
+            shape = tuple(parameter.shape)
+            piece = Piece(0, math.prod(shape), functools.partial(values, index))
+            made = SourceParameter(shape, [piece], DTYPES[parameter.dtype], parameter.trainable)
+            made.group = table[parameter.name].get("group", 0)
+            source.parameters[parameter.name] = made
+    return source
+
+
+def _manifest(folder: str) -> Any:
+    """The table of a checkpoint that SavedModel has found to be in order."""
+    with open(os.path.join(folder, "checkpoint.json"), encoding="utf-8") as file:
+        return json.load(file)

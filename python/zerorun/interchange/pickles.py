@@ -1,0 +1,122 @@
+"""Files of torch.save by other programs, read without running the code that they name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import functools
+import importlib
+import io
+import mmap
+import types
+import zipfile
+from typing import Any
+
+import torch
+
+from zerorun import _C
+
+__all__ = ["PlainObject", "check_intact", "forget_pages", "is_mapped", "read", "read_bytes"]
+
+
+class PlainObject:
+    """An object of a class that its writer has: its attributes, and none of its code."""
+
+
+# What DeepSpeed's files hold besides tensors and plain values.
+_AS_OBJECTS = (
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.utils.tensor_fragment.tensor_fragment",
+)
+_AS_NUMBERS = ("deepspeed.runtime.zero.config.ZeroStageEnum",)
+_NUMPY = ("core", "_core")  # where NumPy 1 and 2 say that their functions are
+
+
+@functools.cache
+def _allowed() -> list[Any]:
+    """Names that files may have, with what stands for them here."""
+    allowed: list[Any] = [(PlainObject, name) for name in _AS_OBJECTS]
+    allowed += [(int, name) for name in _AS_NUMBERS]
+    allowed += [argparse.Namespace, types.SimpleNamespace, set, slice]
+    with contextlib.suppress(ImportError):
+        numpy: Any = importlib.import_module("numpy")
+        core = importlib.import_module("numpy._core.multiarray")
+        for name in ("scalar", "_reconstruct"):
+            function = getattr(core, name)
+            allowed += [(function, f"numpy.{package}.multiarray.{name}") for package in _NUMPY]
+        allowed += [numpy.dtype, numpy.ndarray]
+        allowed += [type(numpy.dtype(letter)) for letter in "?bBhHiIlLqQefdU"]
+    return allowed
+
+
+def read(path: str) -> Any:
+    """The content of a file. Tensors stay on the disk until they are used.
+
+    Raises CheckpointError for files that are missing or damaged, and for classes that are not on
+    the list of those whose objects are known to do nothing.
+    """
+    return _load(path, path, is_mapped(path))
+
+
+def read_bytes(data: io.BytesIO, path: str) -> Any:
+    """As read(), of what is a part of a file; `path` names it in messages."""
+    return _load(data, path, False)
+
+
+def _load(file: Any, path: str, mapped: bool) -> Any:
+    try:
+        with torch.serialization.safe_globals(_allowed()):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # pickles fail in many ways
+        reason = str(error)
+        if "GLOBAL" in reason or "WeightsUnpickler" in reason or "Unsupported" in reason:
+            found = reason.partition("GLOBAL ")[2].partition(" ")[0]
+            what = f"the class or function {found}" if found else reason.partition("\n")[0]
+            reason = (
+                f"it names {what}, and reading a checkpoint runs no code that it names. If you "
+                "trust a class, allow it before: torch.serialization.add_safe_globals([...])"
+            )
+        raise _C.CheckpointError(f"{path}: {reason}") from error
+
+
+def check_intact(path: str, offset: int = 0, nbytes: int | None = None) -> None:
+    """Raises CheckpointError for a file, or `nbytes` of it, that is not as it was saved."""
+    try:
+        with open(path, "rb") as whole:
+            file: Any = whole
+            if nbytes is not None:
+                whole.seek(offset)
+                file = io.BytesIO(whole.read(nbytes))
+            if not zipfile.is_zipfile(file):
+                return  # the format before zip files has no checksums
+            with zipfile.ZipFile(file) as parts:
+                damaged = parts.testzip()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _C.CheckpointError(f"{path}: {error}") from error
+    if damaged is not None:
+        raise _C.CheckpointError(
+            f"{path}: damaged: the checksum of its part {damaged} is not that of what was saved"
+        )
+
+
+def is_mapped(path: str) -> bool:
+    """True if the tensors of what read() returns are parts of the file."""
+    return zipfile.is_zipfile(path)
+
+
+def forget_pages(tensor: torch.Tensor) -> None:
+    """Gives back the memory of a tensor that is a part of a file.
+
+    A file's pages otherwise count as this process's until memory is short.
+    """
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    nbytes = tensor.data_ptr() + tensor.numel() * tensor.element_size() - begin
+    _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)

@@ -1,0 +1,225 @@
+"""CollectiveTable: how often which collective ran, how large and how fast (`comms_logger`)."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.metrics.announce import announce
+
+__all__ = ["CollectiveTable", "Timed", "log_summary"]
+
+_TRIMMED = 0.1  # of the latencies on either side, as DeepSpeed's averages
+_MOST = 10_000  # latencies that are kept of an operation and size
+_tables: weakref.WeakSet[CollectiveTable] = weakref.WeakSet()
+
+
+@dataclass
+class Timed:
+    """Collectives of one operation and size, in bytes of the full tensor."""
+
+    count: int = 0
+    total_ms: float = 0.0
+    latencies_ms: list[float] = field(default_factory=list)  # the first ones; none on a GPU
+
+    def add(self, latency_ms: float) -> None:
+        self.count += 1
+        if math.isnan(latency_ms):  # on a GPU, whose streams the host does not time
+            return
+        self.total_ms += latency_ms
+        if len(self.latencies_ms) < _MOST:
+            self.latencies_ms.append(latency_ms)
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    kept, cut = sorted(values), round(len(values) * _TRIMMED)
+    kept = kept[cut : max(cut + 1, len(kept) - cut)]
+    return sum(kept) / len(kept) if kept else 0.0
+
+
+def _bandwidths_gbps(op: str, nbytes: int, latency_ms: float, ranks: int) -> tuple[float, float]:
+    """(of the algorithm, of the bus), as NCCL's tests define them."""
+    if latency_ms <= 0.0:
+        return 0.0, 0.0
+    rate = 8.0 * nbytes / latency_ms / 1e6
+    if op == "all_reduce":
+        return 2.0 * rate, rate * 2.0 * (ranks - 1) / ranks
+    if op in {"all_gather", "reduce_scatter"}:
+        return rate, rate * (ranks - 1) / ranks
+    return rate, rate
+
+
+def _size_text(nbytes: int) -> str:
+    size, units = float(nbytes), ("B", "KB", "MB", "GB", "TB")
+    for unit in units:
+        if size < 1024 or unit == units[-1]:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024
+    return ""
+
+
+class CollectiveTable:
+    """An engine's collectives since it was made; a listener of its steps.
+
+    `ops`: only these operations; None: all. `verbose`: a line for each collective, with `debug`
+    with what it was for.
+    """
+
+    def __init__(
+        self,
+        figures: _C.EngineFigures,
+        communicator: _C.Communicator,
+        ops: Sequence[str] | None = None,
+        verbose: bool = False,
+        debug: bool = False,
+    ) -> None:
+        self.timed: dict[str, dict[int, Timed]] = {}
+        self.dropped = 0
+        self._figures, self._communicator = figures, communicator
+        self._ops, self._verbose, self._debug = ops, verbose, debug
+        figures.record_collectives(True)
+        _tables.add(self)
+
+    def __call__(self, _metrics: dict[str, Any]) -> None:
+        self.take()
+
+    def take(self) -> list[tuple[str, str, int, float, float]]:
+        """Adds what ran since the last call, and returns it."""
+        rows, dropped = self._figures.take_collectives()
+        self.dropped += dropped
+        for op, label, nbytes, begin, end in rows:
+            if self._ops is not None and op not in self._ops:
+                continue
+            latency = 1e3 * (end - begin)
+            self.timed.setdefault(op, {}).setdefault(nbytes, Timed()).add(latency)
+            if self._verbose and self._communicator.rank == 0:
+                self._print(op, label, nbytes, latency)
+        return rows
+
+    def _print(self, op: str, label: str, nbytes: int, latency_ms: float) -> None:
+        rate, bus = _bandwidths_gbps(op, nbytes, latency_ms, self._communicator.world_size)
+        name = f"{op} of {label}" if self._debug else op
+        announce(
+            f"comm op: {name} | time (ms): {latency_ms:.2f} | msg size: {_size_text(nbytes)} | "
+            f"algbw (Gbps): {rate:.2f} | busbw (Gbps): {bus:.2f}"
+        )
+
+    def summary(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """By operation and size in bytes: count, latencies in ms, bandwidths in Gbit/s."""
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for op, sizes in self.timed.items():
+            for nbytes, timed in sorted(sizes.items()):
+                mean = _trimmed_mean(timed.latencies_ms)
+                rate, bus = _bandwidths_gbps(op, nbytes, mean, self._communicator.world_size)
+                found.setdefault(op, {})[nbytes] = {
+                    "count": timed.count,
+                    "total_latency_ms": timed.total_ms,
+                    "avg_latency_ms": mean,
+                    "tput_avg_gbps": rate,
+                    "busbw_avg_gbps": bus,
+                    "msg_size_bytes": nbytes,
+                    "msg_size_str": _size_text(nbytes),
+                }
+        return found
+
+    def stragglers(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """The part of the latencies that was waiting for the last rank to come: what a rank took
+        longer than the one that took least. Collective."""
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for op, sizes in sorted(self.timed.items()):
+            for nbytes, timed in sorted(sizes.items()):
+                own = torch.tensor(timed.latencies_ms, dtype=torch.float32)
+                length = torch.tensor([own.numel()])
+                self._communicator.all_reduce(length, "min", "log_summary: length")
+                own = own[: int(length.item())]
+                least = own.clone()
+                if least.numel() > 0:
+                    self._communicator.all_reduce(least, "min", "log_summary: latencies")
+                waited = own - least
+                found.setdefault(op, {})[nbytes] = {
+                    "count": timed.count,
+                    "total_comm_lat_ms": least.sum().item(),
+                    "total_straggler_ms": waited.sum().item(),
+                    "avg_comm_lat_ms": _trimmed_mean(least.tolist()),
+                    "avg_straggler_ms": _trimmed_mean(waited.tolist()),
+                    "msg_size_bytes": nbytes,
+                    "msg_size_str": _size_text(nbytes),
+                }
+        return found
+
+
+_COLUMNS = {
+    "Message Size": "msg_size_str",
+    "Count": "count",
+    "Total Latency(ms)": "total_latency_ms",
+    "Avg Latency(ms)": "avg_latency_ms",
+    "tput_avg (Gbps)": "tput_avg_gbps",
+    "busbw_avg (Gbps)": "busbw_avg_gbps",
+}
+_STRAGGLER_COLUMNS = {
+    "Message Size": "msg_size_str",
+    "Count": "count",
+    "Total comm lat(ms)": "total_comm_lat_ms",
+    "Total straggler(ms)": "total_straggler_ms",
+    "Avg comm lat(ms)": "avg_comm_lat_ms",
+    "Avg straggler(ms)": "avg_straggler_ms",
+}
+
+
+def _table_text(found: dict[str, dict[int, dict[str, Any]]], columns: dict[str, str]) -> str:
+    lines = ["".join(f"{name:<20}" for name in ("Comm. Op", *columns))]
+    for op, sizes in found.items():
+        lines.append(op)
+        for row in sizes.values():
+            cells = (
+                f"{value:<20.2f}" if isinstance(value := row[key], float) else f"{value!s:<20}"
+                for key in columns.values()
+            )
+            lines.append(" " * 20 + "".join(cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
+    """Prints, on rank 0, what collectives the engines with `comms_logger` made.
+
+    `show_straggler`: how long ranks waited for each other too; then every rank has to call it.
+    `return_dict`: the same as a dictionary. Latencies are this rank's, with the waiting for others;
+    on GPUs, whose streams the host does not time, they are 0. ConfigError without `comms_logger`.
+    """
+    if not _tables:
+        raise _C.ConfigError(
+            'log_summary: no engine records its collectives; set {"comms_logger": {"enabled": '
+            "true}} in the configuration"
+        )
+    result: dict[str, Any] = {"summary": {}, "straggler_analysis": None}
+    communicator = None
+    for table in list(_tables):
+        communicator = table._communicator
+        table.take()
+        summary = table.summary()
+        result["summary"] |= summary
+        text = _table_text(summary, _COLUMNS)
+        if show_straggler:
+            stragglers = table.stragglers()
+            result["straggler_analysis"] = (result["straggler_analysis"] or {}) | stragglers
+            text += "\nBreakdown with straggler effect\n"
+            text += _table_text(stragglers, _STRAGGLER_COLUMNS)
+        if table.dropped:
+            text += f"\n{table.dropped} more collectives were not recorded: too many in a step"
+        if communicator.rank == 0:
+            print(text, flush=True)
+    if not return_dict or communicator is None:
+        return None
+    result["metadata"] = {
+        "world_size": communicator.world_size,
+        "rank": communicator.rank,
+        "timestamp": datetime.datetime.now().isoformat(),
+    }
+    return result

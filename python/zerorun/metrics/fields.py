@@ -1,0 +1,149 @@
+"""The table of all figures of a step; docs/metrics.md is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FIELDS", "VERSION", "Field", "markdown"]
+
+VERSION = 1  # of a metrics file; a reader refuses later ones
+
+
+@dataclass(frozen=True)
+class Field:
+    """One figure of a step."""
+
+    name: str
+    kind: str  # of JSON, with what its parts are
+    unit: str
+    doc: str
+    sources: str = "both"  # "python": only engine.metrics() has it; "train": only zerorun train
+
+
+FIELDS = (
+    Field("rank", "integer", "", "Whose figures these are; in files only.", "python"),
+    Field("step", "integer", "", "Optimizer steps so far, this one included; skipped ones count."),
+    Field("samples", "integer", "", "Samples of all ranks so far.", "python"),
+    Field("time_s", "number", "s", "When the step ended, since 1970.", "python"),
+    Field(
+        "loss",
+        "number",
+        "",
+        "Mean over micro-steps; `train`: over ranks too, else this rank's, "
+        "of the losses that were given to `engine.backward`.",
+    ),
+    Field("lr", "number", "", "Learning rate of the first parameter group, in this step."),
+    Field("lrs", "array of numbers", "", "Learning rate of each parameter group.", "python"),
+    Field(
+        "grad_norm",
+        "number",
+        "",
+        "L2 norm of the averaged gradient before clipping; null when it is not finite.",
+    ),
+    Field("clipped_grad_norm", "number", "", "The same after clipping."),
+    Field("clip_factor", "number", "", "What clipping multiplied the gradient with.", "python"),
+    Field("loss_scale", "number", "", "The factor of the loss that the gradients were made with."),
+    Field("skipped", "boolean", "", "The gradient was not finite, so nothing was updated."),
+    Field("skipped_steps", "integer", "", "How many steps that happened to so far.", "python"),
+    Field("step_ms", "number", "ms", "From the end of the step before to the end of this one."),
+    Field(
+        "forward_ms",
+        "number",
+        "ms",
+        "In calls of the engine, all micro-steps; on a GPU the time that its stream took.",
+        "python",
+    ),
+    Field(
+        "backward_ms",
+        "number",
+        "ms",
+        "In `engine.backward`, with the communication in it.",
+        "python",
+    ),
+    Field("fwd_bwd_ms", "number", "ms", "Forward and backward without communication.", "train"),
+    Field(
+        "comm_ms",
+        "number",
+        "ms",
+        "This rank's thread doing or waiting for reductions and "
+        "gathers: what of communication nothing else hides.",
+    ),
+    Field("reduce_ms", "number", "ms", "The part of it that is reductions.", "python"),
+    Field("gather_ms", "number", "ms", "The part of it that is gathers.", "python"),
+    Field("optimizer_ms", "number", "ms", "Norm, update and publishing of the parameters."),
+    Field("call_ms", "number", "ms", "In `engine.step`, all micro-steps.", "python"),
+    Field(
+        "other_ms",
+        "number",
+        "ms",
+        "Between the engine's calls: loading data, and what else the program does.",
+        "python",
+    ),
+    Field("samples_per_s", "number", "1/s", "Samples of all ranks by `step_ms`.", "python"),
+    Field(
+        "tokens_per_s",
+        "number",
+        "1/s",
+        "Tokens of all ranks by `step_ms`; where the input of the engine is a tensor of tokens.",
+    ),
+    Field(
+        "collectives",
+        "object of [calls, bytes]",
+        "B",
+        "What this rank took part in during the step, by operation; bytes of the full tensors.",
+        "python",
+    ),
+    Field(
+        "memory",
+        "object of numbers",
+        "B",
+        "What the engine holds on this rank, by category of the ledger.",
+        "python",
+    ),
+    Field("memory_peak", "object of numbers", "B", "The most that it held so far.", "python"),
+    Field(
+        "model_state_bytes",
+        "integer",
+        "B",
+        "Parameters, gradients and optimizer states of this rank.",
+    ),
+    Field("rss_bytes", "integer", "B", "Memory of this process.", "python"),
+    Field("peak_rss_bytes", "integer", "B", "The most of it so far."),
+    Field("gpu_bytes", "integer", "B", "What PyTorch holds on this rank's GPU.", "python"),
+)
+
+_HEAD = """# Metrics
+
+One object for each optimizer step. `engine.metrics()` returns the last one as a dictionary,
+`engine.add_listener(f)` calls `f` with each, and a file has one JSON object a line: of
+`zerorun train --metrics FILE`, and of a PyTorch program with `{"zerorun": {"metrics": "FILE"}}` in
+its configuration, where other ranks than 0 write theirs beside it (`m.rank1.jsonl` for `m.jsonl`).
+
+A figure that is not known is null or left out. Times are the host's, except those of forward and
+backward on a GPU: events of its stream, read when they have happened, so nothing waits for them.
+Numbers that are not finite are null.
+
+| name | type | unit | who has it | meaning |
+|---|---|---|---|---|
+"""
+
+_TAIL = """
+The first line of a PyTorch program's file is `{"zerorun_metrics": 1, "rank": .., "world_size": ..,
+"run": {..}}`: the version of this format, the rank, and configuration and environment. A reader
+skips names that it does not know, and refuses a file of a later version. The last line of
+`zerorun train`'s file has `param_hash`, a hash of all parameters.
+
+Who reads them: `python -m zerorun.report m.jsonl -o report.html` makes a page, with `--serve` one
+that follows the run, and `python -m zerorun.monitor --tensorboard DIR m.jsonl --follow` passes the
+figures on to TensorBoard, CSV files, Weights & Biases or Comet.
+"""
+
+_SOURCES = {"both": "both", "python": "PyTorch programs", "train": "`zerorun train`"}
+
+
+def markdown() -> str:
+    """The text of docs/metrics.md."""
+    rows = [
+        f"| `{f.name}` | {f.kind} | {f.unit} | {_SOURCES[f.sources]} | {f.doc} |\n" for f in FIELDS
+    ]
+    return _HEAD + "".join(rows) + _TAIL

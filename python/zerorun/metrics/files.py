@@ -1,0 +1,64 @@
+"""MetricsFile: a rank's figures as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+from zerorun.metrics.fields import VERSION
+
+__all__ = ["MetricsFile", "plain", "rank_path"]
+
+
+def rank_path(path: str | os.PathLike[str], rank: int) -> Path:
+    """The file of a rank: rank 0's is `path`, others' lie beside it."""
+    given = Path(path)
+    return given if rank == 0 else given.with_name(f"{given.stem}.rank{rank}{given.suffix}")
+
+
+def plain(value: Any) -> Any:
+    """The value with null for numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value
+
+
+class MetricsFile:
+    """A listener that appends a line for each step, so that a reader can follow the file.
+
+    A file that is there is continued: a run that resumed goes on in it. Raises OSError where it
+    cannot be written. `run`: what the first line says of the run.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], rank: int, world_size: int, run: dict[str, Any]
+    ) -> None:
+        self._rank = rank
+        file = rank_path(path, rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file.open("a", encoding="utf-8", buffering=1)
+        weakref.finalize(self, self._file.close)
+        if file.stat().st_size > 0 and not _ends_line(file):
+            self._file.write("\n")  # the run before ended within a line
+        head = {"zerorun_metrics": VERSION, "rank": rank, "world_size": world_size, "run": run}
+        self._write(head)
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        self._write({"rank": self._rank} | metrics)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(plain(line), separators=(",", ":"), default=str) + "\n")
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

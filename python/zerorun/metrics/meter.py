@@ -1,0 +1,174 @@
+"""StepMeter: measures an engine's steps and tells its listeners."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.metrics.process import peak_rss_bytes, rss_bytes
+from zerorun.metrics.stopwatch import Stopwatch, captures
+
+__all__ = ["Listener", "Metrics", "StepMeter"]
+
+Metrics = dict[str, Any]  # of one step; docs/metrics.md has the names
+Listener = Callable[[Metrics], Any]
+
+_TOKEN_DIMENSIONS = 2  # [samples, tokens]
+_logger = logging.getLogger("zerorun")
+
+
+class StepMeter:
+    """The figures of an engine's steps.
+
+    The engine runs its parts within `forward`, `backward` and `step`, and calls :meth:`finish`
+    after each optimizer step. What is asked for now and then (memory) is looked up when
+    somebody asks, or for the listeners.
+    """
+
+    def __init__(self, core: _C.Engine, world_size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.figures = _C.EngineFigures(core)
+        self.forward = Stopwatch("forward", on_gpu)
+        self.backward = Stopwatch("backward", on_gpu)
+        self.step = Stopwatch("step", False)
+        self.listeners: list[Listener] = []
+        self._core = core
+        self._world_size = world_size
+        self._device = device
+        self._losses: list[torch.Tensor] = []
+        self._tokens = 0
+        self._samples = 0  # of the batch
+        self._all_samples = 0
+        self._ended = time.perf_counter()
+        self._last: Metrics | None = None
+        self._counted = self.figures.collectives()  # up to the last step
+
+    def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Counts tokens, where the input is a tensor of them."""
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if (
+            isinstance(given, torch.Tensor)
+            and given.dim() == _TOKEN_DIMENSIONS
+            and not given.is_floating_point()
+        ):
+            self._tokens += given.numel()
+
+    def saw_loss(self, loss: torch.Tensor) -> None:
+        """The loss of a micro-step; from a GPU it is on its way when this returns."""
+        if loss.is_cuda and captures():
+            return
+        self._losses.append(loss.detach().to("cpu", non_blocking=True, copy=True))
+
+    def drop_batch(self) -> None:
+        """Forgets the losses of a batch that is given up, and its tokens if it had a backward: else
+        its forward may be on its way."""
+        if self._losses:
+            self._losses.clear()
+            self._tokens = 0
+
+    def finish_micro_step(self, samples: int, micro_steps: int) -> None:
+        """`samples` of all ranks in it; `micro_steps` since the training began, with this one."""
+        if (
+            self._all_samples == self._samples == 0
+        ):  # a checkpoint may have brought more than this one
+            self._all_samples = samples * (micro_steps - 1)
+        self._samples += samples
+
+    def finish(self, result: _C.StepResult, step: int, skipped_steps: int) -> None:
+        """After an optimizer step: the listeners learn of it."""
+        now = time.perf_counter()
+        step_s, self._ended = now - self._ended, now
+        arrived = self.backward.has_happened()
+        samples, self._samples = self._samples, 0
+        lrs = [float(f"{group.lr:.7g}") for group in self._core.groups()]  # which are fp32
+        self._all_samples += samples
+        norm = result.grad_norm if result.applied else None
+        reduce_s, gather_s, optimizer_s = self.figures.take_timings()
+        metrics: Metrics = {
+            "step": step,
+            "samples": self._all_samples,
+            "time_s": time.time(),
+            "loss": self._take_loss(arrived),
+            "lr": lrs[0] if lrs else None,
+            "lrs": lrs,
+            "grad_norm": norm,
+            "clip_factor": result.clip_factor,
+            "clipped_grad_norm": None if norm is None else norm * result.clip_factor,
+            "loss_scale": result.loss_scale,
+            "skipped": not result.applied,
+            "skipped_steps": skipped_steps,
+            "step_ms": 1e3 * step_s,
+            "forward_ms": self.forward.take_ms(),
+            "backward_ms": self.backward.take_ms(),
+            "comm_ms": 1e3 * (reduce_s + gather_s),
+            "reduce_ms": 1e3 * reduce_s,
+            "gather_ms": 1e3 * gather_s,
+            "optimizer_ms": 1e3 * optimizer_s,
+            "call_ms": self.step.take_ms(),
+            "samples_per_s": samples / step_s,
+            "collectives": self._take_collectives(),
+        }
+        parts = [metrics[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms")]
+        metrics["other_ms"] = max(0.0, metrics["step_ms"] - sum(parts))
+        if self._tokens:
+            metrics["tokens_per_s"] = self._tokens * self._world_size / step_s
+            self._tokens = 0
+        self._last = metrics
+        if self.listeners:
+            self._add_state(metrics)
+            self._tell(metrics)
+
+    def metrics(self) -> Metrics | None:
+        """Of the last step; None before the first one."""
+        if self._last is not None and "memory" not in self._last and not self._core.closed:
+            self._add_state(self._last)
+        return self._last
+
+    def _take_loss(self, arrived: bool) -> float | None:
+        losses, self._losses = self._losses, []
+        if not losses or not arrived:
+            return None
+        mean = sum(map(float, losses)) / len(losses)
+        return mean if math.isfinite(mean) else None
+
+    def _take_collectives(self) -> dict[str, list[int]]:
+        """Those of the step, by operation."""
+        before, self._counted = self._counted, self.figures.collectives()
+        counts = {}
+        for name, (calls, nbytes) in self._counted.items():
+            earlier_calls, earlier_nbytes = before.get(name, (0, 0))
+            if calls > earlier_calls:
+                counts[name] = [calls - earlier_calls, nbytes - earlier_nbytes]
+        return counts
+
+    def _add_state(self, metrics: Metrics) -> None:
+        """What the rank holds now."""
+        held = self.figures.memory()
+        metrics["memory"] = {name: now for name, (now, _) in held.items()}
+        metrics["memory_peak"] = {name: most for name, (_, most) in held.items()}
+        metrics["model_state_bytes"] = self._core.model_state_bytes
+        metrics["rss_bytes"] = rss_bytes()
+        metrics["peak_rss_bytes"] = max(metrics["rss_bytes"], peak_rss_bytes())
+        if self._device.type == "cuda":
+            metrics["gpu_bytes"] = torch.cuda.memory_allocated(self._device)
+
+    def _tell(self, metrics: Metrics) -> None:
+        """A listener that fails is one less, with a warning: reports do not end a training."""
+        for listener in list(self.listeners):
+            try:
+                listener(metrics)
+            except Exception as error:
+                self.listeners.remove(listener)
+                _logger.warning(
+                    "step %d: the listener %s failed and gets no more steps: %s: %s",
+                    metrics["step"],
+                    getattr(listener, "__qualname__", type(listener).__name__),
+                    type(error).__name__,
+                    error,
+                )

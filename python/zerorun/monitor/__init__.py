@@ -1,0 +1,22 @@
+"""Monitors: the scalars of a training in TensorBoard, CSV files, Weights & Biases and Comet."""
+
+from __future__ import annotations
+
+from zerorun.monitor.comet import CometMonitor
+from zerorun.monitor.csv_files import CsvMonitor
+from zerorun.monitor.events import step_events
+from zerorun.monitor.master import MonitorMaster
+from zerorun.monitor.sink import Event, Monitor
+from zerorun.monitor.tensorboard import TensorBoardMonitor
+from zerorun.monitor.weights_and_biases import WandbMonitor
+
+__all__ = [
+    "CometMonitor",
+    "CsvMonitor",
+    "Event",
+    "Monitor",
+    "MonitorMaster",
+    "TensorBoardMonitor",
+    "WandbMonitor",
+    "step_events",
+]

@@ -1,0 +1,123 @@
+"""What a configuration asks to be told of a training, added to its engine."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import Any, Protocol
+
+import torch
+
+from zerorun import _C
+from zerorun.flops import FlopsProfile
+from zerorun.metrics import CollectiveTable, MetricsFile, ProgressLines, StepMeter
+from zerorun.monitor import MonitorMaster, step_events
+from zerorun.monitor.master import SECTIONS
+from zerorun.timeline import Timeline
+
+__all__ = ["observe"]
+
+
+class _Engine(Protocol):
+    """What is needed of a ZeroEngine."""
+
+    module: torch.nn.Module
+    monitor: MonitorMaster
+    meter: StepMeter
+    optimizer: Any
+    batch: Any
+
+    @property
+    def communicator(self) -> _C.Communicator: ...
+    @property
+    def settings(self) -> _C.Config: ...
+
+
+_TRACED = (2, 4)  # steps, unless the configuration names others
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """What is set in a section; what is null has its default."""
+    prefix = f"/{name}/"
+    return {
+        key.removeprefix(prefix): value
+        for key, value in values.items()
+        if key.startswith(prefix) and value is not None
+    }
+
+
+def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
+    """Adds the listeners that the configuration asks for.
+
+    ConfigError or OSError for what cannot be had, on the rank where it is.
+    """
+    found = {value.pointer: json.loads(value.value) for value in parsed.values}
+    rank, listeners = engine.communicator.rank, engine.meter.listeners
+    profile = _section(found, "flops_profiler")
+    breakdown = parsed.config.wall_clock_breakdown or bool(profile.get("enabled"))
+    table = _table(engine, _section(found, "comms_logger"))
+    trace = _section(found, "zerorun/trace")
+    if trace.get("file"):
+        steps = trace.get("steps") or _TRACED
+        table = table or CollectiveTable(engine.meter.figures, engine.communicator)
+        listeners.append(Timeline(engine, trace["file"], steps, table))
+    elif table is not None:
+        listeners.append(table)
+    path = found.get("/zerorun/metrics")
+    if path:
+        run = _description(engine, parsed.values)
+        listeners.append(MetricsFile(path, rank, engine.communicator.world_size, run))
+    engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
+    if rank > 0:
+        return
+    if engine.monitor.enabled:
+        scaled = parsed.config.precision.param_dtype == "fp16"
+
+        def report(metrics: dict[str, Any]) -> None:
+            engine.monitor.write_events(step_events(metrics, loss_scale=scaled, times=breakdown))
+
+        listeners.append(report)
+    if parsed.config.steps_per_print is not None or breakdown:
+        listeners.append(
+            ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine))
+        )
+    if profile.pop("enabled", False):
+        FlopsProfile.during(engine, **profile)
+
+
+def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
+    if not section.get("enabled"):
+        return None
+    ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
+    return CollectiveTable(
+        engine.meter.figures,
+        engine.communicator,
+        ops,
+        bool(section.get("verbose")),
+        bool(section.get("debug")),
+    )
+
+
+def _momenta(engine: _Engine) -> list[Any]:
+    groups = engine.optimizer.param_groups if engine.optimizer is not None else []
+    return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
+
+
+def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any]:
+    """What a metrics file says of its run: configuration and environment."""
+    settings = [
+        [value.pointer, json.loads(value.value), bool(value.is_default)] for value in values
+    ]
+    return {
+        "config": settings,
+        "environment": {
+            "zerorun": _C.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "system": platform.platform(),
+            "host": platform.node(),
+            "device": str(next((p.device for p in engine.module.parameters()), "cpu")),
+            "threads": torch.get_num_threads(),
+        },
+        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
+    }

@@ -1,0 +1,30 @@
+"""Rank 0's values on every rank."""
+
+from __future__ import annotations
+
+import torch
+
+from zerorun import _C
+
+__all__ = ["share", "text_of_rank_zero"]
+
+
+def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
+    """Overwrites a tensor of any dtype with rank 0's values, byte by byte. Collective."""
+    if communicator.world_size == 1 or tensor.is_meta or tensor.numel() == 0:
+        return
+    values = tensor.detach().contiguous().flatten()
+    communicator.broadcast(values.view(torch.uint8), 0, label)
+    tensor.detach().copy_(values.view_as(tensor))
+
+
+def text_of_rank_zero(text: str, communicator: _C.Communicator, label: str) -> str:
+    """Rank 0's text on every rank. Collective."""
+    own = text.encode()
+    length = torch.tensor([len(own)])
+    share(length, communicator, f"length of the {label}")
+    data = torch.zeros(int(length.item()), dtype=torch.uint8)
+    if communicator.rank == 0:
+        data = torch.tensor(list(own), dtype=torch.uint8)
+    share(data, communicator, label)
+    return bytes(data.tolist()).decode()

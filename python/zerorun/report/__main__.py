@@ -1,0 +1,86 @@
+"""python -m zerorun.report RUN... -o report.html: a page about runs, from their metrics files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerorun import _C
+from zerorun.report.page import data_of, html
+from zerorun.report.reader import Run, read_run
+from zerorun.report.serve import PageServer
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="zerorun report",
+        description="A page about runs: loss, throughput, memory, times, communication. It works "
+        "from disk, without a network.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="metrics file of a run, or a folder of the files of its ranks",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the page (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="instead of writing it, serve a page to this machine that follows the runs",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="of --serve (default: a free one)", metavar="PORT"
+    )
+    return parser.parse_args(argv)
+
+
+def _read(paths: Sequence[Path]) -> list[Run]:
+    runs = [read_run(path) for path in paths]
+    names = [run.name for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if names.count(run.name) > 1:  # of other folders
+            run.name = str(path)
+    return runs
+
+
+def _serve(paths: Sequence[Path], port: int) -> None:
+    _read(paths)  # what is wrong shows before a browser asks
+    server = PageServer(
+        lambda: html(_read(paths), live=True), lambda: data_of(_read(paths), live=True), port
+    )
+    print(f"{server.url}\nCtrl-C ends it.", flush=True)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = _arguments(argv)
+    try:
+        if given.serve:
+            _serve(given.runs, given.port)
+        else:
+            runs = _read(given.runs)
+            given.output.write_text(html(runs), encoding="utf-8")
+            steps = sum(run.first.columns.steps for run in runs)
+            print(f"{given.output}: {len(runs)} run{'s' if len(runs) != 1 else ''}, {steps} steps")
+    except (_C.Error, OSError) as error:
+        print(f"zerorun report: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

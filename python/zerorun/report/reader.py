@@ -1,0 +1,128 @@
+"""Run: what the metrics files of one run say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zerorun import _C
+from zerorun.metrics.fields import VERSION
+from zerorun.report.columns import Columns
+
+__all__ = ["Run", "read_run"]
+
+_RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
+
+
+class RankFigures:
+    """One rank of a run."""
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self.memory: dict[str, int] = {}  # the most in each category
+        self.peak_rss: int | None = None
+        self.collectives: dict[str, list[int]] = {}
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.columns.add(line)
+        for name, nbytes in (line.get("memory_peak") or {}).items():
+            self.memory[name] = max(self.memory.get(name, 0), nbytes)
+        if isinstance(line.get("peak_rss_bytes"), int):
+            self.peak_rss = max(self.peak_rss or 0, line["peak_rss_bytes"])
+        for name, (calls, nbytes) in (line.get("collectives") or {}).items():
+            sums = self.collectives.setdefault(name, [0, 0])
+            sums[0] += calls
+            sums[1] += nbytes
+
+
+class Run:
+    """The figures of a run's ranks, read line by line, so that files of any length fit."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ranks: dict[int, RankFigures] = {}
+        self.world_size: int | None = None
+        self.about: dict[str, Any] = {}
+        self.bad_lines = 0
+        self.param_hash: str | None = None
+
+    def add_line(self, text: str, rank: int, where: Path) -> int:
+        """The rank that the next lines belong to."""
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            self.bad_lines += 1
+        elif "zerorun_metrics" in line:
+            rank = self._add_head(line, where)
+        elif "param_hash" in line:
+            self.param_hash = str(line["param_hash"])
+        elif isinstance(line.get("step"), int):
+            self._add_step(line, rank)
+        else:
+            self.bad_lines += 1
+        return rank
+
+    def _add_head(self, head: dict[str, Any], where: Path) -> int:
+        version = head["zerorun_metrics"]
+        if not isinstance(version, int) or version > VERSION:
+            raise _C.ConfigError(
+                f"{where}: a metrics file of version {version}, and this zerorun reads version "
+                f"{VERSION} and earlier: install a newer one"
+            )
+        if isinstance(head.get("run"), dict):
+            self.about = self.about or head["run"]
+        self.world_size = head.get("world_size") or self.world_size
+        return int(head.get("rank", 0))
+
+    def _add_step(self, line: dict[str, Any], rank: int) -> None:
+        own = line.get("rank", rank)
+        figures = self.ranks.setdefault(own if isinstance(own, int) else rank, RankFigures())
+        try:
+            figures.add(line)
+        except (TypeError, ValueError, AttributeError):
+            self.bad_lines += 1
+
+    @property
+    def first(self) -> RankFigures:
+        """Rank 0, or the lowest that is there."""
+        return self.ranks[min(self.ranks)]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.jsonl"))
+    beside = path.parent.glob(f"{path.stem}.rank*{path.suffix}")
+    return [path, *sorted(other for other in beside if _RANK_IN_NAME.search(other.stem))]
+
+
+def read_run(path: Path) -> Run:
+    """A run from its metrics file, whose other ranks' files lie beside it, or from a folder of
+    them. IoError where there is none, ConfigError for a file of something else."""
+    if not path.exists():
+        raise _C.IoError(f"{path}: no such file or folder; expected the FILE of --metrics")
+    files = _files(path)
+    run = Run(path.stem if path.is_file() else path.resolve().name)
+    for file in files:
+        named = _RANK_IN_NAME.search(file.stem)
+        rank = int(named.group(1)) if named else 0
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            rank = _read(run, lines, rank, file)
+    if not run.ranks:
+        what = "no file *.jsonl in it" if not files else "no line with a step in it"
+        raise _C.ConfigError(
+            f"{path}: {what}; expected a file of one JSON object a step, as `zerorun train "
+            "--metrics FILE` or the key zerorun.metrics of a configuration writes it"
+        )
+    return run
+
+
+def _read(run: Run, lines: Iterable[str], rank: int, file: Path) -> int:
+    for text in lines:
+        if text.strip():
+            rank = run.add_line(text, rank, file)
+    return rank

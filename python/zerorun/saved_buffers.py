@@ -1,0 +1,102 @@
+"""A model's buffers in a checkpoint: tensors of one of its safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from zerorun import _C
+
+__all__ = ["check", "names", "read", "restore", "values"]
+
+# (name, dtype as safetensors spells it, shape, bytes)
+Saved = list[tuple[str, str, list[int], torch.Tensor]]
+
+_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def _of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that belong to the model's state dict."""
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            yield name, value
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for name, _ in _of(model)]
+
+
+def values(model: nn.Module) -> Saved:
+    """The buffers for _C.save_checkpoint. Raises ConfigError for one that safetensors has no form
+    for."""
+    saved = []
+    for name, value in _of(model):
+        if value.layout is not torch.strided or value.dtype not in _NAMES or value.is_meta:
+            raise _C.ConfigError(
+                f"save_checkpoint: the buffer {name} is {value.layout} of {value.dtype}, which "
+                "safetensors has no form for: keep it in another dtype, or register it with "
+                "persistent=False"
+            )
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+        saved.append((name, _NAMES[value.dtype], list(value.shape), data))
+    return saved
+
+
+def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
+    """The buffers of a checkpoint by name, on the CPU. Raises CheckpointError."""
+    buffers = {}
+    for index, (name, dtype, shape) in enumerate(saved.buffers):
+        if dtype not in _DTYPES:
+            raise _C.CheckpointError(f"the buffer {name} is of {dtype}, which torch does not have")
+        value = torch.empty(shape, dtype=_DTYPES[dtype])
+        flat = value.reshape(-1)
+        data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+        saved.read_buffer(index, data)
+        buffers[name] = value
+    return buffers
+
+
+def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
+    """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
+    present = {name: value.shape for name, value in _of(model)}
+    for name, value in saved.items():
+        if name in present and present[name] != value.shape:
+            raise _C.CheckpointError(
+                f"{folder}: the buffer {name} has shape {tuple(value.shape)}, in this model "
+                f"{tuple(present[name])}; load_module_strict=False leaves it as it is"
+            )
+    for name in sorted(present.keys() ^ saved.keys()):
+        has, lacks = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
+        raise _C.CheckpointError(
+            f"{folder}: the {has} has the buffer {name}, the {lacks} not; load_module_strict=False "
+            "loads the others"
+        )
+
+
+def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
+    """Gives the model's buffers the saved values, where name and shape are the same."""
+    present = dict(model.named_buffers())
+    for name, value in saved.items():
+        if name in present and present[name].shape == value.shape:
+            present[name].detach().copy_(value)

@@ -1,0 +1,186 @@
+// Ranks on several hosts, which are threads here: what they compute on different layouts, and what
+// they say when one of them fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <latch>
+#include <string>
+#include <vector>
+
+#include "comm/hierarchical/topology.h"
+#include "comm/waiting.h"
+#include "device/cpu/cpu_stream.h"
+#include "tests/comm/reference.h"
+#include "tests/harness.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::AllOf;
+using testing::Bytes;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+
+constexpr std::chrono::seconds kTimeout{30};
+
+std::string host_of_pair(int rank) { return rank < 2 ? "a" : "b"; }
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(TopologyTest, HostsCountFromRankZeroOnAndShareTheirTraffic) {
+  const Topology topology({"x", "y", "x", "y", "y"});
+  EXPECT_EQ(topology.hosts(), 2);
+  EXPECT_THAT(topology.ranks_of(0), ElementsAre(0, 2));
+  EXPECT_THAT(topology.ranks_of(1), ElementsAre(1, 3, 4));
+  EXPECT_EQ(topology.host_of(4), 1);
+  EXPECT_EQ(topology.local_rank(4), 2);
+  // Ranks 1 and 4, the first and third of their host, are served by the first of the other.
+  EXPECT_EQ(topology.relay(0, 1), 0);
+  EXPECT_EQ(topology.relay(0, 3), 2);
+  EXPECT_EQ(topology.relay(0, 4), 0);
+  EXPECT_EQ(topology.relay(1, 2), 3);
+}
+
+TEST(WaitingNoticeTest, ComesAfterTenSecondsAndThenAtGrowingIntervals) {
+  WaitingNotice notice;
+  std::vector<int> told;
+  for (int second = 0; second <= 100; ++second) {
+    if (notice.due(std::chrono::seconds(second))) told.push_back(second);
+  }
+  EXPECT_THAT(told, ElementsAre(10, 20, 40, 80));
+}
+
+TEST(HostsTest, AnyLayoutAddsWithinTheDocumentedBound) {
+  constexpr int kRanks = 5;
+  constexpr int64_t kNumel = 3001;
+  std::vector<Bytes> inputs;
+  for (unsigned rank = 0; rank < kRanks; ++rank) {
+    inputs.push_back(testing::random_values(DType::fp32, kNumel, rank));
+  }
+  // Neither side by side nor powers of two.
+  const std::string hosts = "abbab";
+  run_ranks(
+      kRanks,
+      [&](Communicator& communicator) {
+        const auto stream = make_inline_stream();
+        Bytes in = inputs[static_cast<size_t>(communicator.rank())];
+        Bytes out(in.size());
+        communicator
+            .all_reduce(testing::view(in, DType::fp32), testing::view(out, DType::fp32),
+                        ReduceOp::sum, Output::overwrite, *stream, "")
+            .synchronize();
+        for (int64_t i = 0; i < kNumel; ++i) {
+          double sum = 0;
+          double magnitude = 0;
+          for (const Bytes& input : inputs) {
+            const double value = testing::float_at(input.data(), DType::fp32, i);
+            sum += value;
+            magnitude += std::abs(value);
+          }
+          const double bound = 2 * (std::log2(kRanks) + 2) * 0x1p-24 * magnitude;
+          ASSERT_NEAR(testing::float_at(out.data(), DType::fp32, i), sum, bound) << i;
+        }
+      },
+      kTimeout, [&](int rank) { return std::string(1, hosts[static_cast<size_t>(rank)]); });
+}
+
+TEST(HostsTest, TheTransportSaysWhatItIs) {
+  run_ranks(
+      4,
+      [](Communicator& communicator) {
+        EXPECT_EQ(communicator.transport(), "shm+gloo");
+        EXPECT_EQ(communicator.local_world_size(), 2);
+        EXPECT_FALSE(communicator.reads_peers());
+      },
+      kTimeout, host_of_pair);
+  run_ranks(
+      2,
+      [](Communicator& communicator) {
+        EXPECT_EQ(communicator.transport(), "gloo");
+        EXPECT_EQ(communicator.local_world_size(), 1);
+      },
+      kTimeout, [](int rank) { return std::to_string(rank); });
+}
+
+TEST(HostsTest, ARankThatLeavesEndsTheWaitOfAllOthers) {
+  run_ranks(
+      4,
+      [](Communicator& communicator) {
+        const auto stream = make_inline_stream();
+        communicator.barrier(*stream, "together").synchronize();
+        if (communicator.rank() == 3) return;
+        Bytes values(400);
+        const TensorView view = testing::view(values, DType::fp32);
+        const auto call = [&] {
+          communicator
+              .all_reduce(view, view, ReduceOp::sum, Output::overwrite, *stream, "grad norm")
+              .synchronize();
+        };
+        const std::string error = error_of(call);
+        EXPECT_THAT(error, AllOf(HasSubstr("rank 3"), HasSubstr("left"), HasSubstr("all_reduce"),
+                                 HasSubstr("'grad norm'")));
+        EXPECT_EQ(error_of(call), error);
+      },
+      kTimeout, host_of_pair);
+}
+
+TEST(HostsTest, RanksThatDivergeGetAnErrorThatNamesBoth) {
+  run_ranks(
+      4,
+      [](Communicator& communicator) {
+        const auto stream = make_inline_stream();
+        const char* label = communicator.rank() < 2 ? "bucket 1" : "bucket 2";
+        const std::string error =
+            error_of([&] { communicator.barrier(*stream, label).synchronize(); });
+        EXPECT_THAT(error, AllOf(HasSubstr("ranks diverged"), HasSubstr("bucket 1"),
+                                 HasSubstr("bucket 2")));
+      },
+      kTimeout, host_of_pair);
+}
+
+TEST(HostsTest, AWaitThatIsTooLongNamesWhoWasWaitedFor) {
+  std::latch over(4);
+  run_ranks(
+      4,
+      [&](Communicator& communicator) {
+        const auto stream = make_inline_stream();
+        if (communicator.rank() < 2) {
+          const std::string error =
+              error_of([&] { communicator.barrier(*stream, "step 7").synchronize(); });
+          EXPECT_THAT(error, AllOf(HasSubstr("waited"), HasSubstr("'step 7'"),
+                                   ::testing::ContainsRegex("for rank [23] ")));
+        }
+        over.arrive_and_wait();
+      },
+      std::chrono::milliseconds(2000), host_of_pair);
+}
+
+TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
+  const auto store = make_memory_store();
+  testing::run_threads(2, [&](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = 3;
+    options.store = store;
+    options.timeout = std::chrono::milliseconds(rank == 0 ? 300 : 2000);
+    options.host = std::to_string(rank);
+    const std::string error = error_of([&] { make_communicator(options); });
+    if (rank == 0) {
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waited"), HasSubstr("2 of 3 to join")));
+    } else {
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 1 waited"), HasSubstr("all 3 ranks")));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,80 @@
+"""A zerorun job on the hosts of a test, and what it leaves behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from .namespaces import Hosts
+
+ROOT = Path(__file__).parents[2]
+ZERORUN = ROOT / "build/release/bin/zerorun"
+
+
+class Job:
+    """The command on the first host."""
+
+    def __init__(self, hosts: Hosts, options: list[str], program: list[str], start: str = "ssh"):
+        self.hosts = hosts
+        arguments = [str(ZERORUN), "--accelerator", "cpu", "--hostfile", str(hosts.hostfile)]
+        if start == "ssh":
+            arguments += [f"--launcher_args={hosts.ssh_options()}"]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            hosts.inside(0, *arguments, *options, *program),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def members(self) -> list[int]:
+        """Every process on the hosts but their sshd: what runs there is the job."""
+        return [pid for host in range(2) for pid in self.members_on(host)]
+
+    def members_on(self, host: int) -> list[int]:
+        return [pid for pid in self.hosts.processes(host) if name_of(pid) not in ("sshd", "")]
+
+    def read_lines(self, count: int) -> list[str]:
+        assert self.process.stdout is not None
+        return [self.process.stdout.readline().rstrip("\n") for _ in range(count)]
+
+    def wait(self, timeout: float = 60) -> tuple[int, str, str]:
+        """Exit code as a shell gives it, rest of standard output, standard error."""
+        try:
+            output, errors = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        code = self.process.returncode
+        return code if code >= 0 else 128 - code, output, errors
+
+    def survivors(self, patience: float = 10) -> list[str]:
+        """What is left once everything had time to go."""
+        deadline = time.monotonic() + patience
+        while (left := self.members()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return [name_of(pid) for pid in left]
+
+    def kill(self) -> None:
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.communicate()
+
+
+def name_of(pid: int) -> str:
+    """Empty for a process that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    return "" if fields["State"][0] in "ZX" else fields["Name"]
+
+
+def segments() -> set[str]:
+    return set(os.listdir("/dev/shm"))  # noqa: S108  (where segments are)

@@ -1,0 +1,129 @@
+"""Two hosts on one machine: network namespaces with a veth pair, each with sshd and a name."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+NAMES = ("zr-host-a", "zr-host-b")
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    """The namespaces, their daemons and keys, and a hostfile; `close` removes all of it."""
+
+    def __init__(self, folder: Path, slots: int = 2) -> None:
+        self.folder = folder
+        self.namespaces = [f"zr{os.getpid()}{letter}" for letter in "ab"]
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.key = folder / "key"
+        self.hostfile = folder / "hosts"
+        self.hostfile.write_text("".join(f"{one} slots={slots}\n" for one in ADDRESSES))
+        try:
+            self._connect()
+            self._start_daemons()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        names = "127.0.0.1 localhost\n"
+        names += "".join(f"{a} {n}\n" for a, n in zip(ADDRESSES, NAMES, strict=True))
+        for namespace in self.namespaces:
+            own = Path("/etc/netns", namespace)  # `ip netns exec` mounts it over /etc
+            own.mkdir(parents=True)
+            (own / "hosts").write_text(names)
+            run("ip", "netns", "add", namespace)
+            run("ip", "-n", namespace, "link", "set", "lo", "up")
+        a, b = self.namespaces
+        run(
+            "ip", "-n", a, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", b
+        )
+        for namespace, address in zip(self.namespaces, ADDRESSES, strict=True):
+            run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", namespace, "link", "set", "eth0", "up")
+
+    def _start_daemons(self) -> None:
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
+        authorized = self.folder / "authorized_keys"
+        shutil.copy(f"{self.key}.pub", authorized)
+        Path("/run/sshd").mkdir(exist_ok=True)
+        for number, address in enumerate(ADDRESSES):
+            config = self.folder / f"sshd{number}"
+            config.write_text(
+                f"ListenAddress {address}\nHostKey {self.key}\nAuthorizedKeysFile {authorized}\n"
+                f"PidFile none\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
+            )
+            self.daemons.append(
+                subprocess.Popen(
+                    self.inside(number, "/usr/sbin/sshd", "-D", "-f", str(config)),
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+        for number in range(2):
+            probe = (
+                "import socket, sys\n"
+                f"socket.create_connection(({ADDRESSES[number]!r}, 22), 1).close()"
+            )
+            deadline = time.monotonic() + 20
+            command = self.inside(1 - number, "python3", "-c", probe)
+            while subprocess.run(command, capture_output=True, check=False).returncode != 0:
+                if time.monotonic() > deadline:
+                    raise RuntimeError("sshd does not listen")
+                time.sleep(0.05)
+
+    def inside(self, number: int, *words: str) -> list[str]:
+        """The command that runs `words` on one of the hosts, under that host's name."""
+        script = f'hostname {NAMES[number]}; exec "$@"'
+        shell = ["unshare", "--uts", "sh", "-c", script, "sh", *words]
+        return ["ip", "netns", "exec", self.namespaces[number], *shell]
+
+    def processes(self, number: int) -> list[int]:
+        """Those that run on one of the hosts."""
+        words = ["ip", "netns", "pids", self.namespaces[number]]
+        found = subprocess.run(words, check=True, capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def ssh_options(self) -> str:
+        return (
+            f"-i {self.key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
+            "-o LogLevel=ERROR"
+        )
+
+    def cut(self) -> None:
+        """The link between the hosts goes down, without a word to either."""
+        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "down")
+
+    def mend(self) -> None:
+        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "up")
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+            daemon.wait()
+        for namespace in self.namespaces:
+            subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns", namespace), ignore_errors=True)
+
+
+def missing() -> str:
+    """What keeps this machine from having such hosts, or nothing."""
+    for program in ("ip", "ssh", "ssh-keygen", "unshare"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    if not Path("/usr/sbin/sshd").exists():
+        return "sshd is not installed"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        run("ip", "netns", "add", f"zrprobe{os.getpid()}")
+        run("ip", "netns", "delete", f"zrprobe{os.getpid()}")
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces: {error.stderr.strip()}"
+    return ""

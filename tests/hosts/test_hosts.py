@@ -1,0 +1,128 @@
+"""Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, by hand."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from .job import ZERORUN, Job
+from .namespaces import ADDRESSES, NAMES, Hosts
+
+PLACE = ["sh", "-c", "echo $RANK $WORLD_SIZE $NODE_RANK $MASTER_ADDR $(hostname)"]
+PLACES = {f"{rank} 4 {rank // 2} {ADDRESSES[0]} {NAMES[rank // 2]}" for rank in range(4)}
+
+DDP = """
+import torch, torch.distributed as dist
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    torch.manual_seed(step * 100 + dist.get_rank())
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+total = torch.ones(1); dist.all_reduce(total)
+print(dist.get_rank(), int(total), f"{model.module.weight.sum().item():.6f}")
+dist.destroy_process_group()
+"""
+
+
+def test_ssh_starts_ranks_on_both_hosts(hosts: Hosts) -> None:
+    job = Job(hosts, [], PLACE)
+    code, output, errors = job.wait()
+    assert (code, errors) == (0, "")
+    assert set(output.splitlines()) == PLACES
+    assert not job.survivors()
+
+
+def test_pdsh_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSH_SSH_ARGS", f"{hosts.ssh_options()} %h")
+    job = Job(hosts, ["--launcher", "pdsh"], PLACE, start="pdsh")
+    code, output, errors = job.wait()
+    assert (code, errors) == (0, "")
+    assert set(output.splitlines()) == PLACES
+
+
+def test_started_by_hand(hosts: Hosts) -> None:
+    port = "29517"
+    options = ["--accelerator", "cpu", "--nproc_per_node", "2", "--nnodes", "2"]
+    options += ["--master_addr", ADDRESSES[0], "--master_port", port]
+    jobs = [
+        subprocess.Popen(
+            hosts.inside(node, str(ZERORUN), *options, "--node_rank", str(node), *PLACE),
+            env={**os.environ, "ZERORUN_JOB_SECRET": "only we know"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in (1, 0)
+    ]
+    output = "".join(job.communicate(timeout=60)[0] for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0]
+    assert set(output.splitlines()) == PLACES
+
+
+def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # whose python runs the ranks
+    script = hosts.folder / "ddp.py"
+    script.write_text(DDP)
+    job = Job(hosts, ["--interface", "eth0"], [str(script)])
+    code, output, errors = job.wait(timeout=240)
+    assert code == 0, errors
+    lines = [line.split() for line in sorted(output.splitlines())]
+    assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
+    assert len({line[2] for line in lines}) == 1
+
+
+def test_a_cut_link_ends_the_job_on_both_hosts(hosts: Hosts) -> None:
+    job = Job(hosts, [], ["sh", "-c", "echo ready; exec sleep 1000"])
+    assert job.read_lines(4) == ["ready"] * 4
+    hosts.cut()
+    try:
+        cut = time.monotonic()
+        code, _, errors = job.wait()
+        assert code == 1
+        assert f"host {ADDRESSES[1]} (node 1) was lost: nothing was heard" in errors
+        assert not job.survivors()
+        assert time.monotonic() - cut < 8
+    finally:
+        hosts.mend()
+
+
+def test_an_ssh_that_is_refused_is_the_error(hosts: Hosts) -> None:
+    job = Job(hosts, ["--ssh_port", "23"], PLACE)
+    code, _, errors = job.wait()
+    assert code == 1
+    assert f"no launcher on host {ADDRESSES[1]}" in errors
+    assert "Connection refused" in errors
+
+
+def test_the_first_line_comes_within_a_second_and_the_way_there(hosts: Hosts) -> None:
+    ssh = ["ssh", *hosts.ssh_options().split(), ADDRESSES[1], "true"]
+    started = time.monotonic()
+    subprocess.run(hosts.inside(0, *ssh), check=True)
+    round_trip = time.monotonic() - started
+    times = []
+    for _ in range(3):
+        job = Job(hosts, [], ["sh", "-c", "echo here"])
+        job.read_lines(4)
+        times.append(time.monotonic() - job.started)
+        job.wait()
+    print(f"first line of four: {min(times):.2f} s, ssh alone {round_trip:.2f} s", file=sys.stderr)
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert min(times) < 1 + round_trip
+
+
+def test_open_mpi_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_args", hosts.ssh_options())
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    job = Job(hosts, ["--launcher", "openmpi"], PLACE, start="mpirun")
+    code, output, errors = job.wait()
+    assert code == 0, errors
+    assert set(output.splitlines()) == PLACES
+    assert not job.survivors()

@@ -1,0 +1,160 @@
+#include "launcher/choose_cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/launcher/cluster_choice.h"
+#include "tests/scratch.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using testing::choose;
+using ::testing::HasSubstr;
+using testing::Scratch;
+using testing::text_of;
+using testing::worker;
+
+TEST(ChooseCluster, AMissingHostfileMeansThisHost) {
+  const ClusterChoice choice = choose({"--hostfile", "/no/such/file"}, worker(2, std::nullopt, {}));
+  EXPECT_EQ(text_of(choice.cluster), "worker-1:0,1");
+  EXPECT_THAT(choice.note, HasSubstr("/no/such/file does not exist"));
+}
+
+TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
+  const Scratch folder;
+  const std::string path = folder.write("hosts", "198.51.100.1 slots=2\nworker-1 slots=3\n");
+  const Cluster cluster =
+      choose({"-H", path, "--max_restarts=2", "--ssh_port=2222", "--launcher_args=-v '-o A b'"},
+             worker(4, std::nullopt, {}))
+          .cluster;
+  EXPECT_EQ(cluster.node_rank, 1);
+  EXPECT_EQ(cluster.first_rank(), 2);
+  EXPECT_EQ(cluster.world_size(), 5);
+  EXPECT_TRUE(cluster.coordinates);
+  EXPECT_EQ(cluster.endpoint_host, "198.51.100.1");
+  EXPECT_EQ(cluster.endpoint_port, 29500);
+  EXPECT_EQ(cluster.max_restarts, 2);
+  EXPECT_EQ(cluster.ssh_port, 2222);
+  EXPECT_THAT(cluster.start_arguments, ::testing::ElementsAre("-v", "-o A b"));
+}
+
+TEST(ChooseCluster, OfOtherHostsItRunsNoRanks) {
+  const Scratch folder;
+  const std::string path = folder.write("hosts", "198.51.100.1 slots=2\n198.51.100.2 slots=2\n");
+  const Cluster cluster = choose({"-H", path}, worker(4, std::nullopt, {})).cluster;
+  EXPECT_EQ(cluster.node_rank, -1);
+  EXPECT_TRUE(cluster.coordinates);
+}
+
+TEST(ChooseCluster, ARangeOfHostsIsKept) {
+  const Cluster cluster = choose({"--nnodes=1:4", "--rdzv_endpoint=198.51.100.1", "--node_rank=3"},
+                                 worker(1, std::nullopt, {}))
+                              .cluster;
+  EXPECT_EQ(cluster.min_hosts, 1);
+  EXPECT_EQ(cluster.max_hosts, 4);
+  EXPECT_EQ(cluster.node_rank, 3);
+}
+
+TEST(ChooseCluster, ALoopbackAddressForSeveralHostsIsSaid) {
+  const auto note = [](const char* address) {
+    return choose({"--nnodes=2", "--node_rank=0", "--master_addr", address},
+                  worker(1, std::nullopt, {}))
+        .note;
+  };
+  EXPECT_THAT(note("127.0.0.1"), HasSubstr("which every machine has for itself"));
+  EXPECT_EQ(note("198.51.100.1"), "");
+}
+
+TEST(ChooseCluster, KubernetesSaysItInTorchrunsVariables) {
+  const Environment pod = {{"PET_NNODES", "2"},
+                           {"PET_NODE_RANK", "1"},
+                           {"PET_NPROC_PER_NODE", "2"},
+                           {"PET_MASTER_ADDR", "job-master-0"},
+                           {"PET_MASTER_PORT", "23456"}};
+  const Cluster cluster = choose({}, worker(4, std::nullopt, pod)).cluster;
+  EXPECT_EQ(text_of(cluster), "job-master-0: worker-1:0,1 by hand");
+  EXPECT_EQ(cluster.endpoint_port, 23456);
+  EXPECT_EQ(text_of(choose({"--nnodes=1", "--node_rank=0"}, worker(2, std::nullopt, pod)).cluster),
+            "worker-1:0,1")
+      << "options win";
+}
+
+// srun -N2 zerorun ...
+Environment task_of_srun() {
+  return {{"SLURM_JOB_ID", "77"},        {"SLURM_JOB_NODELIST", "worker-[1-3]"},
+          {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "worker-[1-2]"},
+          {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+          {"SLURM_PROCID", "1"},         {"SLURM_NODEID", "1"}};
+}
+
+TEST(ChooseCluster, ATaskOfSrunIsTheLauncherOfItsHost) {
+  const Cluster cluster = choose({}, worker(2, std::nullopt, task_of_srun())).cluster;
+  EXPECT_EQ(text_of(cluster), "worker-1: worker-2:0,1 by hand");
+  EXPECT_EQ(cluster.node_rank, 1);
+  EXPECT_FALSE(cluster.coordinates);
+  EXPECT_EQ(cluster.endpoint_host, "worker-1");
+  EXPECT_EQ(cluster.endpoint_port, 15077);
+}
+
+TEST(ChooseCluster, SeveralTasksOnAHostAreAnError) {
+  Environment environment = task_of_srun();
+  environment["SLURM_STEP_NUM_TASKS"] = "8";
+  environment["SLURM_STEP_TASKS_PER_NODE"] = "4(x2)";
+  try {
+    choose({}, worker(2, std::nullopt, environment));
+    FAIL() << "expected an error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("srun has started 8 launchers"));
+    EXPECT_THAT(error.what(), HasSubstr("srun --ntasks-per-node=1 zerorun"));
+  }
+}
+
+TEST(ChooseCluster, AHostfileUnderSrunWouldStartTheJobSeveralTimes) {
+  const Scratch folder;
+  const std::string path = folder.write("hosts", "worker-1 slots=1\nworker-2 slots=1\n");
+  try {
+    choose({"--hostfile", path}, worker(2, std::nullopt, task_of_srun()));
+    FAIL() << "expected an error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("srun has started 2 launchers"));
+  }
+}
+
+TEST(ChooseCluster, AnAllocationsHostsAreStartedBySrun) {
+  const Environment batch = {{"SLURM_JOB_ID", "77"},
+                             {"SLURM_JOB_NODELIST", "worker-[1-2]"},
+                             {"SLURM_TASKS_PER_NODE", "1(x2)"},
+                             {"SLURM_PROCID", "0"},
+                             {"SLURM_NTASKS", "2"}};
+  EXPECT_EQ(text_of(choose({}, worker(2, std::nullopt, batch)).cluster),
+            "worker-1:0,1 worker-2: by slurm");
+  EXPECT_EQ(text_of(choose({"--num_gpus=1"}, worker(2, std::nullopt, batch)).cluster),
+            "worker-1:0 worker-2:0 by slurm");
+  EXPECT_EQ(text_of(choose({"--num_nodes=1"}, worker(2, std::nullopt, batch)).cluster),
+            "worker-1:0,1");
+  Environment tasks = batch;
+  tasks["SLURM_TASKS_PER_NODE"] = "3,2";
+  EXPECT_EQ(text_of(choose({}, worker(0, std::nullopt, tasks)).cluster),
+            "worker-1:0,1,2 worker-2:0,1 by slurm");
+  Environment rank = batch;
+  rank["RANK"] = "0";
+  EXPECT_EQ(text_of(choose({}, worker(2, std::nullopt, rank)).cluster), "worker-1:0,1")
+      << "what a rank starts is a job of its own";
+}
+
+TEST(ChooseCluster, AProcessOfMpirunIsTheLauncherOfItsHost) {
+  const Environment process = {{"OMPI_COMM_WORLD_SIZE", "2"},
+                               {"OMPI_COMM_WORLD_RANK", "0"},
+                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                               {"MASTER_ADDR", "worker-1"}};
+  EXPECT_EQ(text_of(choose({}, worker(2, std::nullopt, process)).cluster),
+            "worker-1:0,1 : by hand");
+  Environment crowded = process;
+  crowded["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
+  EXPECT_THROW(choose({}, worker(2, std::nullopt, crowded)), ConfigError);
+}
+
+}  // namespace
+}  // namespace zerorun

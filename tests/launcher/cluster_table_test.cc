@@ -1,0 +1,306 @@
+// Which hosts and slots a job gets: hostfile, --include, --exclude, --num_nodes, --num_gpus and
+// CUDA_VISIBLE_DEVICES.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ostream>
+
+#include "tests/launcher/cluster_choice.h"
+#include "tests/scratch.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+using testing::choose;
+using ::testing::HasSubstr;
+using testing::Scratch;
+using testing::text_of;
+using testing::Words;
+using testing::worker;
+
+// What is there and asked for, and the hosts with their slots or a part of the error.
+struct ClusterCase {
+  std::string label;
+  std::optional<std::string> hostfile;
+  Words options;
+  std::string expected;
+  std::string error = "";
+  std::optional<std::string> visible = std::nullopt;  // CUDA_VISIBLE_DEVICES
+  int gpus = 4;                                       // in this machine
+};
+
+void PrintTo(const ClusterCase& row, std::ostream* out) { *out << row.label; }
+
+class ClusterTable : public ::testing::TestWithParam<ClusterCase> {};
+
+TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
+  const ClusterCase& row = GetParam();
+  const Scratch folder;
+  Words words = row.options;
+  if (row.hostfile) {
+    const std::string path = folder.write("hosts", *row.hostfile);
+    words.insert(words.begin(), {"--hostfile", path});
+  }
+  const ThisHost here = worker(row.gpus, row.visible, {});
+  if (row.error.empty()) {
+    EXPECT_EQ(text_of(choose(words, here).cluster), row.expected);
+    return;
+  }
+  try {
+    const ClusterChoice choice = choose(words, here);
+    FAIL() << "expected an error with '" << row.error << "', got " << text_of(choice.cluster);
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(row.error));
+  }
+}
+
+const auto kNoFile = std::nullopt;
+const std::string kTwo = "worker-1 slots=4\nworker-2 slots=4\n";
+const std::string kThree = "worker-1 slots=2\nworker-2 slots=4\nworker-3 slots=3\n";
+
+// Rows whose results are those of DeepSpeed 0.19 (its grammar: HOST[:SLOT[,SLOT...]][@HOST...]).
+INSTANTIATE_TEST_SUITE_P(
+    AsDeepSpeed, ClusterTable,
+    ::testing::Values(
+        ClusterCase{"no file: all GPUs here", kNoFile, {}, "worker-1:0,1,2,3"},
+        ClusterCase{"no file, include", kNoFile, {"-i", "localhost:1,3"}, "worker-1:1,3"},
+        ClusterCase{"no file, exclude", kNoFile, {"-e", "localhost:0"}, "worker-1:1,2,3"},
+        ClusterCase{"no file, count", kNoFile, {"--num_gpus", "2"}, "worker-1:0,1"},
+        ClusterCase{"no file, one node", kNoFile, {"--num_nodes", "1"}, "worker-1:0,1,2,3"},
+        ClusterCase{"no file, default words",
+                    kNoFile,
+                    {"--num_nodes", "-1", "--num_gpus", "-1"},
+                    "worker-1:0,1,2,3"},
+        ClusterCase{"no file, two nodes",
+                    kNoFile,
+                    {"--num_nodes", "2"},
+                    "",
+                    "no host but this one is known"},
+        ClusterCase{"two hosts", kTwo, {}, "worker-1:0,1,2,3 worker-2:0,1,2,3 by ssh"},
+        ClusterCase{"order of the file",
+                    "worker-2 slots=1\nworker-1 slots=1\n",
+                    {},
+                    "worker-2:0 worker-1:0 by ssh"},
+        ClusterCase{"comments and blank lines",
+                    "# hosts\n\nworker-1 slots=1 # me\n  \nworker-2 slots=2\n",
+                    {},
+                    "worker-1:0 worker-2:0,1 by ssh"},
+        ClusterCase{"tabs and carriage returns",
+                    "worker-1\tslots=1\r\nworker-2  slots=1\r\n",
+                    {},
+                    "worker-1:0 worker-2:0 by ssh"},
+        ClusterCase{"last line without an end",
+                    "worker-1 slots=1\nworker-2 slots=1",
+                    {},
+                    "worker-1:0 worker-2:0 by ssh"},
+        ClusterCase{"only this host", "worker-1 slots=2\n", {}, "worker-1:0,1"},
+        ClusterCase{"first node of two", kTwo, {"--num_nodes", "1"}, "worker-1:0,1,2,3"},
+        ClusterCase{
+            "both nodes", kTwo, {"--num_nodes=2"}, "worker-1:0,1,2,3 worker-2:0,1,2,3 by ssh"},
+        ClusterCase{
+            "more nodes than there are", kTwo, {"--num_nodes", "3"}, "", "there are 2 hosts"},
+        ClusterCase{"GPUs per node", kTwo, {"--num_gpus", "2"}, "worker-1:0,1 worker-2:0,1 by ssh"},
+        ClusterCase{"nodes and GPUs",
+                    kThree,
+                    {"--num_nodes", "2", "--num_gpus", "1"},
+                    "worker-1:0 worker-2:0 by ssh"},
+        ClusterCase{"accelerators", kTwo, {"--num_accelerators=1"}, "worker-1:0 worker-2:0 by ssh"},
+        ClusterCase{"include a host", kTwo, {"-i", "worker-1"}, "worker-1:0,1,2,3"},
+        ClusterCase{"include another", kTwo, {"-i", "worker-2"}, "worker-2:0,1,2,3 by ssh"},
+        ClusterCase{"include slots of one", kTwo, {"-i", "worker-1:0,2"}, "worker-1:0,2"},
+        ClusterCase{"include host and slots",
+                    kTwo,
+                    {"--include", "worker-1@worker-2:0,2"},
+                    "worker-1:0,1,2,3 worker-2:0,2 by ssh"},
+        ClusterCase{"include both with slots",
+                    kTwo,
+                    {"--include", "worker-1:3@worker-2:1"},
+                    "worker-1:3 worker-2:1 by ssh"},
+        ClusterCase{"include in another order",
+                    kTwo,
+                    {"-i", "worker-2:0@worker-1:1"},
+                    "worker-1:1 worker-2:0 by ssh"},
+        ClusterCase{"include slots twice", kTwo, {"-i", "worker-2:1,0,1"}, "worker-2:0,1 by ssh"},
+        ClusterCase{"include three hosts",
+                    kThree,
+                    {"-i", "worker-1@worker-3:2"},
+                    "worker-1:0,1 worker-3:2 by ssh"},
+        ClusterCase{"include unknown host",
+                    kTwo,
+                    {"-i", "worker-9"},
+                    "",
+                    "not among the job's 2: worker-1"},
+        ClusterCase{
+            "include unknown slot", kTwo, {"-i", "worker-2:4"}, "", "slot 4 of host 'worker-2'"},
+        ClusterCase{"exclude a host", kTwo, {"-e", "worker-2"}, "worker-1:0,1,2,3"},
+        ClusterCase{
+            "exclude slots", kTwo, {"-e", "worker-2:0,2"}, "worker-1:0,1,2,3 worker-2:1,3 by ssh"},
+        ClusterCase{"exclude in both",
+                    kTwo,
+                    {"-e", "worker-1:0@worker-2:1,2,3"},
+                    "worker-1:1,2,3 worker-2:0 by ssh"},
+        ClusterCase{"exclude all slots drops the host",
+                    kTwo,
+                    {"-e", "worker-2:0,1,2,3"},
+                    "worker-1:0,1,2,3"},
+        ClusterCase{"exclude unknown host", kTwo, {"-e", "worker-9"}, "", "not among the job's 2"},
+        ClusterCase{
+            "exclude unknown slot", kTwo, {"-e", "worker-1:7"}, "", "slot 7 of host 'worker-1'"},
+        ClusterCase{"exclude everything", kTwo, {"-e", "worker-1@worker-2"}, "", "leaves no host"},
+        ClusterCase{
+            "both filters", kTwo, {"-i", "worker-1", "-e", "worker-2"}, "", "mutually exclusive"},
+        ClusterCase{"filter and nodes",
+                    kTwo,
+                    {"-i", "worker-1", "--num_nodes", "1"},
+                    "",
+                    "--num_nodes cannot be combined with --include"},
+        ClusterCase{"filter and GPUs",
+                    kTwo,
+                    {"-e", "worker-1", "--num_gpus", "1"},
+                    "",
+                    "--num_gpus cannot be combined with --exclude"},
+        ClusterCase{
+            "a host twice", "a slots=1\na slots=2\n", {}, "", ":2: host 'a' is there already"},
+        ClusterCase{"no host", "# nothing\n\n", {}, "", "names no host"},
+        ClusterCase{"empty file", "", {}, "", "names no host"},
+        ClusterCase{"slots no number", "a slots=x\n", {}, "", ":1: 'slots=x' is not a number"},
+        ClusterCase{
+            "pdsh", kTwo, {"--launcher", "pdsh", "--num_gpus=1"}, "worker-1:0 worker-2:0 by pdsh"},
+        ClusterCase{"pdsh on this host alone", kNoFile, {"--launcher", "pdsh"}, "worker-1:0,1,2,3"},
+        ClusterCase{"forced", "worker-1 slots=1\n", {"--force_multi"}, "worker-1:0 by ssh"},
+        ClusterCase{"visible becomes the base", kNoFile, {}, "worker-1:0,1", "", "2,3"},
+        ClusterCase{"elastic range",
+                    kThree,
+                    {"--elastic_training", "--min_elastic_nodes", "1", "--max_elastic_nodes", "2",
+                     "--num_gpus", "2"},
+                    "worker-1:0,1 worker-2:0,1 by ssh"}));
+
+// Rows that DeepSpeed refuses or reads otherwise, with the reason for zerorun's answer.
+INSTANTIATE_TEST_SUITE_P(
+    BeyondDeepSpeed, ClusterTable,
+    ::testing::Values(
+        // DeepSpeed asks for slots= in every line. MPI's forms mean the same here.
+        ClusterCase{"max_slots",
+                    "worker-1 slots=1 max_slots=8\nworker-2 slots=1\n",
+                    {},
+                    "worker-1:0 worker-2:0 by ssh"},
+        ClusterCase{"host:n", "worker-1:2\nworker-2:1\n", {}, "worker-1:0,1 worker-2:0 by ssh"},
+        ClusterCase{
+            "slots unknown", "worker-1\nworker-2\n", {}, "worker-1:0,1,2,3 worker-2: by ssh"},
+        ClusterCase{"slots unknown, count",
+                    "worker-1\nworker-2\n",
+                    {"--num_gpus=2"},
+                    "worker-1:0,1 worker-2:0,1 by ssh"},
+        ClusterCase{"slots unknown, include",
+                    "worker-1\nworker-2\n",
+                    {"-i", "worker-2:3"},
+                    "worker-2:3 by ssh"},
+        ClusterCase{"slots unknown, exclude",
+                    "worker-1\nworker-2\n",
+                    {"-e", "worker-2:3"},
+                    "",
+                    "not even their number is known"},
+        // DeepSpeed starts ranks on GPUs that are not there (range(num_gpus), unchecked).
+        ClusterCase{
+            "more GPUs than slots", kTwo, {"--num_gpus", "8"}, "", "gives host 'worker-1' 4"},
+        ClusterCase{
+            "fewer slots on one", kThree, {"--num_gpus", "3"}, "", "gives host 'worker-1' 2 slots"},
+        ClusterCase{"no file, too many", kNoFile, {"--num_gpus", "8"}, "", "offers 4 GPUs"},
+        ClusterCase{"include beyond", kNoFile, {"-i", "localhost:9"}, "", "has 4 GPU slots"},
+        // DeepSpeed knows hosts by the very name in the file.
+        ClusterCase{"localhost is this host", kTwo, {"-i", "localhost:1"}, "worker-1:1"},
+        ClusterCase{"127.0.0.1 is this host", "127.0.0.1 slots=2\n", {}, "worker-1:0,1"},
+        // With a hostfile DeepSpeed forgets CUDA_VISIBLE_DEVICES; here slots count what it shows.
+        ClusterCase{"visible and a file", "worker-1 slots=2\n", {}, "worker-1:0,1", "", "2,3"},
+        ClusterCase{
+            "include indexes visible", kNoFile, {"-i", "localhost:1"}, "worker-1:1", "", "5,7", 8},
+        ClusterCase{"include beyond visible",
+                    kNoFile,
+                    {"-i", "localhost:2"},
+                    "",
+                    "has 2 GPU slots",
+                    "5,7",
+                    8},
+        ClusterCase{"hidden GPUs: CPU ranks", kNoFile, {}, "worker-1:0", "", ""},
+        // DeepSpeed wants an accelerator. A slot of a CPU host is a rank on one of its CPUs.
+        ClusterCase{"CPU host", kNoFile, {}, "worker-1:0", "", kNoFile, 0},
+        ClusterCase{
+            "CPU host, include", kNoFile, {"-i", "localhost:0,3"}, "worker-1:0,3", "", kNoFile, 0},
+        ClusterCase{"CPU host, slot beyond",
+                    kNoFile,
+                    {"-i", "localhost:99"},
+                    "",
+                    "names slot 99, but this host has 4 CPU slots (0 to 3)",
+                    kNoFile,
+                    0},
+        ClusterCase{"CPU hosts",
+                    kTwo,
+                    {"--num_gpus", "2"},
+                    "worker-1:0,1 worker-2:0,1 by ssh",
+                    "",
+                    kNoFile,
+                    0},
+        ClusterCase{
+            "host after -", "-oProxyCommand=x slots=1\n", {}, "", "is not the name of a host"},
+        ClusterCase{"unknown word", "worker-1 slot=2\n", {}, "", "unknown word 'slot=2'"},
+        ClusterCase{"include a word of ssh", kTwo, {"-i", "-x"}, "", "expected HOST"},
+        ClusterCase{"mpich", kTwo, {"--launcher", "mpich"}, "", "--launcher mpich: zerorun starts"},
+        ClusterCase{"mpich on this host", kNoFile, {"--launcher", "mpich"}, "worker-1:0,1,2,3"},
+        ClusterCase{"standalone", kTwo, {"--standalone"}, "worker-1:0,1,2,3"},
+        ClusterCase{
+            "a range", kThree, {"--num_nodes", "1:2"}, "worker-1:0,1 worker-2:0,1,2,3 by ssh"},
+        ClusterCase{"a range beyond", kThree, {"--num_nodes", "4:8"}, "", "there are 3 hosts"},
+        ClusterCase{"IPv6", "[::1]:2\n", {}, "worker-1:0,1"}));
+
+// Rows of torchrun's and of --no_ssh: somebody starts the command on every host.
+INSTANTIATE_TEST_SUITE_P(
+    ByHand, ClusterTable,
+    ::testing::Values(
+        ClusterCase{"first of two",
+                    kNoFile,
+                    {"--nnodes=2", "--node_rank=0", "--master_addr=worker-1"},
+                    "worker-1:0,1,2,3 : by hand"},
+        ClusterCase{
+            "second of two",
+            kNoFile,
+            {"--nnodes=2", "--node_rank=1", "--master_addr=198.51.100.1", "--nproc_per_node=2"},
+            "198.51.100.1: worker-1:0,1 by hand"},
+        ClusterCase{"c10d, elsewhere",
+                    kNoFile,
+                    {"--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=198.51.100.1:29400"},
+                    "198.51.100.1: worker-1:0,1,2,3 by hand"},
+        ClusterCase{"c10d, here",
+                    kNoFile,
+                    {"--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:29400"},
+                    "127.0.0.1:0,1,2,3 : by hand"},
+        ClusterCase{"one host",
+                    kNoFile,
+                    {"--nnodes=1", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"},
+                    "worker-1:0,1,2,3"},
+        ClusterCase{"one host of a range",
+                    kNoFile,
+                    {"--nnodes=1:1", "--max_restarts=0", "--rdzv_id=7"},
+                    "worker-1:0,1,2,3"},
+        ClusterCase{"no address",
+                    kNoFile,
+                    {"--nnodes=2", "--node_rank=0"},
+                    "",
+                    "2 hosts need an address to meet at"},
+        ClusterCase{"number too high",
+                    kNoFile,
+                    {"--nnodes=2", "--node_rank=2", "--master_addr=worker-1"},
+                    "",
+                    "numbered from 0 to 1"},
+        ClusterCase{"number of one host", kNoFile, {"--node_rank=1"}, "", "the job has one host"},
+        ClusterCase{"no_ssh with a file",
+                    kThree,
+                    {"--no_ssh", "--node_rank=2", "--master_addr=worker-1"},
+                    "worker-1:0,1 worker-2:0,1,2,3 worker-3:0,1,2 by hand"},
+        ClusterCase{
+            "no number of hosts", kNoFile, {"--nnodes=0"}, "", "expected a number of hosts"},
+        ClusterCase{"range upside down", kNoFile, {"--nnodes=3:2"}, "", "is above the greatest"}));
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,41 @@
+#include "os/address.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+TEST(AddressTest, TellsTheLoopbackByItsText) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1"}) {
+    EXPECT_TRUE(is_loopback(host)) << host;
+    EXPECT_TRUE(resolves_to_loopback(host)) << host;
+  }
+  for (const char* host : {"10.0.0.1", "fd00::1", "192.0.2.1"}) {
+    EXPECT_FALSE(is_loopback(host)) << host;
+    EXPECT_FALSE(resolves_to_loopback(host)) << host;
+  }
+}
+
+TEST(AddressTest, GivesTheAddressThatStandsForAllOfTheSameFamily) {
+  EXPECT_EQ(any_address_like("10.0.0.1"), "0.0.0.0");
+  EXPECT_EQ(any_address_like("fd00::1"), "::");
+}
+
+TEST(AddressTest, TheWayToTheLoopbackBeginsThere) {
+  EXPECT_EQ(own_address_towards("127.0.0.1"), "127.0.0.1");
+}
+
+TEST(AddressTest, AHostWithoutAnAddressIsAnErrorThatNamesIt) {
+  try {
+    own_address_towards("no.such.host.invalid");
+    ADD_FAILURE() << "expected an error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("no.such.host.invalid"));
+  }
+}
+
+}  // namespace
+}  // namespace zerorun

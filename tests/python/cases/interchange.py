@@ -1,0 +1,261 @@
+"""Other programs' checkpoints in engines; real DeepSpeed and PyTorch wrote those in data/."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import uneven_model
+import zerorun
+from torch import nn
+from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
+from zerorun import communicator
+
+from cases.models import RANK, WORLD_SIZE, logged, mean, raises
+from cases.untrusted import Malicious
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+def unpack(folder: Path, archive: str) -> list[Path]:
+    """The folders of an archive, which all ranks share."""
+    if RANK == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(DATA / archive) as file:
+            file.extractall(folder, filter="data")
+    communicator.world(30).barrier()
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def engine_for(stage: int, dtype: str = "fp32", model: nn.Module | None = None, **keys: Any):
+    model = make_model() if model is None else model
+    for parameter in model.parameters():
+        with torch.no_grad():
+            parameter.mul_(0.5)  # other values than those that are loaded
+    zero = {"stage3_param_persistence_threshold": 0}
+    config = uneven_model.config_of(stage, dtype, WORLD_SIZE, **zero) | keys
+    return zerorun.initialize(model, model_parameters=groups_of(model), config=config)[0]
+
+
+def go_on(engine: zerorun.ZeroEngine) -> list[float]:
+    losses = []
+    for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
+        loss = uneven_model.loss_of(engine, uneven_model.rows_of(step, RANK, WORLD_SIZE))
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean(loss.detach(), engine))
+    return losses
+
+
+def assert_as_there(losses: list[float], expected: list[float], dtype: str) -> None:
+    bound = 1e-6 if dtype == "fp32" else 1e-2
+    worst = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
+    assert worst <= bound, f"{worst}: {losses} instead of {expected}"
+
+
+def case_deepspeeds_checkpoints_go_on_as_there(folder: Path) -> None:
+    """Each at another stage than it was saved at, on as many ranks as there are."""
+    runs = unpack(folder, "deepspeed_checkpoints.tar.xz")
+    assert len(runs) == 13
+    for number, path in enumerate(runs):
+        record = json.loads((path / "losses.json").read_text())
+        dtype = next((name for name in ("bf16", "fp16") if name in path.name), "fp32")
+        engine = engine_for(number % 4, dtype)
+        loaded, client_state = engine.load_checkpoint(path)
+        assert loaded == str(path / "global_step3")
+        assert client_state == {"epoch": 4, "order": [3, 1, 2]}
+        assert engine.global_steps == engine.core.step_count == SAVED_AFTER
+        assert engine.module.calls.item() == SAVED_AFTER
+        assert_as_there(go_on(engine), record["losses"], dtype)
+        assert engine.core.loss_scale == record["loss_scale"]
+        engine.destroy()
+
+
+def case_parts_of_a_training_as_asked(folder: Path) -> None:
+    path = unpack(folder, "deepspeed_checkpoints.tar.xz")[-1]
+    engine = engine_for(2)
+    engine.load_checkpoint(path, load_module_only=True)
+    assert engine.global_steps == engine.core.step_count == 0
+    masters = zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight)
+    moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.first.weight, "exp_avg")
+    assert not moments.any()
+    rates = [group["lr"] for group in engine.optimizer.param_groups]
+    engine.load_checkpoint(path, "global_step3", load_lr_scheduler_states=False)
+    assert engine.core.step_count == SAVED_AFTER
+    assert engine.lr_scheduler.last_batch_iteration < SAVED_AFTER - 1
+    assert rates != [group["lr"] for group in engine.optimizer.param_groups]
+    assert torch.equal(masters, zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight))
+    moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.first.weight, "exp_avg")
+    assert moments.any()
+    engine.destroy()
+
+
+class Renamed(UnevenModel):
+    """Two differences from the model that was saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second_layer = self.second
+        del self.second
+        self.first = nn.Linear(7, 12)
+
+
+def case_what_does_not_fit_is_told_at_once(folder: Path) -> None:
+    path = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "stage3" in p.name)
+    engine = engine_for(3, model=Renamed())
+    before = engine.core.parameter_hash()
+    for text in (
+        "first.weight has shape (12, 7), in the checkpoint (11, 7)",
+        "the model has second_layer.weight, the checkpoint not (which has second.weight)",
+        "the checkpoint has second.bias, the model not (which has second_layer.bias)",
+    ):
+        raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(path))
+    assert engine.core.parameter_hash() == before
+    engine.destroy()
+    engine = engine_for(1, optimizer={"type": "Lion", "params": {"lr": 1e-3}})
+    raises(
+        zerorun.CheckpointError,
+        "has the optimizer states ['exp_avg', 'exp_avg_sq'], this engine's Lion keeps ['exp_avg']",
+        lambda: engine.load_checkpoint(path),
+    )
+    engine.load_checkpoint(path, load_optimizer_states=False)
+    engine.destroy()
+    model = make_model()
+    sgd = torch.optim.SGD(groups_of(model), lr=0.1, momentum=0.9)
+    config = uneven_model.config_of(2, "fp32", WORLD_SIZE)
+    del config["optimizer"], config["scheduler"]
+    engine = zerorun.initialize(model, sgd, config=config)[0]
+    message = "optimizer has ['betas', 'eps'], this engine's SGD ['dampening', 'momentum', 'nest"
+    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
+    engine.destroy()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    # Within a tensor: its values are long runs of bytes that are in the file as they are.
+    place = data.index(b"data/0") + 300
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def poison(path: Path, made: Path) -> None:
+    content = torch.load(path, weights_only=False)
+    torch.save(content | {"epoch": Malicious(made)}, path)
+
+
+def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """By name: what the error says, and the deed. `tag` is a checkpoint of stage 1 on 3 ranks."""
+    model, states = tag / "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+    second = tag / states.format(1)
+    expert = tag / "layer_0_expert_1_mp_rank_00_model_states.pt"
+    return {
+        "flipped": ("damaged: the checksum of", lambda: flip(second)),
+        "short": (second.name, lambda: second.write_bytes(second.read_bytes()[:-500])),
+        "missing": ("the optimizer states of ranks [1]", second.unlink),
+        "fewer": (
+            "2 files *_optim_states.pt, expected those of 3",
+            (tag / states.format(2)).unlink,
+        ),
+        "no model": ("neither mp_rank_00_model_states.pt", model.unlink),
+        "experts": ("experts (MoE) in files of their own", expert.touch),
+        "text": (model.name, lambda: model.write_text("no pickle")),
+        "hostile": ("it names the class or function getattr", lambda: poison(model, tag / "made")),
+        "elsewhere": ("expected the name of", lambda: (tag.parent / "latest").write_text("../x")),
+    }
+
+
+def case_damaged_or_hostile_files_change_nothing(folder: Path) -> None:
+    unpack(folder / "whole", "deepspeed_checkpoints.tar.xz")
+    engine = engine_for(3)
+    before = engine.core.parameter_hash()
+    for name in damages(folder):
+        path = folder / name / "run"
+        message, deed = damages(path / "global_step3")[name]
+        if RANK == 0:
+            shutil.copytree(folder / "whole" / "stage1-fp32-3", path)
+            deed()
+        engine.communicator.barrier()
+        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
+        assert engine.core.parameter_hash() == before, name
+        assert engine.core.step_count == 0, name
+    assert not list(folder.rglob("made"))
+    engine.destroy()
+
+
+def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
+    (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
+    record = json.loads((path / "losses.json").read_text())
+    for stage in (1, 3):
+        engine = engine_for(
+            stage, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}
+        )
+        assert engine.load_checkpoint(path) == (str(path), {})
+        engine.lr_scheduler = None  # there was none there
+        assert engine.core.step_count == SAVED_AFTER
+        assert_as_there(go_on(engine), record["losses"], "fp32")
+        engine.destroy()
+
+
+def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> None:
+    import pickle
+
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
+    engine = engine_for(2)
+    before = engine.core.parameter_hash()
+    metadata = FileSystemReader(path).read_metadata()
+    made = folder / "made"
+    for place in metadata.storage_data.values():
+        place.relative_path = "../elsewhere"
+    for content, message in (
+        (Malicious(made), "it names pathlib.Path.touch"),
+        (metadata, "got '..', expected the name of something in the same folder"),
+    ):
+        engine.communicator.barrier()
+        if RANK == 0:
+            (path / ".metadata").write_bytes(pickle.dumps(content))
+        engine.communicator.barrier()
+        raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
+    assert not made.exists()
+    assert engine.core.parameter_hash() == before
+    engine.destroy()
+
+
+def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
+    """Of each kind, single and with an index, and without the name that a tie leaves out."""
+    from zerorun.consolidate import save_model
+    from zerorun.interchange.hugging_face import Weights
+
+    run = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "stage3" in p.name)
+    kinds = [(safe, size) for safe in (True, False) for size in (None, "300B")]
+    if RANK == 0:
+        for number, (safe, size) in enumerate(kinds):
+            save_model(run, folder / f"hf{number}", safe_serialization=safe, max_shard_size=size)
+    communicator.world(30).barrier()
+    engine = engine_for(2)
+    engine.load_checkpoint(run)
+    expected = engine.core.parameter_hash()
+    engine.destroy()
+    for number in range(len(kinds)):
+        path = folder / f"hf{number}"
+        engine = engine_for(number % 4)
+        go_on(engine)
+        with logged() as lines:
+            assert engine.load_checkpoint(path) == (str(path), {})
+        assert any("optimizer states begin anew" in line for line in lines)
+        assert engine.core.parameter_hash() == expected
+        assert engine.core.step_count == 0
+        assert engine.module.calls.item() == SAVED_AFTER
+        engine.destroy()
+        with torch.device("meta"):
+            model = UnevenModel()
+        engine = zerorun.shard(model, weights=Weights(path))
+        engine.core.refresh_from_masters()
+        assert engine.core.parameter_hash() == expected
+        engine.destroy()

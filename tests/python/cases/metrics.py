@@ -1,0 +1,400 @@
+"""Figures of steps, and what reports them, against mathematics and torch."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gc
+import io
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+import zerorun
+import zerorun.metrics
+from zerorun.metrics import FIELDS, rank_path
+from zerorun.monitor import Monitor, MonitorMaster, master
+
+from cases.models import (
+    BATCH,
+    DEVICE,
+    RANK,
+    WORLD_SIZE,
+    adamw,
+    batch_of,
+    config,
+    logged,
+    loss_of,
+    make,
+    part_of,
+    raises,
+    reference,
+    train,
+)
+
+STEPS = 4
+NAMES = {field.name for field in FIELDS if field.sources != "train"}
+
+
+def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    return engine
+
+
+def case_figures_are_those_of_the_steps(_folder: Path) -> None:
+    expected, _ = reference(steps=STEPS)
+    for stage in range(4):
+        engine = start(stage)
+        assert engine.metrics() is None
+        seen: list[dict[str, object]] = []
+        engine.add_listener(seen.append)
+        begin = time.perf_counter()
+        own = []
+        for step in range(STEPS):
+            loss = loss_of(engine, part_of(batch_of(step)))
+            own.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        elapsed = 1e3 * (time.perf_counter() - begin)
+        assert [m["step"] for m in seen] == [1, 2, 3, 4]
+        assert [m["samples"] for m in seen] == [BATCH * n for n in (1, 2, 3, 4)]
+        if DEVICE.type == "cpu":
+            assert [m["loss"] for m in seen] == own
+            assert all(m["forward_ms"] > 0 and m["backward_ms"] > 0 for m in seen)
+        assert math.isclose(own[0], expected[0], rel_tol=1e-5) or WORLD_SIZE > 1
+        for metrics in seen:
+            assert set(metrics) <= NAMES
+            assert metrics["lr"] == 1e-2
+            assert not metrics["skipped"]
+            clipped = min(1.0, metrics["grad_norm"])
+            assert math.isclose(metrics["clipped_grad_norm"], clipped, rel_tol=1e-4)
+            assert metrics["memory"]["parameters"] > 0
+            assert 0 < metrics["rss_bytes"] <= metrics["peak_rss_bytes"]
+            assert metrics["collectives"]["all_reduce"][0] >= 1
+        # The parts of a step do not overlap, and the steps fill the time.
+        total = sum(m["step_ms"] for m in seen)
+        assert total >= elapsed * 0.99
+        for m in seen[1:]:
+            parts = [
+                m[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms", "other_ms")
+            ]
+            assert DEVICE.type == "cuda" or math.isclose(sum(parts), m["step_ms"], rel_tol=1e-6)
+            assert m["comm_ms"] <= m["step_ms"]
+        assert engine.metrics() == seen[-1]
+        engine.destroy()
+        assert engine.metrics() == seen[-1]
+
+
+def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(
+        model, adamw(model), config=config(1, gradient_accumulation_steps=3)
+    )
+    seen: list[dict[str, object]] = []
+    engine.add_listener(seen.append)
+    losses = train(engine, 6)
+    assert len(losses) == 6
+    assert [m["step"] for m in seen] == [1, 2]
+    assert [m["samples"] for m in seen] == [3 * BATCH, 6 * BATCH]
+    if WORLD_SIZE == 1 and DEVICE.type == "cpu":
+        assert math.isclose(seen[0]["loss"], sum(losses[:3]) / 3, rel_tol=1e-6)
+    if DEVICE.type == "cpu":
+        assert math.isclose(
+            seen[1]["tokens_per_s"], 6 * BATCH // 2 * 8 / seen[1]["step_ms"] * 1e3, rel_tol=1e-6
+        )
+    engine.destroy()
+
+
+def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
+    engine, seen = start(), []
+
+    def broken(metrics: dict[str, object]) -> None:
+        if metrics["step"] == 2:
+            raise OSError("no space left")
+
+    engine.add_listener(broken)
+    engine.add_listener(lambda metrics: seen.append(metrics["step"]))
+    with logged() as lines:
+        train(engine, STEPS)
+    assert seen == [1, 2, 3, 4]
+    assert [line for line in lines if "no space left" in line and "step 2" in line]
+    assert len([line for line in lines if line.startswith("WARNING")]) == 1
+    engine.destroy()
+
+
+def case_progress_lines_and_times(_folder: Path) -> None:
+    engine = start(steps_per_print=2, wall_clock_breakdown=True)
+    with logged() as lines:
+        train(engine, STEPS)
+    progress = [line for line in lines if "step=" in line]
+    times = [line for line in lines if "time (ms) | fwd:" in line]
+    if RANK == 0:
+        assert [line.split(",")[0] for line in progress] == ["INFO step=2", "INFO step=4"]
+        assert "skipped=0, lr=[0.01], mom=[(0.9, 0.999)], loss=" in progress[0]
+        assert len(times) == STEPS
+        assert "bwd_allreduce: " in times[0]
+    else:
+        assert not progress
+        assert not times
+    engine.destroy()
+    quiet = io.StringIO()
+    engine = start(steps_per_print=float("inf"))
+    with contextlib.redirect_stderr(quiet):
+        train(engine, 2)
+    assert not quiet.getvalue()
+    engine.destroy()
+
+
+def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
+    path = folder / "run" / "m.jsonl"
+    engine = start(zerorun={"comm_timeout": 30, "metrics": str(path)})
+    seen: list[dict[str, object]] = []
+    engine.add_listener(seen.append)
+    train(engine, STEPS)
+    own = rank_path(path, RANK)
+    assert own.name == ("m.jsonl" if RANK == 0 else "m.rank1.jsonl")
+    head, *lines = [json.loads(line) for line in own.read_text().splitlines()]
+    assert head["zerorun_metrics"] == 1
+    assert head["rank"] == RANK
+    assert head["world_size"] == WORLD_SIZE
+    assert head["run"]["environment"]["torch"] == torch.__version__
+    assert ["/zero_optimization/stage", 2, False] in head["run"]["config"]
+    assert lines == [{"rank": RANK} | line for line in json.loads(json.dumps(seen))]
+    engine.destroy()
+
+
+def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
+    raises(zerorun.ConfigError, "comms_logger", zerorun.metrics.log_summary)
+    engine = start(2, comms_logger={"enabled": True})
+    counted: dict[str, list[int]] = {}
+    engine.add_listener(lambda m: counted.setdefault("n", []).append(m["collectives"]))
+    train(engine, STEPS)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        found = zerorun.metrics.log_summary(show_straggler=True, return_dict=True)
+    summary = found["summary"]
+    rows = [row for sizes in summary.values() for row in sizes.values()]
+    for op in ("reduce_scatter", "all_gather"):
+        calls = sum(step.get(op, [0, 0])[0] for step in counted["n"])
+        nbytes = sum(step.get(op, [0, 0])[1] for step in counted["n"])
+        assert sum(row["count"] for row in summary[op].values()) == calls > 0
+        assert sum(n * row["count"] for n, row in summary[op].items()) == nbytes
+    if DEVICE.type == "cpu":
+        for row in rows:
+            assert 0 < row["total_latency_ms"] < 60e3
+            assert row["busbw_avg_gbps"] <= row["tput_avg_gbps"]
+        waited = found["straggler_analysis"]["reduce_scatter"]
+        assert all(row["total_straggler_ms"] >= 0 for row in waited.values())
+    assert ("reduce_scatter" in text.getvalue()) == (RANK == 0)
+    assert found["metadata"] | {"timestamp": ""} == {
+        "world_size": WORLD_SIZE,
+        "rank": RANK,
+        "timestamp": "",
+    }
+    engine.destroy()
+    only = start(2, comms_logger={"enabled": True, "prof_all": False, "prof_ops": ["all_gather"]})
+    train(only, 1)
+    tables = list(only.meter.listeners)
+    assert set(tables[0].timed) == {"all_gather"}
+    only.destroy()
+
+
+def case_monitors_get_deepspeeds_events(folder: Path) -> None:
+    engine = start(
+        fp16={"enabled": True, "initial_scale_power": 8},
+        wall_clock_breakdown=True,
+        csv_monitor={"enabled": True, "output_path": str(folder), "job_name": "job"},
+    )
+    assert engine.monitor.enabled
+    seen: list[dict[str, object]] = []
+    engine.add_listener(seen.append)
+    with logged():
+        train(engine, STEPS)
+    engine.monitor.write_events([("Mine/accuracy", 0.5, 7)])
+    engine.communicator.barrier()
+    if RANK > 0:
+        engine.destroy()
+        return
+    files = {
+        path.name: list(csv.reader(path.read_text().splitlines()))
+        for path in (folder / "job").iterdir()
+    }
+    for name, key in (("lr", "lr"), ("train_loss", "loss"), ("loss_scale", "loss_scale")):
+        head, *rows = files[f"Train_Samples_{name}.csv"]
+        assert head == ["step", name]
+        expected = [[m["samples"], m[key]] for m in seen if m[key] is not None]
+        assert [[int(a), float(b)] for a, b in rows] == expected
+        assert rows
+    for part in ("forward", "backward", "backward_inner", "backward_allreduce", "step"):
+        assert f"Train_Samples_elapsed_time_ms_{part}.csv" in files or DEVICE.type == "cuda"
+    assert files["Mine_accuracy.csv"] == [["step", "accuracy"], ["7", "0.5"]]
+    engine.destroy()
+
+
+def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path) -> None:
+    model = make()
+    for section, package in (("wandb", "wandb"), ("comet", "comet_ml")):
+        settings = config(1, **{section: {"enabled": True}})
+        raises(
+            zerorun.ConfigError,
+            f"/{section}/enabled needs the Python package {package}",
+            lambda settings=settings: zerorun.initialize(model, adamw(model), config=settings),
+        )
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    train(engine, 1)
+    engine.destroy()
+
+
+def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
+    class Down(Monitor):
+        def write_events(self, event_list: object) -> None:
+            raise ConnectionError("connection refused")
+
+    kept = master.SECTIONS["csv_monitor"]
+    master.SECTIONS["csv_monitor"] = Down
+    try:
+        with logged() as lines:
+            engine = start(csv_monitor={"enabled": True})
+            train(engine, STEPS)
+    finally:
+        master.SECTIONS["csv_monitor"] = kept
+    warned = [line for line in lines if "connection refused" in line]
+    assert len(warned) == (1 if RANK == 0 else 0)
+    assert engine.global_steps == STEPS
+    assert MonitorMaster({}).csv_monitor is None
+    engine.destroy()
+
+
+def case_a_skipped_step_has_no_norm(_folder: Path) -> None:
+    engine = start(fp16={"enabled": True, "initial_scale_power": 24})
+    seen: list[dict[str, object]] = []
+    engine.add_listener(seen.append)
+    while engine.global_steps < 2 or (not seen[-1]["skipped"] and len(seen) < 3):
+        loss = loss_of(engine, part_of(batch_of(0)))
+        engine.backward(loss * (float("inf") if len(seen) == 1 else 1.0))
+        engine.step()
+    skipped = [m for m in seen if m["skipped"]]
+    assert skipped
+    assert all(m["grad_norm"] is None for m in skipped)
+    assert seen[-1]["skipped_steps"] == len(skipped) == engine.skipped_steps
+    engine.destroy()
+
+
+def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
+    path = folder / "trace.json"
+    settings = {"comm_timeout": 30, "trace": {"file": str(path), "steps": [2, 3]}}
+    engine = start(2, zerorun=settings)
+    counted = []
+    engine.add_listener(lambda m: counted.append(m["collectives"]["reduce_scatter"][0]))
+    with logged():
+        train(engine, STEPS)
+    engine.communicator.barrier()
+    if DEVICE.type == "cpu":
+        trace = json.loads(path.read_text())
+        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        assert {event["pid"] for event in spans} == set(range(WORLD_SIZE))
+        for rank in range(WORLD_SIZE):
+            own = [event for event in spans if event["pid"] == rank]
+            names = [event["name"] for event in own]
+            assert names.count("forward") == names.count("backward") == names.count("step") == 2
+            assert names.count("reduce_scatter") == sum(counted[1:3])
+            backward = [event for event in own if event["name"] == "backward"]
+            assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in own)
+            assert backward[0]["ts"] + backward[0]["dur"] <= backward[1]["ts"]
+        for hidden in trace["otherData"]["hidden"]:
+            assert 0.0 <= hidden["reductions"] <= 1.0
+    engine.destroy()
+    late = {"comm_timeout": 30, "trace": {"file": str(folder / "late.json"), "steps": [2, 9]}}
+    engine = start(1, zerorun=late)
+    with logged() as lines:
+        train(engine, 2)
+        engine.destroy()
+        del engine
+        gc.collect()
+    assert [line for line in lines if "training ended before step 9" in line]
+    assert not (folder / "late.json").exists()
+    backwards = config(1, zerorun={"trace": {"file": str(path), "steps": [3, 2]}})
+    raises(
+        zerorun.ConfigError,
+        "the first and the last step",
+        lambda: zerorun.initialize(model := make(), adamw(model), config=backwards),
+    )
+
+
+def case_deepspeeds_names_reach_the_same(folder: Path) -> None:
+    import deepspeed
+    from deepspeed.monitor.config import get_monitor_config
+    from deepspeed.monitor.monitor import MonitorMaster as DeepSpeedMaster
+
+    sections = {"csv_monitor": {"enabled": True, "output_path": str(folder), "job_name": "own"}}
+    engine, *_ = deepspeed.initialize(
+        model=make(),
+        config=config(1, comms_logger={"enabled": True}, flops_profiler={"enabled": True})
+        | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+        | sections,
+    )
+    assert engine.monitor.enabled
+    text = io.StringIO()
+    with logged(), contextlib.redirect_stdout(text):
+        train(engine, 3)
+        found = deepspeed.comm.log_summary(return_dict=True)
+    assert found["summary"]["reduce_scatter"]
+    assert ("Flops Profile" in text.getvalue()) == (RANK == 0)
+    engine.destroy()
+    given = get_monitor_config(sections)
+    assert given.enabled
+    assert not given.wandb.enabled
+    monitors = DeepSpeedMaster(given)
+    monitors.write_events([("Train/x", 1.5, 3)])
+    if RANK == 0:
+        assert (folder / "own" / "Train_x.csv").read_text().split() == ["step,x", "3,1.5"]
+        assert monitors.csv_monitor is not None
+        assert monitors.tb_monitor is None
+
+
+def case_flops_are_those_of_the_formula(folder: Path) -> None:
+    from deepspeed.profiling.flops_profiler import FlopsProfiler, get_model_profile
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    expected = 2 * 3 * (8 * 16 + 16 * 4)
+    path = folder / "profile.txt"
+    flops, macs, parameters = get_model_profile(
+        model, (3, 8), as_string=False, output_file=str(path)
+    )
+    assert (flops, macs, parameters) == (expected, expected // 2, 8 * 16 + 16 + 16 * 4 + 4)
+    assert "(2): Linear = 68, 32.08% Params, 192 MACs, 33.33% MACs" in path.read_text()
+    printed = get_model_profile(model, (3, 8), print_profile=False)
+    assert printed == ("1.15 K", "576 MACs", "212")
+    ignored = get_model_profile(
+        model, (3, 8), as_string=False, print_profile=False, ignore_modules=[torch.nn.Linear]
+    )
+    assert ignored[0] == 0
+    heads = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(3, 5, 8)
+    profiler = FlopsProfiler(heads)
+    profiler.start_profile()
+    heads(x, x, x, need_weights=False)
+    profiler.stop_profile()
+    # Four projections, scores and their sums.
+    assert profiler.get_total_flops() == 2 * 3 * 5 * 8 * 8 * 4 + 2 * 2 * 3 * 5 * 5 * 8
+    profiler.end_profile()
+    assert not heads._forward_hooks
+
+
+def case_a_dropped_batch_is_not_in_the_figures(_folder: Path) -> None:
+    engine = start(1)
+    seen: list[dict[str, object]] = []
+    engine.add_listener(seen.append)
+    engine.backward(loss_of(engine, part_of(batch_of(0))) * 100.0)
+    engine.zero_grad()
+    loss = loss_of(engine, part_of(batch_of(1)))
+    engine.zero_grad()  # where loops of torch have it, too
+    engine.backward(loss)
+    engine.step()
+    assert math.isclose(seen[0]["loss"], loss.item(), rel_tol=1e-6)
+    tokens = seen[0]["tokens_per_s"] * seen[0]["step_ms"] / 1e3
+    assert round(tokens) == BATCH * 8
+    engine.destroy()

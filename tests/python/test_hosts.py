@@ -1,0 +1,71 @@
+"""Training on several hosts: network namespaces, each with an address and a loopback of its own."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from host_namespaces import Hosts, rank_environment, why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+DEADLINE = 120
+SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+WORLD_SIZE = 4
+
+
+@pytest.fixture
+def start(build, tmp_path):
+    """Starts a job's ranks by hand, on equally many hosts; returns them."""
+    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    (tmp_path / "model.json").write_text(json.dumps(SHAPE))
+    program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
+    ranks = []
+
+    def run(hosts, ranks_per_host, *options):
+        command = [program, "--data", "text", "--model", "model.json", "--micro_batch", "2",
+                   "--sample=", *options]  # fmt: skip
+        for rank in range(WORLD_SIZE):
+            ranks.append(
+                subprocess.Popen(
+                    hosts.command(rank // ranks_per_host, list(map(str, command))),
+                    cwd=tmp_path,
+                    env=rank_environment(hosts, rank, WORLD_SIZE, ranks_per_host),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return ranks[-WORLD_SIZE:]
+
+    yield run
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+
+
+def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
+    hashes = {}
+    for ranks_per_host in (4, 2, 1):
+        metrics = tmp_path / f"{ranks_per_host}.jsonl"
+        with Hosts(WORLD_SIZE // ranks_per_host) as hosts:
+            ranks = start(hosts, ranks_per_host, "--steps", 4, "--metrics", metrics.name)
+            for rank in ranks:
+                _, errors = rank.communicate(timeout=DEADLINE)
+                assert rank.returncode == 0, errors
+        hashes[ranks_per_host] = json.loads(metrics.read_text().splitlines()[-1])["param_hash"]
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_a_rank_that_dies_on_another_host_ends_the_job_by_name(start):
+    with Hosts(2) as hosts:
+        ranks = start(hosts, 2, "--steps", 100000)
+        while not ranks[0].stdout.readline().startswith("step 1/"):
+            assert ranks[0].poll() is None, ranks[0].stderr.read()
+        ranks[3].send_signal(signal.SIGKILL)
+        for rank in ranks[:3]:  # long before comm_timeout
+            _, errors = rank.communicate(timeout=DEADLINE)
+            assert rank.returncode != 0
+            assert "rank 3" in errors

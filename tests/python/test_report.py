@@ -1,0 +1,294 @@
+"""The report: what it reads of good and bad files, what its page holds, and whom it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import zerorun as package
+from ranks import environment
+from zerorun.metrics import MetricsFile, markdown, rank_path
+from zerorun.monitor.__main__ import main as monitor_main
+from zerorun.report import html, read_run
+from zerorun.report.__main__ import main
+from zerorun.report.columns import MOST, Columns
+from zerorun.report.page import data_of, planned_bytes
+from zerorun.report.serve import PageServer
+
+RUN = {
+    "config": [
+        ["/zero_optimization/stage", 2, False],
+        ["/bf16/enabled", True, False],
+        ["/gradient_clipping", 1.0, True],
+    ],
+    "environment": {"host": "</script><b>&"},
+    "parameters": 1000,
+}
+
+
+def line(step: int, **figures: object) -> dict[str, object]:
+    return {
+        "step": step,
+        "samples": 8 * step,
+        "loss": 4.0 / step,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "loss_scale": 1.0,
+        "skipped": False,
+        "step_ms": 100.0,
+        "forward_ms": 30.0,
+        "backward_ms": 60.0,
+        "comm_ms": 5.0,
+        "reduce_ms": 5.0,
+        "gather_ms": 0.0,
+        "other_ms": 1.0,
+        "tokens_per_s": 1000.0,
+        "collectives": {"reduce_scatter": [2, 4000]},
+        "memory_peak": {"parameters": 2000},
+        "model_state_bytes": 9000,
+    } | figures
+
+
+def write(path: Path, rank: int = 0, steps: int = 10, **figures: object) -> Path:
+    file = MetricsFile(path, rank, 2, RUN)
+    for step in range(1, steps + 1):
+        file(line(step, **figures))
+    return path
+
+
+def test_the_documentation_is_the_tables(root: Path) -> None:
+    assert (root / "docs" / "metrics.md").read_text() == markdown(), (
+        "PYTHONPATH=build/release/python python -m zerorun.metrics > docs/metrics.md"
+    )
+
+
+def test_a_runs_figures(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl")
+    write(path, rank=1, backward_ms=120.0)
+    run = read_run(path)
+    assert sorted(run.ranks) == [0, 1]
+    data = data_of([run])["runs"][0]
+    assert data["columns"]["loss"] == [float(f"{4.0 / step:.6g}") for step in range(1, 11)]
+    assert data["collectives"] == {"reduce_scatter": [20, 40000]}
+    assert data["ranks"][1]["memory"] == {"parameters": 2000}
+    # bf16 at stage 2 on two ranks: whole parameters, half of gradients, masters and moments.
+    assert planned_bytes(run) == data["planned"] == 1000 * 2 + 1000 * (2 + 12) // 2
+    assert any("Rank 1 computes 71 % longer" in text for text in data["findings"])
+    assert read_run(tmp_path).ranks.keys() == run.ranks.keys()
+
+
+def test_a_steady_run_has_no_findings(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl")
+    write(path, rank=1)
+    assert data_of([read_run(path)])["runs"][0]["findings"] == []
+
+
+def test_what_is_skipped_and_exposed_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    file = MetricsFile(path, 0, 1, RUN)
+    for step in range(1, 21):
+        skipped = step % 5 == 0
+        scale = 2.0 ** (16 - step // 5)
+        file(line(step, skipped=skipped, loss_scale=scale, reduce_ms=20.0, other_ms=30.0))
+    texts = data_of([read_run(path)])["runs"][0]["findings"]
+    assert any("4 of 20 steps were skipped" in t and "fell 4 times" in t for t in texts)
+    assert any("Reductions are waited for in 20 %" in text for text in texts)
+    assert any("30 % of a step is spent outside" in text for text in texts)
+
+
+def test_bad_lines_are_counted_not_fatal(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl")
+    with path.open("a") as file:
+        file.write('{"step": 11, "loss"\n[1]\n{"step": "x"}\n\n{"step": 12, "lo')
+    run = read_run(path)
+    assert (run.first.columns.steps, run.bad_lines) == (10, 4)
+    file = MetricsFile(path, 0, 2, RUN)  # a run that goes on begins a line of its own
+    file(line(11))
+    assert read_run(path).first.columns.steps == 11
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "no line with a step in it"),
+        ("\x00\xff\x00 garbage", "no line with a step in it"),
+        ('{"zerorun_metrics": 99, "rank": 0}\n', "of version 99"),
+        ('{"zerorun_metrics": "1"}\n', "of version 1"),
+    ],
+)
+def test_what_is_no_run_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
+) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(text)
+    assert main([str(path), "-o", str(tmp_path / "r.html")]) == 1
+    error = capsys.readouterr().err
+    assert expected in error
+    assert str(path) in error
+    assert not (tmp_path / "r.html").exists()
+    assert main([str(tmp_path / "none.jsonl")]) == 1
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_ranks_that_are_mixed_in_a_file_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    lines = [line(step, rank=rank) for step in range(1, 6) for rank in (0, 1)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    run = read_run(path)
+    assert [run.ranks[rank].columns.steps for rank in (0, 1)] == [5, 5]
+
+
+def test_a_run_that_resumed_shows_its_last_course(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl", steps=10)
+    file = MetricsFile(path, 0, 2, RUN)
+    for step in (6, 7, 8):
+        file(line(step, loss=0.5))
+    table = read_run(path).first.columns.table()
+    assert table["step"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert table["loss"][5:] == [0.5, 0.5, 0.5]
+
+
+def test_any_number_of_steps_becomes_some_points() -> None:
+    columns, count = Columns(), 100_000
+    for step in range(1, count + 1):
+        columns.add({"step": step, "loss": float(step), "skipped": step == 777})
+    table = columns.table()
+    assert MOST <= len(table["step"]) < 2 * MOST
+    assert table["step"][-1] == count
+    assert columns.skipped == [777]
+    assert columns.mean("loss") == pytest.approx((count + 1) / 2)
+    width = table["step"][1] - table["step"][0]
+    assert table["loss"][0] == pytest.approx((width + 1) / 2)
+
+
+def test_a_page_is_one_file_that_data_cannot_break(tmp_path: Path) -> None:
+    runs = [read_run(write(tmp_path / f"{name}.jsonl")) for name in ("a", "b")]
+    page = html(runs)
+    assert len(page) < 3 << 20
+    assert "</script><b>" not in page
+    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
+    found = re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)
+    data = json.loads(found[1])
+    assert [run["name"] for run in data["runs"]] == ["a", "b"]
+    assert data["runs"][0]["environment"] == {"host": "</script><b>&"}
+
+
+def get(url: str, host: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_page_that_follows_its_run_is_for_this_machine_and_token(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl")
+    run = lambda: [read_run(path)]  # noqa: E731 - read anew each time
+    server = PageServer(lambda: html(run(), live=True), lambda: data_of(run(), live=True))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        root = server.url.partition("?")[0]
+        assert "zerorun report" in get(server.url)[1]
+        assert get(root)[0] == 403
+        assert get(f"{root}?token=wrong")[0] == 403
+        assert get(server.url, host="evil.example")[0] == 403
+        assert get(server.url.replace("/?", "/other?"))[0] == 404
+        data = server.url.replace("/?", "/data.json?")
+        assert json.loads(get(data)[1])["runs"][0]["steps"] == 10
+        write(path, steps=12)
+        assert json.loads(get(data)[1])["runs"][0]["columns"]["step"][-1] == 12
+        with socket.create_connection(("127.0.0.1", server.port)) as gone:
+            gone.sendall(b"GET / HTTP/1.1\r\n")  # a browser that goes away
+        assert get(server.url)[0] == 200
+        path.unlink()
+        assert get(data)[0] == 503
+        with pytest.raises(package.IoError, match="give another --port"):
+            PageServer(str, dict, server.port)
+    finally:
+        server.close()
+        thread.join()
+
+
+def test_a_file_is_passed_on_while_it_grows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "m.jsonl", tmp_path / "csv"
+    path.write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2))[:20])
+
+    def go_on() -> None:
+        time.sleep(0.1)
+        with path.open("a") as file:
+            file.write(json.dumps(line(2))[20:] + "\n" + '{"param_hash": "0"}\n')
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    assert monitor_main([str(path), "--csv", str(out), "--follow"]) == 0
+    thread.join()
+    rows = (out / "m" / "Train_Samples_train_loss.csv").read_text().split()
+    assert rows == ["step,train_loss", "8,4.0", "16,2.0"]
+    assert monitor_main([str(path)]) == 2
+    assert monitor_main([str(tmp_path / "none"), "--csv", str(out)]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif("ZERORUN_BROWSER" not in os.environ, reason="ZERORUN_BROWSER names no browser")
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1600, "light")])
+def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) -> None:
+    path = write(tmp_path / "m.jsonl", steps=3000)
+    write(path, rank=1, steps=3000)
+    page = tmp_path / "report.html"
+    assert main([str(path), "-o", str(page)]) == 0
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    done = subprocess.run(
+        [
+            shutil.which(os.environ["ZERORUN_BROWSER"]) or os.environ["ZERORUN_BROWSER"],
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=5000",
+            f"--window-size={width},2000",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            *dark,
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    charts = int(re.search(r'data-charts="(\d+)"', done.stdout)[1])
+    assert charts == done.stdout.count("<canvas") == 7
+    assert rank_path(path, 1).exists()
+
+
+def test_the_command_of_the_launcher_is_the_same(
+    zerorun: Path, build: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "m.jsonl")
+    page = tmp_path / "r.html"
+    done = subprocess.run(
+        [zerorun, "report", path, "-o", page],
+        env=environment(build),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert page.stat().st_size < 3 << 20
