@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from cases.models import (
     assert_close,
     batch_of,
     config,
+    logged,
     loss_of,
     make,
     part_of,
@@ -288,3 +291,33 @@ def case_attention_is_made_by_the_program(_folder: Path) -> None:
     positions = torch.arange(8 * WORLD_SIZE)[None, tokens]
     found, _ = shared(module, *parts, None, position_ids=positions)
     torch.testing.assert_close(found, expected.transpose(1, 2)[:, tokens].flatten(2))
+
+
+def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:
+    from deepspeed.monitor.config import get_monitor_config
+    from deepspeed.monitor.monitor import MonitorMaster as DeepSpeedMaster
+
+    sections = {"csv_monitor": {"enabled": True, "output_path": str(folder), "job_name": "own"}}
+    engine, *_ = deepspeed.initialize(
+        model=make(),
+        config=config(1, comms_logger={"enabled": True}, flops_profiler={"enabled": True})
+        | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+        | sections,
+    )
+    assert engine.monitor.enabled
+    text = io.StringIO()
+    with logged(), contextlib.redirect_stdout(text):
+        train(engine, 3)
+        found = deepspeed.comm.log_summary(return_dict=True)
+    assert found["summary"]["reduce_scatter"]
+    assert ("Flops Profile" in text.getvalue()) == (RANK == 0)
+    engine.destroy()
+    given = get_monitor_config(sections)
+    assert given.enabled
+    assert not given.wandb.enabled
+    monitors = DeepSpeedMaster(given)
+    monitors.write_events([("Train/x", 1.5, 3)])
+    if RANK == 0:
+        assert (folder / "own" / "Train_x.csv").read_text().split() == ["step,x", "3,1.5"]
+        assert monitors.csv_monitor is not None
+        assert monitors.tb_monitor is None

@@ -8,7 +8,6 @@ import gc
 import io
 import json
 import math
-import time
 import unittest.mock
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 import zerorun
 import zerorun.metrics
 import zerorun.metrics.meter
+from recorded_clock import RecordedClock
 from zerorun.metrics import FIELDS, rank_path
 from zerorun.monitor import Monitor, MonitorMaster, master
 
@@ -44,19 +44,6 @@ def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
     model = make()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
     return engine
-
-
-class RecordedClock:
-    """Stands for the module `time`, and keeps what it told."""
-
-    time = staticmethod(time.time)
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def perf_counter(self) -> float:
-        self.seen.append(time.perf_counter())
-        return self.seen[-1]
 
 
 def case_figures_are_those_of_the_steps(_folder: Path) -> None:
@@ -99,9 +86,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
     assert len(clock.seen) == 1 + STEPS
     assert math.isclose(total, 1e3 * (clock.seen[-1] - clock.seen[0]), rel_tol=1e-9)
     for m in seen[1:]:
-        parts = [
-            m[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms", "other_ms")
-        ]
+        parts = [m[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms", "other_ms")]
         assert DEVICE.type == "cuda" or math.isclose(sum(parts), m["step_ms"], rel_tol=1e-6)
         assert m["comm_ms"] <= m["step_ms"]
     assert engine.metrics() == seen[-1]
@@ -343,37 +328,6 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
         "the first and the last step",
         lambda: zerorun.initialize(model := make(), adamw(model), config=backwards),
     )
-
-
-def case_deepspeeds_names_reach_the_same(folder: Path) -> None:
-    import deepspeed
-    from deepspeed.monitor.config import get_monitor_config
-    from deepspeed.monitor.monitor import MonitorMaster as DeepSpeedMaster
-
-    sections = {"csv_monitor": {"enabled": True, "output_path": str(folder), "job_name": "own"}}
-    engine, *_ = deepspeed.initialize(
-        model=make(),
-        config=config(1, comms_logger={"enabled": True}, flops_profiler={"enabled": True})
-        | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
-        | sections,
-    )
-    assert engine.monitor.enabled
-    text = io.StringIO()
-    with logged(), contextlib.redirect_stdout(text):
-        train(engine, 3)
-        found = deepspeed.comm.log_summary(return_dict=True)
-    assert found["summary"]["reduce_scatter"]
-    assert ("Flops Profile" in text.getvalue()) == (RANK == 0)
-    engine.destroy()
-    given = get_monitor_config(sections)
-    assert given.enabled
-    assert not given.wandb.enabled
-    monitors = DeepSpeedMaster(given)
-    monitors.write_events([("Train/x", 1.5, 3)])
-    if RANK == 0:
-        assert (folder / "own" / "Train_x.csv").read_text().split() == ["step,x", "3,1.5"]
-        assert monitors.csv_monitor is not None
-        assert monitors.tb_monitor is None
 
 
 def case_flops_are_those_of_the_formula(folder: Path) -> None:
