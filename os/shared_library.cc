@@ -3,12 +3,17 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <mutex>
+
 #include "core/check.h"
 
 namespace zerorun {
 
 SharedLibrary::SharedLibrary(std::span<const std::string> names) {
   ZR_CHECK(!names.empty(), "got no library to open");
+  // One thread at a time: ThreadSanitizer does not see the loader's own lock around its records.
+  static std::mutex opening;
+  const std::lock_guard lock(opening);
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
   handle_ = dlopen(names.front().c_str(), kFlags | RTLD_NOLOAD);
   std::string reasons;
