@@ -2,6 +2,7 @@
 
 #include <gloo/common/error.h>
 #include <gloo/transport/context.h>
+#include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 #include <net/if.h>
@@ -75,8 +76,15 @@ std::string text_of(const std::exception& error) {
 
 class GlooTransfer final : public Transfer {
  public:
-  GlooTransfer(Waits& waits, std::unique_ptr<UnboundBuffer> buffer, bool sends)
-      : waits_(waits), buffer_(std::move(buffer)), sends_(sends) {}
+  GlooTransfer(Waits& waits, gloo::transport::Pair& pair, std::unique_ptr<UnboundBuffer> buffer,
+               bool sends)
+      : waits_(waits), pair_(pair), buffer_(std::move(buffer)), sends_(sends) {}
+  GlooTransfer(const GlooTransfer&) = delete;
+  GlooTransfer& operator=(const GlooTransfer&) = delete;
+  // The memory of a message that nobody waits for any more is let go: nothing may write into it.
+  ~GlooTransfer() override {
+    if (!finished_) pair_.close();
+  }
 
   void wait() override {
     try {
@@ -90,12 +98,15 @@ class GlooTransfer final : public Transfer {
     } catch (const gloo::Exception& error) {
       fail<CommError>("{}", text_of(error));
     }
+    finished_ = true;
   }
 
  private:
   Waits& waits_;
+  gloo::transport::Pair& pair_;
   const std::unique_ptr<UnboundBuffer> buffer_;
   const bool sends_;
+  bool finished_ = false;
 };
 
 class GlooLinks final : public Links {
@@ -104,22 +115,24 @@ class GlooLinks final : public Links {
 
   std::unique_ptr<Transfer> send(int peer, uint64_t tag,
                                  std::span<const std::byte> bytes) override {
-    return start(const_cast<std::byte*>(bytes.data()), bytes.size(), true,
+    return start(peer, const_cast<std::byte*>(bytes.data()), bytes.size(), true,
                  [&](UnboundBuffer& buffer) { buffer.send(peer, tag); });
   }
   std::unique_ptr<Transfer> receive(int peer, uint64_t tag, std::span<std::byte> bytes) override {
-    return start(bytes.data(), bytes.size(), false,
+    return start(peer, bytes.data(), bytes.size(), false,
                  [&](UnboundBuffer& buffer) { buffer.recv(peer, tag); });
   }
   void cancel() noexcept override { waits_.cancel(); }
 
  private:
   template <typename Post>
-  std::unique_ptr<Transfer> start(std::byte* data, size_t nbytes, bool sends, const Post& post) {
+  std::unique_ptr<Transfer> start(int peer, std::byte* data, size_t nbytes, bool sends,
+                                  const Post& post) {
     try {
       auto buffer = context_->createUnboundBuffer(data, nbytes);
       post(*buffer);
-      return std::make_unique<GlooTransfer>(waits_, std::move(buffer), sends);
+      return std::make_unique<GlooTransfer>(waits_, *context_->getPair(peer), std::move(buffer),
+                                            sends);
     } catch (const gloo::Exception& error) {
       fail<CommError>("{}", text_of(error));
     }
