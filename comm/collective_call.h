@@ -17,6 +17,7 @@ struct CollectiveCall {
   Output output = Output::overwrite;
   Sync sync = Sync::collective;
   int root = 0;
+  uint64_t number = 0;  // of the operation that this is a part of; 0: of none
   std::string label;
 };
 

@@ -27,6 +27,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "tests"},
     {"ZERORUN_COMM_TIMEOUT",
      "seconds after which a wait for other ranks is an error, instead of zerorun.comm_timeout"},
+    {"ZERORUN_STALL_FILE",
+     "where a job that stands still writes what its ranks do, as JSON; the launcher sets it with "
+     "--log_dir. Default: a new file in the folder of temporary files"},
     {"GLOO_SOCKET_IFNAME",
      "of Gloo: the network interface, or this host's address, of CPU ranks' traffic with other "
      "hosts"},

@@ -110,6 +110,10 @@ JobSettings settings_of(const Job& job, const LaunchOptions& options, const Sele
   settings.gpus = selection.gpus;
   settings.working_directory = std::filesystem::current_path().string();
   settings.more = variables_of_options(options);
+  if (!job.log_dir.empty()) {
+    settings.more["ZERORUN_STALL_FILE"] =
+        (std::filesystem::absolute(job.log_dir) / "stall.json").string();
+  }
   return settings;
 }
 
@@ -141,6 +145,7 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
   const std::vector<CpuShare> shares = divide_cpus(here.cores, nodes_of(selection));
   const std::optional<double> quota = ControlGroup().cpu_quota();
   job.error_folder = ErrorFolder::choose_path();
+  job.log_dir = log_folder(options.output);
   job.meeting = decide_meeting(options, cluster, meeting, job.rendezvous);
   JobSettings settings = settings_of(job, options, selection);
   add_python(settings, options, program, search, job.inherited);
@@ -161,7 +166,6 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
     job.ranks.push_back(std::move(plan));
   }
   job.host = here.resources.name;
-  job.log_dir = log_folder(options.output);
   job.note = notes_for(options, selection, job);
   job.grace_period = options.grace_period;
   return job;

@@ -13,7 +13,7 @@ PACKAGE = "python/zerorun"
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
     ["_C", "block8", "left_behind", "results", "torch_groups"],
-    ["environment", "config"],
+    ["environment", "config", "stacks"],
     [
         "agreement",
         "dataloader",

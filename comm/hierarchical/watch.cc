@@ -21,8 +21,19 @@ constexpr std::chrono::seconds kGrace{5};
 constexpr std::chrono::seconds kReason{1};
 constexpr std::chrono::seconds kFarewell{2};
 constexpr std::chrono::milliseconds kPause{5};
+// After so long a wait each rank looks whether a report is asked for: the host's first may be what
+// the others wait for.
+constexpr std::chrono::seconds kLongWait{5};
+// For the hosts to hand in what their ranks do, and then to read that it is reported: the store
+// goes with rank 0.
+constexpr std::chrono::seconds kAnswers{5};
+constexpr std::chrono::milliseconds kHeard{500};
+constexpr std::chrono::milliseconds kLook{50};
+static_assert(2 * kAnswers < shm::Control::kReportTime);
 
 constexpr std::string_view kLeft = "left";
+constexpr std::string_view kStall = "stall";  // of each host: what it handed in
+constexpr std::string_view kStallAsked = "stall asked";
 
 }  // namespace
 
@@ -36,6 +47,7 @@ Watch::Watch(const CommunicatorOptions& options, const Topology& topology, shm::
       leads_(topology.local_rank(options.rank) == 0),
       signs_(static_cast<size_t>(topology.hosts()), {"", Clock::now()}),
       asked_(Clock::now()) {
+  control_.on_stall([this](const std::string& reason) { report_stall(reason); });
   thread_ = std::thread([this] { run(); });
 }
 
@@ -70,6 +82,7 @@ void Watch::wait(Transfer& transfer, int peer, const shm::Announcement& operatio
     const std::lock_guard lock(mutex_);
     waiting_ = Waiting{peer, operation, Clock::now(), {}};
   }
+  control_.begin_wait(peer);
   std::string problem;
   try {
     transfer.wait();
@@ -80,6 +93,7 @@ void Watch::wait(Transfer& transfer, int peer, const shm::Announcement& operatio
     const std::lock_guard lock(mutex_);
     waiting_.reset();
   }
+  if (problem.empty()) control_.end_wait();
   if (!problem.empty()) explain(peer, operation, problem);
 }
 
@@ -161,7 +175,8 @@ void Watch::look() {
   if (spread_) return;
   const std::string local = control_.error();
   if (!local.empty()) return spread(local);
-  if (leads_ && store_ != nullptr) ask_store();
+  const bool asks = leads_ || control_.waited() > kLongWait;
+  if (asks && store_ != nullptr) ask_store();
   look_at_wait();
 }
 
@@ -179,8 +194,11 @@ void Watch::ask_store() {
       asked_ = now;
       if (options_.rank == 0) {
         look_at_hosts();
+        if (was_handed_in()) publish_stall();
       } else {
-        store_->set(key("alive", topology_.host_of(options_.rank)), std::to_string(++beats_));
+        const int host = topology_.host_of(options_.rank);
+        if (leads_) store_->set(key("alive", host), std::to_string(++beats_));
+        if (store_->find(key(kStallAsked, 0)) && control_.claim_report()) hand_in("");
       }
     }
     gone_ = Clock::time_point::max();
@@ -191,10 +209,12 @@ void Watch::ask_store() {
                             topology_.name_of_rank(0), error.what()));
     }
   } catch (const CommError& error) {
-    set_error(
-        fmt::format("rank {} does not reach {} any more: its host is down, the process is "
-                    "stopped, or the link between the hosts is cut ({})",
-                    options_.rank, topology_.name_of_rank(0), error.what()));
+    const std::string text = fmt::format(
+        "rank {} does not reach {} any more: its host is down, the process is "
+        "stopped, or the link between the hosts is cut ({})",
+        options_.rank, topology_.name_of_rank(0), error.what());
+    if (control_.claim_report()) publish_own_host(text);
+    set_error(text);
   }
 }
 
@@ -209,10 +229,12 @@ void Watch::look_at_hosts() {
       since = now;
     }
     if (now - since > kSilence) {
-      set_error(
-          fmt::format("{} gave no sign of life for {} s: its host is down, the process is "
-                      "stopped, or the link between the hosts is cut",
-                      topology_.name_of_rank(rank), kSilence.count()));
+      const std::string text = fmt::format(
+          "{} gave no sign of life for {} s: its host is down, the process is "
+          "stopped, or the link between the hosts is cut",
+          topology_.name_of_rank(rank), kSilence.count());
+      if (control_.claim_report()) hand_in(text);
+      return publish_stall();
     }
   }
 }
@@ -220,19 +242,98 @@ void Watch::look_at_hosts() {
 void Watch::look_at_wait() {
   std::string text;
   bool late = false;
+  bool too_late = false;  // whoever reports should have done so
   {
     const std::lock_guard lock(mutex_);
     if (!waiting_) return;
     const auto waited = Clock::now() - waiting_->since;
     late = waited >= options_.timeout;
+    too_late = waited >= options_.timeout + shm::Control::kReportTime;
     if (!late && !waiting_->notice.due(waited)) return;
     text = fmt::format("rank {} {} {:.{}f} s in {} for {}", options_.rank,
                        late ? "waited" : "has waited",
                        std::chrono::duration<double>(waited).count(), late ? 1 : 0,
                        describe(waiting_->operation), topology_.name_of_rank(waiting_->peer));
   }
-  if (late) return set_error(text);
+  if (late) {
+    const bool reports = control_.claim_report();
+    if (reports) report_stall(text);
+    if (reports || too_late) set_error(text);
+    return;
+  }
   Logger(options_.rank, options_.world_size).log(LogLevel::warning, "{}", text);
+}
+
+void Watch::hand_in(const std::string& reason) {
+  const std::string ranks = encode_activities(control_.activities());
+  options_.store->set(key(kStall, topology_.host_of(options_.rank)), reason + '\n' + ranks);
+}
+
+void Watch::report_stall(const std::string& reason) noexcept {
+  try {
+    hand_in(reason);
+    if (options_.rank == 0 && std::this_thread::get_id() == thread_.get_id()) {
+      return publish_stall();
+    }
+    const Clock::time_point until = Clock::now() + 2 * kAnswers;
+    while (Clock::now() < until) {
+      if (!control_.error().empty() || spread_) return;
+      if (const auto error = store_->find(key("error", 0))) return set_error(*error);
+      std::this_thread::sleep_for(kLook);
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store is gone
+  }
+  publish_own_host(reason);
+}
+
+bool Watch::was_handed_in() {
+  for (int host = 0; host < topology_.hosts(); ++host) {
+    if (store_->find(key(kStall, host))) return true;
+  }
+  return false;
+}
+
+// Rank 0's: what all hosts hand in, by host; empty for one that does not answer in time.
+std::vector<std::string> Watch::collect_stall() {
+  store_->set(key(kStallAsked, 0), "");
+  if (control_.claim_report()) hand_in("");
+  const Clock::time_point until = Clock::now() + kAnswers;
+  std::vector<std::string> parts;
+  for (int host = 0; host < topology_.hosts(); ++host) {
+    std::optional<std::string> part;
+    while (!(part = store_->find(key(kStall, host))) && Clock::now() < until) {
+      std::this_thread::sleep_for(kPause);
+    }
+    parts.push_back(part.value_or(""));
+  }
+  return parts;
+}
+
+void Watch::publish_stall() {
+  std::string reason;
+  std::vector<RankActivity> ranks;
+  for (const std::string& part : collect_stall()) {
+    const size_t end = part.find('\n');
+    if (end == std::string::npos) continue;
+    if (reason.empty()) reason = part.substr(0, end);
+    const std::vector<RankActivity> of_host = decode_activities(part.substr(end + 1));
+    ranks.insert(ranks.end(), of_host.begin(), of_host.end());
+  }
+  StallReport report(reason, options_.world_size);
+  report.add(ranks);
+  report.publish(options_.rank);
+  store_->set(key("error", 0), reason);
+  std::this_thread::sleep_for(kHeard);
+  set_error(reason);
+}
+
+void Watch::publish_own_host(const std::string& reason) noexcept {
+  try {
+    StallReport report(reason, options_.world_size);
+    report.add(control_.activities());
+    report.publish(options_.rank);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the error itself follows
+  }
 }
 
 }  // namespace zerorun::hierarchical

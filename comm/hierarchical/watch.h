@@ -17,6 +17,7 @@
 #include "comm/links.h"
 #include "comm/rendezvous/lookup_store.h"
 #include "comm/shm/control.h"
+#include "comm/stall_report.h"
 #include "comm/waiting.h"
 
 namespace zerorun::hierarchical {
@@ -25,6 +26,9 @@ namespace zerorun::hierarchical {
 // store and those of other hosts from it, looks whether other hosts are alive, says what a long
 // wait waits for, and ends one that is too long. The first rank of each host asks the store for
 // all; rank 0, which serves it, looks at the other hosts' signs of life.
+//
+// A wait that is too long is reported once: each host hands in what its ranks do, and rank 0 prints
+// it and makes the first host's reason the error of all.
 class Watch {  // size: what it is given, what its thread remembers, what all threads share
  public:
   // The arguments must outlive this.
@@ -67,6 +71,14 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   void ask_store();
   void look_at_hosts();
   void look_at_wait();
+  // Hands this host's ranks in, and waits until rank 0 has reported. Where it does not, reports
+  // them alone.
+  void report_stall(const std::string& reason) noexcept;
+  void hand_in(const std::string& reason);
+  bool was_handed_in();
+  void publish_stall();
+  std::vector<std::string> collect_stall();
+  void publish_own_host(const std::string& reason) noexcept;
 
   const CommunicatorOptions& options_;
   const Topology& topology_;

@@ -76,6 +76,7 @@ Announcement announcement_of(const CollectiveCall& call) {
   mine.reduce = call.reduce;
   mine.output = call.output;
   mine.root = call.root;
+  mine.number = call.number;
   return mine;
 }
 
@@ -90,7 +91,7 @@ bool same_operation(const Announcement& a, const Announcement& b) {
 
 std::string describe(const Announcement& a) {
   if (a.operation == Operation::join) return call(a);
-  std::string text = fmt::format("{} #{}", call(a), a.sequence);
+  std::string text = fmt::format("{} #{}", call(a), a.number != 0 ? a.number : a.sequence);
   if (a.label[0] != '\0') text += fmt::format(" '{}'", a.label.data());
   if (a.operation == Operation::allocate) return text + fmt::format(" of {} bytes", a.numel);
   if (a.operation == Operation::barrier) return text;

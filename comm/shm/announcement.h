@@ -33,8 +33,9 @@ struct Location {
 
 // The operation that a rank is about to take part in. Ranks compare their announcements, so a
 // divergence is an error and not a wait.
-struct Announcement {
-  uint64_t sequence = 0;  // how many operations came before it
+struct Announcement {     // size: all that ranks compare, and where their views are
+  uint64_t sequence = 0;  // how many operations of these ranks came before it
+  uint64_t number = 0;    // among those of the whole job, for messages; 0: the same
   int64_t numel = 0;
   uint64_t label_hash = 0;
   int32_t root = 0;

@@ -56,9 +56,9 @@ void reduce_chunk(const CollectiveCall& call, const Exchange::Chunk& chunk, Rang
 
 }  // namespace
 
-Collectives::Collectives(const CommunicatorOptions& options, std::vector<int> numbers)
+Collectives::Collectives(const CommunicatorOptions& options, JobRanks job)
     : local_(local_segments_of(*options.store)),
-      control_(options, local_.get(), std::move(numbers)),
+      control_(options, local_.get(), std::move(job)),
       blocks_(std::make_shared<Blocks>(options.rank)) {}
 
 void Collectives::run(const CollectiveCall& call) {

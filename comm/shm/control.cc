@@ -20,8 +20,12 @@ namespace {
 // anybody misses.
 constexpr int kPauses = 200;
 constexpr std::chrono::microseconds kSpin{50};
-// How often a rank that sleeps looks whether its peers are alive.
+// How often a rank that sleeps looks whether its peers are alive, and at how many: so that a
+// thousand ranks that wait for a late one leave it some of the host's time.
 constexpr std::chrono::milliseconds kSlice{50};
+constexpr int kLooks = 16;
+constexpr int kRanksOfSlice = 64;
+constexpr size_t kMaxNames = 8;  // in a message
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -52,14 +56,15 @@ std::shared_ptr<Segment> meet(const CommunicatorOptions& options, LocalSegments*
 
 }  // namespace
 
-Control::Control(const CommunicatorOptions& options, LocalSegments* local, std::vector<int> numbers)
+Control::Control(const CommunicatorOptions& options, LocalSegments* local, JobRanks job)
     : rank_(options.rank),
       world_size_(options.world_size),
       timeout_(options.timeout),
-      numbers_(std::move(numbers)),
+      job_(std::move(job)),
       process_(this_process()),
       segment_(meet(options, local)) {
   claim_slot();
+  answer_stack_requests();
   try {
     advance();
   } catch (...) {
@@ -141,14 +146,23 @@ void Control::wait_for(int peer) {
   RankSlot& theirs = slot(peer);
   const Clock::time_point started = Clock::now();
   WaitingNotice notice;
+  begin_wait(number(peer));
   while (!arrived(peer)) {
     examine_peers(started, notice);
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = theirs.step.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - step_) < 0) futex_wait(theirs.step, seen, kSlice);
+    const auto slice = kSlice * (1 + world_size_ / kRanksOfSlice);
+    if (static_cast<int32_t>(seen - step_) < 0) futex_wait(theirs.step, seen, slice);
     theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
+  end_wait();
 }
+
+void Control::begin_wait(int rank) {
+  slot(rank_).wait.store({.since_ns = Clock::now().time_since_epoch().count(), .rank = rank});
+}
+
+void Control::end_wait() { slot(rank_).wait.store({}); }
 
 bool Control::all_arrived() const {
   for (int peer = 0; peer < world_size_; ++peer) {
@@ -171,7 +185,8 @@ void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
     if (arrived(peer)) continue;
     const RankSlot& theirs = slot(peer);
     const Membership membership = theirs.membership.load(std::memory_order_acquire);
-    const bool died = waited >= kSlice && membership == Membership::joined &&
+    const int turn = (peer - looked_ + world_size_) % world_size_;
+    const bool died = waited >= kSlice && turn < kLooks && membership == Membership::joined &&
                       theirs.process != process_ && !is_running(theirs.process);
     // A peer may have counted its last step just before it went.
     if ((membership == Membership::left || died) && !arrived(peer)) {
@@ -181,21 +196,41 @@ void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
     }
     missing.push_back(peer);
   }
+  looked_ = (looked_ + kLooks) % world_size_;
   const bool late = waited >= timeout_;
   if (missing.empty() || (!late && !notice.due(waited))) return;
   std::string names;
-  for (const int peer : missing) {
-    names += fmt::format("{}{}, last operation: {}", names.empty() ? "" : "; ", name_of_rank(peer),
-                         last_operation(peer));
+  for (size_t i = 0; i < std::min(missing.size(), kMaxNames); ++i) {
+    names += fmt::format("{}{}, last operation: {}", names.empty() ? "" : "; ",
+                         name_of_rank(missing[i]), last_operation(missing[i]));
+  }
+  if (missing.size() > kMaxNames) {
+    names += fmt::format("; and {} more", missing.size() - kMaxNames);
   }
   const double seconds = std::chrono::duration<double>(waited).count();
   if (late) {
-    fail(fmt::format("rank {} waited {:.1f} s in {} for {}", number(rank_), seconds,
-                     describe(current_), names));
+    return end_late_wait(waited, fmt::format("rank {} waited {:.1f} s in {} for {}", number(rank_),
+                                             seconds, describe(current_), names));
   }
-  Logger(number(rank_), world_size_)
+  Logger(number(rank_), job_size())
       .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for {}", number(rank_), seconds,
            describe(current_), names);
+}
+
+// One rank reports, which takes a moment; then its error is everybody's.
+void Control::end_late_wait(Clock::duration waited, const std::string& text) {
+  const bool reports = claim_report();
+  if (!reports && waited < timeout_ + kReportTime) return;
+  if (reports) {
+    if (report_) {
+      report_(text);
+    } else {
+      StallReport report(text, job_size());
+      report.add(activities());
+      report.publish(number(rank_));
+    }
+  }
+  fail(text);
 }
 
 Announcement Control::announcement(int peer) const {
@@ -295,12 +330,16 @@ std::string Control::name_of_rank(int peer) const {
                      theirs.host.data());
 }
 
-std::string Control::last_operation(int peer) const {
+Announcement Control::last_announcement(int peer) const {
   const auto& [even, odd] = slot(peer).announcements;
   const Announcement a = even.load();
   const Announcement b = odd.load();
-  if (a.sequence == 0 && b.sequence == 0) return "none";
-  return describe(a.sequence > b.sequence ? a : b);
+  return a.sequence > b.sequence ? a : b;
+}
+
+std::string Control::last_operation(int peer) const {
+  const Announcement last = last_announcement(peer);
+  return last.sequence == 0 ? "none" : describe(last);
 }
 
 }  // namespace zerorun::shm

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -11,18 +12,25 @@
 
 #include "comm/shm/layout.h"
 #include "comm/shm/segment.h"
+#include "comm/stall_report.h"
 #include "comm/waiting.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::shm {
+
+// What messages call the ranks of a host in a job of several.
+struct JobRanks {
+  std::vector<int> numbers;
+  int world_size = 0;
+};
 
 // Keeps the ranks of one host in step, and tells all of them when one failed, left or died. Every
 // wait ends: by the peers, by a failure, or at the deadline.
 class Control {
  public:
   // Meets the peers through the store. `local` is null unless the ranks are threads of one process.
-  // `numbers`: what messages call the ranks, in a job of several hosts; empty: 0, 1, ...
-  Control(const CommunicatorOptions& options, LocalSegments* local, std::vector<int> numbers = {});
+  // `job`: nothing where all ranks are on this host.
+  Control(const CommunicatorOptions& options, LocalSegments* local, JobRanks job = {});
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -40,6 +48,9 @@ class Control {
   // This rank's memory for the coming step, and a peer's of the step just taken; kStageBytes each.
   std::byte* outbox() const { return slot(rank_).stages[(step_ + 1) % 2].data(); }
   const std::byte* inbox(int peer) const { return slot(peer).stages[step_ % 2].data(); }
+  // What peers and reports see of a wait outside of this class; `rank` is its number in the job.
+  void begin_wait(int rank);
+  void end_wait();
 
   // The functions of this group may be called by any thread.
   //
@@ -58,12 +69,29 @@ class Control {
   // "rank 1 (pid 123 on host a)"
   std::string name_of_rank(int peer) const;
 
+  // The functions of this group are for a wait that was too long.
+  //
+  // `report` is called on one of the ranks, before the wait's error ends the job. Unless it is set,
+  // the report is of this host's ranks.
+  void on_stall(std::function<void(const std::string& reason)> report) {
+    report_ = std::move(report);
+  }
+  // True for the first rank that asks: it has to report.
+  bool claim_report() { return header().stall_reported.exchange(1) == 0; }
+  // Ranks that find a report claimed wait so much longer for it.
+  static constexpr std::chrono::seconds kReportTime{15};
+  // What the ranks of this host do. May be called by any thread; takes a second or two.
+  std::vector<RankActivity> activities() const;
+  // How long this rank has been waiting.
+  std::chrono::steady_clock::duration waited() const;
+
  private:
   using Clock = std::chrono::steady_clock;
 
   int number(int peer) const {
-    return numbers_.empty() ? peer : numbers_[static_cast<size_t>(peer)];
+    return job_.numbers.empty() ? peer : job_.numbers[static_cast<size_t>(peer)];
   }
+  int job_size() const { return job_.numbers.empty() ? world_size_ : job_.world_size; }
   RankSlot& slot(int peer) const;
   ControlHeader& header() const;
   Failure& failure() const;
@@ -73,6 +101,9 @@ class Control {
   void wait_for(int peer);
   bool spin_for(int peer) const;
   void examine_peers(Clock::time_point started, WaitingNotice& notice);
+  void end_late_wait(Clock::duration waited, const std::string& text);
+  RankActivity activity(int peer) const;
+  Announcement last_announcement(int peer) const;
   void wake_all() const noexcept;
   std::string last_operation(int peer) const;
   std::string keep_error(std::string_view text);
@@ -82,11 +113,13 @@ class Control {
   const int rank_;
   const int world_size_;
   const std::chrono::milliseconds timeout_;
-  const std::vector<int> numbers_;
+  const JobRanks job_;
   const ProcessIdentity process_;
   std::shared_ptr<Segment> segment_;
+  std::function<void(const std::string&)> report_;
   // These belong to the thread that takes steps.
   uint32_t step_ = 0;
+  int looked_ = 0;  // the peer at which the next look at some of them begins
   uint64_t sequence_ = 0;
   Announcement current_;
   // These may be used by any thread.

@@ -41,6 +41,12 @@ class SharedValue {
 
 enum class Membership : uint32_t { absent, joined, left };
 
+// A wait for another rank that has lasted for longer than ranks that are in step need.
+struct Wait {
+  int64_t since_ns = 0;  // of std::chrono::steady_clock, which a host's processes share; 0: no wait
+  int64_t rank = 0;      // its number in the job
+};
+
 // Payload that fits is staged here with the announcement; larger ones pass in chunks.
 inline constexpr size_t kStageBytes = size_t{256} << 10;
 
@@ -55,6 +61,7 @@ struct RankSlot {
   ProcessIdentity process;  // valid once joined
   std::array<char, 64> host;
   std::array<SharedValue<Announcement>, 2> announcements;
+  SharedValue<Wait> wait;
   alignas(4096) std::array<std::array<std::byte, kStageBytes>, 2> stages;
 };
 
@@ -69,6 +76,7 @@ struct ControlHeader {
   static constexpr uint64_t kMagic = 0x315f4d48'535f525a;  // "ZR_SHM_1"
   uint64_t magic;
   uint32_t world_size;
+  std::atomic<uint32_t> stall_reported;  // by one rank, for all
   Failure failure;
 };
 

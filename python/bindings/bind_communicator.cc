@@ -13,6 +13,7 @@
 #include "config/env.h"
 #include "core/check.h"
 #include "os/address.h"
+#include "os/process_stacks.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "python/bindings/without_gil.h"
@@ -275,6 +276,9 @@ void register_communicator(py::module_& m) {
       "gpu"_a = nullptr, "master_addr"_a = "",
       "A communicator; `store` is needed for more than one rank. `gpu`: where its engine works. "
       "`master_addr`: of rank 0's host, where ranks are on several.");
+  m.def(
+      "stack_requests", [] { return py::make_tuple(python_stack_signal(), kPythonStackFile); },
+      "The signal at which faulthandler has to write for stall reports, and the name of its file.");
   m.def("connect_from_environment", &connect_from_environment, "timeout_s"_a = 600.0,
         "The communicator of this process's job.");
 }

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from zerorun import _C, environment
+from zerorun.stacks import answer_stack_requests
 
 __all__ = ["duplicate", "world"]
 
@@ -24,6 +25,7 @@ def world(timeout_s: float = 600.0) -> _C.Communicator:
     """
     global _world  # noqa: PLW0603 - a process belongs to one job
     if _world is None:
+        answer_stack_requests()
         _world = _connect(timeout_s)
     return _world
 

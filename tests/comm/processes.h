@@ -40,9 +40,11 @@ inline void await(const std::atomic<uint32_t>& value, uint32_t least) {
 class Processes {
  public:
   using Body = std::function<std::string(Communicator&, Shared&)>;
+  using HostOf = std::function<std::string(int rank)>;
 
   Processes(int world_size, const Body& body,
-            std::chrono::milliseconds timeout = std::chrono::seconds(60))
+            std::chrono::milliseconds timeout = std::chrono::seconds(60),
+            const HostOf& host_of = nullptr)
       : memory_(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                      -1, 0)),
         shared_(*new (memory_) Shared) {
@@ -53,7 +55,7 @@ class Processes {
       FileDescriptor result(ends[1]);
       pids_.push_back(fork());
       if (pids_.back() != 0) continue;
-      const std::string text = run(rank, world_size, body, timeout);
+      const std::string text = run(rank, world_size, body, timeout, host_of ? host_of(rank) : "");
       _exit(write(result.get(), text.data(), text.size()) < 0 ? 1 : 0);
     }
   }
@@ -68,6 +70,7 @@ class Processes {
   }
 
   Shared& shared() { return shared_; }
+  void send(int rank, int signal) { kill(pids_[static_cast<size_t>(rank)], signal); }
   void kill_rank(int rank) { kill(pids_[static_cast<size_t>(rank)], SIGKILL); }
   // Blocks until the rank has ended; empty if it ended without a result.
   std::string result(int rank) {
@@ -82,7 +85,8 @@ class Processes {
   }
 
  private:
-  std::string run(int rank, int world_size, const Body& body, std::chrono::milliseconds timeout) {
+  std::string run(int rank, int world_size, const Body& body, std::chrono::milliseconds timeout,
+                  const std::string& host) {
 #ifdef _OPENMP
     omp_set_num_threads(1);  // its threads do not survive a fork
 #endif
@@ -96,6 +100,7 @@ class Processes {
       options.rank = rank;
       options.world_size = world_size;
       options.timeout = timeout;
+      options.host = host;
       options.store = make_tcp_store(store);
       if (rank == 0) shared_.port = bound_port(*options.store);
       const auto communicator = make_communicator(options);

@@ -1,0 +1,185 @@
+#include "comm/stall_report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "config/env.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "os/file_descriptor.h"
+#include "os/whole_file.h"
+
+namespace zerorun {
+
+namespace {
+
+// So that a host's ranks fit into a value of the store.
+constexpr size_t kMaxStackBytes = size_t{16} << 10;
+constexpr size_t kMaxWaitingLines = 32;
+constexpr size_t kMaxStacks = 8;
+
+nlohmann::json lines_of(const std::string& text) {
+  nlohmann::json lines = nlohmann::json::array();
+  std::istringstream stream(text.substr(0, kMaxStackBytes));
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string text_of(const nlohmann::json& lines) {
+  std::string text;
+  for (const nlohmann::json& line : lines) text += line.get<std::string>() + '\n';
+  return text;
+}
+
+nlohmann::json json_of(const RankActivity& rank) {
+  return {{"rank", rank.rank},
+          {"pid", rank.pid},
+          {"host", rank.host},
+          {"state", rank.state},
+          {"last_operation", rank.operation},
+          {"label", rank.label},
+          {"waits_for", rank.waits_for ? nlohmann::json(*rank.waits_for) : nlohmann::json()},
+          {"waited_s", rank.waited_s},
+          {"python_stack", lines_of(rank.stacks.python)},
+          {"native_stack", lines_of(rank.stacks.native)}};
+}
+
+RankActivity activity_of(const nlohmann::json& entry) {
+  RankActivity rank;
+  entry.at("rank").get_to(rank.rank);
+  entry.at("pid").get_to(rank.pid);
+  entry.at("host").get_to(rank.host);
+  entry.at("state").get_to(rank.state);
+  entry.at("last_operation").get_to(rank.operation);
+  entry.at("label").get_to(rank.label);
+  if (!entry.at("waits_for").is_null()) rank.waits_for = entry.at("waits_for").get<int>();
+  entry.at("waited_s").get_to(rank.waited_s);
+  rank.stacks.python = text_of(entry.at("python_stack"));
+  rank.stacks.native = text_of(entry.at("native_stack"));
+  return rank;
+}
+
+std::string dump(const nlohmann::json& value, int indent = -1) {
+  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string indented(const std::string& text) {
+  std::string result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) result += "    " + line + '\n';
+  return result;
+}
+
+std::string activity_text(const RankActivity& rank) {
+  if (!rank.waits_for) return rank.state;
+  return fmt::format("waits for rank {} since {:.1f} s", *rank.waits_for, rank.waited_s);
+}
+
+std::string stacks_text(const RankActivity& rank) {
+  const std::string who = fmt::format("rank {} (pid {} on {})", rank.rank, rank.pid, rank.host);
+  std::string text;
+  if (!rank.stacks.python.empty()) {
+    text += fmt::format("  Python stack of {}:\n{}", who, indented(rank.stacks.python));
+  }
+  if (!rank.stacks.native.empty()) {
+    text +=
+        fmt::format("  C++ stack of {}, its main thread:\n{}", who, indented(rank.stacks.native));
+  }
+  if (text.empty()) text = fmt::format("  {} {}: it shows no stack\n", who, rank.state);
+  return text;
+}
+
+std::string new_file() {
+  std::string path = std::filesystem::temp_directory_path() / "zerorun-stall-XXXXXX.json";
+  constexpr int kSuffix = 5;
+  const FileDescriptor file(mkstemps(path.data(), kSuffix));
+  if (!file) fail<IoError>("cannot make {}: {}", path, std::strerror(errno));
+  return path;
+}
+
+}  // namespace
+
+void StallReport::add(const std::vector<RankActivity>& ranks) {
+  ranks_.insert(ranks_.end(), ranks.begin(), ranks.end());
+  std::sort(ranks_.begin(), ranks_.end(),
+            [](const auto& a, const auto& b) { return a.rank < b.rank; });
+}
+
+std::string StallReport::table() const {
+  size_t host_width = 4;
+  size_t operation_width = 14;
+  for (const RankActivity& rank : ranks_) {
+    host_width = std::max(host_width, rank.host.size());
+    operation_width = std::max(operation_width, rank.operation.size());
+  }
+  std::string text = fmt::format("{}\n", reason_);
+  const auto out = std::back_inserter(text);
+  const auto line = [&](const auto& number, const auto& host, const auto& pid,
+                        const auto& operation, const auto& activity) {
+    fmt::format_to(out, "  {:>4}  {:<{}}  {:>7}  {:<{}}  {}\n", number, host, host_width, pid,
+                   operation, operation_width, activity);
+  };
+  line("rank", "host", "pid", "last operation", "now");
+  size_t waiting = 0;
+  for (const RankActivity& rank : ranks_) {
+    if (rank.waits_for && ++waiting > kMaxWaitingLines) continue;
+    line(rank.rank, rank.host, rank.pid, rank.operation, activity_text(rank));
+  }
+  if (waiting > kMaxWaitingLines) {
+    fmt::format_to(out, "  and {} more ranks that wait\n", waiting - kMaxWaitingLines);
+  }
+  const size_t silent =
+      static_cast<size_t>(world_size_) - std::min<size_t>(ranks_.size(), world_size_);
+  if (silent > 0) fmt::format_to(out, "  {} ranks are on hosts that did not answer\n", silent);
+  size_t shown = 0;
+  for (const RankActivity& rank : ranks_) {
+    if (!rank.waits_for && ++shown <= kMaxStacks) text += stacks_text(rank);
+  }
+  return text;
+}
+
+std::string StallReport::json() const {
+  nlohmann::json ranks = nlohmann::json::array();
+  for (const RankActivity& rank : ranks_) ranks.push_back(json_of(rank));
+  return dump({{"reason", reason_}, {"world_size", world_size_}, {"ranks", ranks}}, 2) + '\n';
+}
+
+void StallReport::publish(int rank) const {
+  std::string written;
+  try {
+    const auto given = read_environment("ZERORUN_STALL_FILE");
+    const std::string path = given ? *given : new_file();
+    write_whole_file(path, json());
+    written = fmt::format("  as JSON: {}", path);
+  } catch (const std::exception& error) {
+    written = fmt::format("  not written as JSON: {}", error.what());
+  }
+  Logger(rank, world_size_).log(LogLevel::error, "the job stands still: {}{}", table(), written);
+}
+
+std::string encode_activities(const std::vector<RankActivity>& ranks) {
+  nlohmann::json entries = nlohmann::json::array();
+  for (const RankActivity& rank : ranks) entries.push_back(json_of(rank));
+  return dump(entries);
+}
+
+std::vector<RankActivity> decode_activities(const std::string& text) {
+  try {
+    std::vector<RankActivity> ranks;
+    for (const nlohmann::json& entry : nlohmann::json::parse(text)) {
+      ranks.push_back(activity_of(entry));
+    }
+    return ranks;
+  } catch (const nlohmann::json::exception& error) {
+    fail<CommError>("got a host's part of the stall report that cannot be read: {}", error.what());
+  }
+}
+
+}  // namespace zerorun

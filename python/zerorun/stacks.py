@@ -1,0 +1,23 @@
+"""Python's part of a stall report: where the threads of this process are."""
+
+import faulthandler
+import os
+import signal
+from functools import cache
+
+from zerorun import _C
+
+__all__ = ["answer_stack_requests"]
+
+
+@cache
+def answer_stack_requests() -> None:
+    """From now on a rank that waits for this process can see its Python stacks.
+
+    They are written by a signal handler in C, so also while Python itself waits or is stuck. A
+    program that uses the signal itself keeps it.
+    """
+    number, name = _C.stack_requests()
+    if signal.getsignal(number) == signal.SIG_DFL:
+        # For as long as the process lives: the handler keeps the descriptor.
+        faulthandler.register(number, os.memfd_create(name), all_threads=True)

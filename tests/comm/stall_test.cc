@@ -1,0 +1,182 @@
+// What a job that stands still says: one table, and the same for programs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "comm/stall_report.h"
+#include "device/cpu/cpu_stream.h"
+#include "tests/comm/processes.h"
+
+namespace zerorun::stall_test {
+namespace {
+
+using ::testing::AllOf;
+using testing::await;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using testing::Processes;
+using testing::Shared;
+
+constexpr int kRanks = 4;
+constexpr std::chrono::seconds kTimeout{3};
+
+// The frame that the report has to show.
+__attribute__((noinline)) void sleep_in_the_input_pipeline(const std::atomic<uint32_t>& until) {
+  await(until, 1000);
+  asm volatile("");  // so that the call is not this function's end
+}
+
+class StallTest : public ::testing::Test {
+ protected:
+  void SetUp() override { setenv("ZERORUN_STALL_FILE", file_.c_str(), 1); }
+  void TearDown() override {
+    unsetenv("ZERORUN_STALL_FILE");
+    std::filesystem::remove(file_);
+  }
+
+  // Rank 3 does not come to the second barrier; returns the JSON. `text`: standard error.
+  nlohmann::json report_of(const Processes::HostOf& host_of, int stop, std::string& text) {
+    ::testing::internal::CaptureStderr();
+    Processes ranks(
+        kRanks,
+        [](Communicator& communicator, Shared& shared) -> std::string {
+          const auto stream = make_inline_stream();
+          communicator.barrier(*stream, "together").synchronize();
+          ++shared.progress;
+          if (communicator.rank() == 3) sleep_in_the_input_pipeline(shared.progress);
+          try {
+            communicator.barrier(*stream, "bucket 7").synchronize();
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "no error";
+        },
+        kTimeout, host_of);
+    if (stop >= 0) {
+      await(ranks.shared().progress, kRanks);
+      ranks.send(stop, SIGSTOP);
+    }
+    std::string first;
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string error = ranks.result(rank);
+      if (rank == 0) first = error;
+      EXPECT_EQ(error, first);
+      EXPECT_THAT(error, AllOf(HasSubstr("waited"), HasSubstr("'bucket 7'")));
+    }
+    text = ::testing::internal::GetCapturedStderr();
+    return nlohmann::json::parse(std::ifstream(file_));
+  }
+
+  const std::string file_ =
+      std::filesystem::temp_directory_path() / ("stall_test_" + std::to_string(getpid()));
+};
+
+size_t count(const std::string& text, const std::string& what) {
+  size_t found = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+  return found;
+}
+
+void expect_waiting(const nlohmann::json& rank) {
+  EXPECT_EQ(rank["state"], "waits");
+  EXPECT_EQ(rank["label"], "bucket 7");
+  EXPECT_THAT(rank["last_operation"], HasSubstr("barrier #2"));
+  EXPECT_GE(rank["waited_s"], 2.5);
+}
+
+void expect_stuck(const nlohmann::json& rank) {
+  EXPECT_TRUE(rank["waits_for"].is_null());
+  EXPECT_EQ(rank["label"], "together");
+  EXPECT_THAT(rank["last_operation"], HasSubstr("barrier #1 'together'"));
+  EXPECT_THAT(rank["native_stack"].get<std::vector<std::string>>(),
+              Contains(HasSubstr("sleep_in_the_input_pipeline")));
+}
+
+TEST_F(StallTest, OneTableShowsWhoWaitsForWhomAndWhereTheRankIsThatDoesNotCome) {
+  std::string text;
+  const nlohmann::json report = report_of(nullptr, -1, text);
+  EXPECT_EQ(count(text, "stands still"), 1) << text;
+  EXPECT_THAT(text, AllOf(HasSubstr("waits for rank 3"), HasSubstr("outside of collectives"),
+                          HasSubstr("sleep_in_the_input_pipeline"), HasSubstr(file_)));
+  ASSERT_EQ(report["ranks"].size(), kRanks);
+  for (int rank = 0; rank < 3; ++rank) {
+    expect_waiting(report["ranks"][rank]);
+    EXPECT_EQ(report["ranks"][rank]["waits_for"], 3);
+  }
+  expect_stuck(report["ranks"][3]);
+}
+
+TEST_F(StallTest, ARankThatWasStoppedIsSaidToBe) {
+  std::string text;
+  const nlohmann::json report = report_of(nullptr, 3, text);
+  EXPECT_EQ(count(text, "stands still"), 1) << text;
+  EXPECT_THAT(report["ranks"][3]["state"], HasSubstr("is stopped"));
+  EXPECT_THAT(text, HasSubstr("shows no stack"));
+}
+
+TEST_F(StallTest, RanksOfOtherHostsAreInTheSameTable) {
+  std::string text;
+  const nlohmann::json report =
+      report_of([](int rank) { return rank < 2 ? "host a" : "host b"; }, -1, text);
+  EXPECT_EQ(count(text, "stands still"), 1) << text;
+  ASSERT_EQ(report["ranks"].size(), kRanks);
+  for (int rank = 0; rank < 3; ++rank) expect_waiting(report["ranks"][rank]);
+  EXPECT_EQ(report["ranks"][2]["waits_for"], 3);
+  expect_stuck(report["ranks"][3]);
+}
+
+TEST_F(StallTest, RanksThatAreAloneOnTheirHostsAreInOneTableToo) {
+  std::string text;
+  const nlohmann::json report =
+      report_of([](int rank) { return "host " + std::to_string(rank); }, -1, text);
+  EXPECT_EQ(count(text, "stands still"), 1) << text;
+  ASSERT_EQ(report["ranks"].size(), kRanks);
+  expect_stuck(report["ranks"][3]);
+}
+
+TEST_F(StallTest, ActivitiesSurviveTheirWayThroughTheStore) {
+  RankActivity rank;
+  rank.rank = 5;
+  rank.pid = 77;
+  rank.host = "b";
+  rank.state = "waits";
+  rank.operation = "barrier #2 'x'";
+  rank.label = "x";
+  rank.waits_for = 3;
+  rank.waited_s = 12.5;
+  rank.stacks = {.native = "f\ng\n", .python = "no utf-8: \xff\n"};
+  const std::vector<RankActivity> back = decode_activities(encode_activities({rank}));
+  ASSERT_EQ(back.size(), 1U);
+  EXPECT_EQ(back[0].rank, 5);
+  EXPECT_EQ(back[0].pid, 77);
+  EXPECT_EQ(back[0].host, "b");
+  EXPECT_EQ(back[0].operation, rank.operation);
+  EXPECT_EQ(back[0].waits_for, 3);
+  EXPECT_EQ(back[0].waited_s, 12.5);
+  EXPECT_EQ(back[0].stacks.native, "f\ng\n");
+  EXPECT_THAT(back[0].stacks.python, HasSubstr("no utf-8: "));
+  EXPECT_THROW(decode_activities("[{}]"), CommError);
+  EXPECT_THROW(decode_activities("nothing"), CommError);
+}
+
+TEST_F(StallTest, AJobOfManyRanksShowsSomeOfThoseThatWait) {
+  StallReport report("rank 0 waited", 1000);
+  std::vector<RankActivity> ranks(900);
+  for (int number = 0; number < 900; ++number) {
+    ranks[static_cast<size_t>(number)].rank = number;
+    if (number != 700) ranks[static_cast<size_t>(number)].waits_for = 700;
+  }
+  report.add(ranks);
+  const std::string table = report.table();
+  EXPECT_THAT(table, AllOf(HasSubstr("and 867 more ranks that wait"), HasSubstr("\n   700  "),
+                           HasSubstr("100 ranks are on hosts that did not answer")));
+  EXPECT_LT(count(table, "\n"), 45U);
+}
+
+}  // namespace
+}  // namespace zerorun::stall_test
