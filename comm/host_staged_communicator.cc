@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/call_communicator.h"
+#include "comm/link_bound.h"
 #include "core/check.h"
 #include "device/cpu/cpu_stream.h"
 #include "device/drain.h"
@@ -13,7 +14,7 @@ namespace zerorun {
 
 namespace {
 
-class HostStagedCommunicator final : public CallCommunicator {
+class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
  public:
   HostStagedCommunicator(const CommunicatorOptions& options, std::shared_ptr<Communicator> host)
       : CallCommunicator(options.rank, options.world_size),
@@ -27,6 +28,7 @@ class HostStagedCommunicator final : public CallCommunicator {
   int local_world_size() const override { return host_->local_world_size(); }
   std::string transport() const override { return "host-staged " + host_->transport(); }
   bool reads_peers() const override { return false; }
+  void bound_link(DType dtype) override { zerorun::bound_link(*host_, dtype); }
   void abort(std::string_view reason) noexcept override { host_->abort(reason); }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {

@@ -41,8 +41,8 @@ struct LinkOptions {
   std::vector<int> peers;                        // ascending; each names this rank as well
   std::function<std::string(int)> name_of_rank;  // for errors
   std::shared_ptr<Store> store;
-  std::string prefix;     // of the store's keys
-  std::string interface;  // a network interface, or an address of this host
+  std::string prefix;   // of the store's keys
+  std::string address;  // of this host, as numbers
   std::chrono::milliseconds timeout{0};
 };
 

@@ -84,9 +84,11 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
     {.pointer = "/communication_data_type",
      .type = KeyType::string,
      .choices = "fp32|bf16|fp16",
-     .doc =
-         "dtype of gradients on the wire. Not given: the parameters' dtype. Sums are fp32 in any "
-         "case.",
+     .doc = "dtype of gradients on the wire. Not given: the parameters' dtype, and fp32 for the "
+            "sum of "
+            "a host's CPU ranks on its way to other hosts. Given, that is rounded to it as well. "
+            "Ranks "
+            "of one host are summed in fp32 in any case.",
      .binding = bind_member<&Config::precision, &PrecisionConfig::communication_dtype>()},
     gated("/sequence_parallel_size", "/seq_parallel_communication_data_type", KeyType::string,
           R"("fp32")", "dtype of gradient reduction over sequence-parallel ranks."),

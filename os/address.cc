@@ -1,6 +1,8 @@
 #include "os/address.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -9,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "core/check.h"
 #include "os/file_descriptor.h"
@@ -73,6 +76,38 @@ std::string text_of(const Address& address) {
   return text.data();
 }
 
+// Of an interface: one of the family, 0 for any. Other hosts do not reach link-local addresses of
+// IPv6 by their numbers alone.
+std::optional<Address> address_of_interface(const std::string& name, int family) {
+  ifaddrs* found = nullptr;
+  if (getifaddrs(&found) != 0) return std::nullopt;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(found, &freeifaddrs);
+  for (const int one : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = found; entry != nullptr; entry = entry->ifa_next) {
+      if (name != entry->ifa_name || entry->ifa_addr == nullptr) continue;
+      if (entry->ifa_addr->sa_family != one || (family != 0 && one != family)) continue;
+      Address address;
+      address.size = one == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      std::memcpy(&address.storage, entry->ifa_addr, address.size);
+      const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+      if (one == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr)) continue;
+      return address;
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_own(Address address) {
+  // Any port will do.
+  if (address.storage.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(address.storage).sin_port = 0;
+  } else {
+    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_port = 0;
+  }
+  const FileDescriptor socket(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return socket && ::bind(socket.get(), address.get(), address.size) == 0;
+}
+
 }  // namespace
 
 bool is_loopback(const std::string& host) {
@@ -91,6 +126,25 @@ std::string own_address_towards(const std::string& host) {
   // Debian gives a host's own name an address of the loopback. What others reach is, on most hosts,
   // where the way to everything else begins (an address that RFC 5737 keeps for documentation).
   return text_of(source_towards("192.0.2.1"));
+}
+
+std::string own_address_of(const std::string& name, const std::string& like) {
+  if (if_nametoindex(name.c_str()) != 0) {
+    const int family = like.empty() ? 0 : look_up(like).storage.ss_family;
+    std::optional<Address> address = address_of_interface(name, family);
+    if (!address) address = address_of_interface(name, 0);
+    if (!address) fail<CommError>("network interface '{}' has no address", name);
+    return text_of(*address);
+  }
+  std::optional<Address> address;
+  try {
+    address = look_up(name);
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): the error below says more
+  }
+  if (!address || !is_own(*address)) {
+    fail<CommError>("'{}' is neither a network interface nor an address of this host", name);
+  }
+  return text_of(*address);
 }
 
 }  // namespace zerorun

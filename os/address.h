@@ -19,4 +19,9 @@ std::string any_address_like(const std::string& host);
 // unless that is what `host` says. Throws CommError when there is no way.
 std::string own_address_towards(const std::string& host);
 
+// The address of a network interface of this host, or the one that `name` says if it is this
+// host's; as numbers. Of an interface with several, one of the family of `like` if that is not
+// empty, and IPv4 before IPv6. Throws CommError for anything else.
+std::string own_address_of(const std::string& name, const std::string& like);
+
 }  // namespace zerorun

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/agreement.h"
+#include "comm/link_bound.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "optim/optimizer.h"
@@ -51,7 +52,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
         micro_step_(context_, buckets_),
         reducer_(context_, buckets_, memory_, micro_step_, control_, comm_stream(), offload_.get()),
         gatherer_(context_, buckets_, memory_, model_.module_count(), gather_stream(),
-                  moved_parameters()) {}
+                  moved_parameters()) {
+    if (const auto dtype = config.precision.communication_dtype) bound_link(comm, *dtype);
+  }
 
   EngineImpl(const EngineImpl&) = delete;
   EngineImpl& operator=(const EngineImpl&) = delete;

@@ -5,7 +5,6 @@
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
-#include <net/if.h>
 
 #include <algorithm>
 #include <cstring>
@@ -146,16 +145,15 @@ class GlooLinks final : public Links {
 
 GlooLinks::GlooLinks(const LinkOptions& options) {
   gloo::transport::tcp::attr place;
-  const bool is_interface = if_nametoindex(options.interface.c_str()) != 0;
-  (is_interface ? place.iface : place.hostname) = options.interface;
+  place.hostname = options.address;
   try {
     device_ = gloo::transport::tcp::CreateDevice(place);
     context_ = device_->createContext(options.rank, options.world_size);
   } catch (const std::exception& error) {
     fail<CommError>(
-        "rank {}: Gloo cannot use '{}' for traffic with other hosts: {}; expected an interface or "
-        "an address of this host (--interface, GLOO_SOCKET_IFNAME)",
-        options.rank, options.interface, text_of(error));
+        "rank {}: Gloo cannot use {} for traffic with other hosts (--interface, "
+        "GLOO_SOCKET_IFNAME): {}",
+        options.rank, options.address, text_of(error));
   }
   context_->setTimeout(kConnectTime);
   connect(options);

@@ -72,7 +72,7 @@ Collectives::Collectives(const CommunicatorOptions& options, Topology topology)
       host_(topology_.host_of(options.rank)),
       alone_everywhere_(one_rank_each(topology_)),
       linked_(linked_ranks(topology_, options.rank)),
-      local_(options_within(options, topology_), topology_.ranks_of(host_)) {
+      local_(options_within(options, topology_), {topology_.ranks_of(host_), options.world_size}) {
   try {
     links_ = open_gloo().connect(
         {.rank = rank_,
@@ -81,10 +81,10 @@ Collectives::Collectives(const CommunicatorOptions& options, Topology topology)
          .name_of_rank = [this](int peer) { return topology_.name_of_rank(peer); },
          .store = options.store,
          .prefix = options.name + "/link/",
-         .interface = choose_interface(options),
+         .address = choose_address(options),
          .timeout = options.timeout});
     watch_ = std::make_unique<Watch>(options_, topology_, local_.control(), *links_);
-    window_ = local_.allocate(2 * kWindowBytes, Sharing::per_host);
+    window_ = local_.allocate(2 * kHalves * kWindowBytes, Sharing::per_host);
   } catch (...) {
     local_.control().leave();
     throw;
@@ -146,16 +146,16 @@ void Collectives::run(const CollectiveCall& call) {
   }
 }
 
-uint64_t Collectives::tag(Phase phase, int64_t piece) const {
-  return (round_ * kPieces + static_cast<uint64_t>(piece)) * kPhases + static_cast<uint64_t>(phase);
+uint64_t Collectives::tag_in(uint64_t round, Phase phase, int64_t piece) {
+  return (round * kPieces + static_cast<uint64_t>(piece)) * kPhases + static_cast<uint64_t>(phase);
 }
 
-TensorView Collectives::partials(int64_t numel, DType dtype) const {
-  return view_of(window_, dtype, numel);
+TensorView Collectives::partials(int half, int64_t numel, DType dtype) const {
+  return view_of(window_, dtype, numel, static_cast<size_t>(half) * kWindowBytes);
 }
 
-TensorView Collectives::results(int64_t numel, DType dtype) const {
-  return view_of(window_, dtype, numel, kWindowBytes);
+TensorView Collectives::results(int half, int64_t numel, DType dtype) const {
+  return view_of(window_, dtype, numel, static_cast<size_t>(kHalves + half) * kWindowBytes);
 }
 
 void Collectives::begin(Operation& operation) {
@@ -164,9 +164,11 @@ void Collectives::begin(Operation& operation) {
     operation.greetings.receive(linked_[i], tag(Phase::greeting), bytes_of(operation.peers[i]));
   }
   shm::Control& control = local_.control();
+  operation.announcement.out = local_.locate(operation.call.out);
   control.announce(operation.announcement, operation.call.label);
   control.advance();
   control.check_agreement();
+  if (operation.call.op == Collective::all_reduce) find_outputs(operation);
   for (const int peer : linked_) {
     operation.greetings.send(peer, tag(Phase::greeting), bytes_of(operation.announcement));
   }
@@ -196,7 +198,7 @@ void Collectives::all_gather(Operation& operation) {
   settle(operation);
   for (int64_t at = 0; at < part; at += chunk) {
     const int64_t numel = std::min(chunk, part - at);
-    const TensorView window = results(numel * options_.world_size, call.in.dtype);
+    const TensorView window = results(0, numel * options_.world_size, call.in.dtype);
     const auto place = [&](int owner) { return call.out.slice(owner * part + at, numel); };
     const auto row = [&](int owner) {
       return alone() ? place(owner) : window.slice(owner * numel, numel);
@@ -229,7 +231,7 @@ void Collectives::broadcast(Operation& operation) {
   settle(operation);
   for (int64_t at = 0; at < call.out.numel; at += chunk) {
     const TensorView out = call.out.slice(at, std::min(chunk, call.out.numel - at));
-    const TensorView row = alone() ? out : results(out.numel, out.dtype);
+    const TensorView row = alone() ? out : results(0, out.numel, out.dtype);
     ++round_;
     if (at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
     Messages messages = operation.messages(*this);

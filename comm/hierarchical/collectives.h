@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -30,6 +32,9 @@ class Collectives {
   // Memory that the ranks of this host can read.
   Buffer allocate(size_t nbytes);
 
+  // As LinkBound's.
+  void bound_link(DType dtype) { bound_ = dtype; }
+
   // May be called by any thread.
   void abort(std::string_view reason) noexcept;
   // This rank takes part no more.
@@ -43,17 +48,26 @@ class Collectives {
  private:
   enum class Phase : uint64_t { greeting, scatter, gather };
   struct Operation;
+  // A chunk of an all_reduce on its way between the hosts.
+  struct Crossing;
 
   bool alone() const { return local_world_size() == 1; }
   const std::vector<int>& local_ranks() const { return topology_.ranks_of(host_); }
+  bool is_bound(DType in) const;
   // The dtype in which sums of a host's ranks cross the link.
   DType wire_dtype(DType in) const;
-  uint64_t tag(Phase phase, int64_t piece = 0) const;
-  // The host's memory for sums of its ranks, and for results.
-  TensorView partials(int64_t numel, DType dtype) const;
-  TensorView results(int64_t numel, DType dtype) const;
+  // The dtype in which the whole sum does.
+  DType result_dtype(const CollectiveCall& call) const;
+  // Of messages of a chunk.
+  static uint64_t tag_in(uint64_t round, Phase phase, int64_t piece);
+  uint64_t tag(Phase phase, int64_t piece = 0) const { return tag_in(round_, phase, piece); }
+  // The host's memory for sums of its ranks, and for results. Of the two halves of each, one is for
+  // the chunk that is on its way.
+  static constexpr int kHalves = 2;
+  TensorView partials(int half, int64_t numel, DType dtype) const;
+  TensorView results(int half, int64_t numel, DType dtype) const;
   // Memory for what `host` sends.
-  TensorView received(int host, int64_t numel, DType dtype);
+  TensorView received(int half, int host, int64_t numel, DType dtype);
 
   // Tells the peers which operation it is; settle() waits until they have done the same. Before
   // that nothing else may be received.
@@ -64,8 +78,14 @@ class Collectives {
   void all_gather(Operation& operation);
   void broadcast(Operation& operation);
   // The sum of `in` over this host's ranks, in `out` or, where that is the same, in place.
-  TensorView sum_within_host(const CollectiveCall& call, TensorView in, TensorView out);
-  void reduce_across(Operation& operation, TensorView partial, TensorView result);
+  TensorView sum_within_host(const Operation& operation, TensorView in, TensorView out);
+  Crossing start_crossing(Operation& operation, int half, TensorView partial, TensorView result);
+  void finish_crossing(const CollectiveCall& call, Crossing& crossing);
+  void finish_chunk(const Operation& operation, Crossing& crossing, TensorView out);
+  // Finds Operation::outputs; all ranks of the host have announced theirs.
+  void find_outputs(Operation& operation);
+  // Takes what the host's other ranks have received of the result.
+  void collect_result(const Operation& operation, TensorView out) const;
   // Calls `body` for each owner on another host for which this rank is the relay.
   template <typename Body>
   void for_owners(const Body& body) const;
@@ -81,10 +101,11 @@ class Collectives {
   shm::Collectives local_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Watch> watch_;
-  Buffer window_;                    // of this host: partials() and results()
-  std::vector<std::byte> received_;  // by host
-  uint64_t sequence_ = 0;            // how many operations began
-  uint64_t round_ = 0;               // how many chunks began
+  Buffer window_;                                         // of this host: partials() and results()
+  std::array<std::vector<std::byte>, kHalves> received_;  // by host
+  std::atomic<DType> bound_ = DType::fp32;
+  uint64_t sequence_ = 0;  // how many operations began
+  uint64_t round_ = 0;     // how many chunks began
 };
 
 }  // namespace zerorun::hierarchical

@@ -7,12 +7,13 @@
 #include "comm/call_order.h"
 #include "comm/hierarchical/collectives.h"
 #include "comm/host_communicator.h"
+#include "comm/link_bound.h"
 
 namespace zerorun {
 
 namespace {
 
-class HierarchicalCommunicator final : public HostCommunicator {
+class HierarchicalCommunicator final : public HostCommunicator, public LinkBound {
  public:
   HierarchicalCommunicator(const CommunicatorOptions& options, Topology topology)
       : HostCommunicator(options.rank, options.world_size),
@@ -27,6 +28,7 @@ class HierarchicalCommunicator final : public HostCommunicator {
   }
   // Not those of other hosts.
   bool reads_peers() const override { return false; }
+  void bound_link(DType dtype) override { collectives_->bound_link(dtype); }
   void abort(std::string_view reason) noexcept override { collectives_->abort(reason); }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct Collectives::Operation {
         announcement(shm::announcement_of(made)),
         peers(owner.linked_.size()),
         greetings(*owner.links_, *owner.watch_, announcement) {
-    announcement.sequence = ++owner.sequence_;
+    announcement.number = announcement.sequence = ++owner.sequence_;
     set_label(announcement, made.label);
   }
   Messages messages(Collectives& owner) const {
@@ -37,6 +38,19 @@ struct Collectives::Operation {
   shm::Announcement announcement;
   std::vector<shm::Announcement> peers;  // in the order of linked_
   Messages greetings;
+  // The outputs of this host's ranks, in the order of their numbers there. Empty unless all of them
+  // are in shared memory and get the result as it comes.
+  std::vector<std::shared_ptr<std::byte>> outputs;
+};
+
+struct Collectives::Crossing {
+  uint64_t round = 0;
+  int half = 0;
+  TensorView partial;
+  TensorView result;
+  Messages arriving;  // of other hosts' sums
+  Messages leaving;
+  Messages finished;  // of other owners' results
 };
 
 template <typename Body>

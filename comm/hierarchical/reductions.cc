@@ -1,6 +1,8 @@
 // The collectives that add.
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/hierarchical/operation.h"
@@ -37,17 +39,30 @@ DType widest(DType dtype) { return dtype == DType::int64 ? DType::int64 : DType:
 
 }  // namespace
 
-// As they are where no host adds any, else in what they are added in.
-DType Collectives::wire_dtype(DType in) const { return alone_everywhere_ ? in : widest(in); }
-
-TensorView Collectives::received(int host, int64_t numel, DType dtype) {
-  const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
-  const size_t needed = nbytes * static_cast<size_t>(topology_.hosts());
-  if (received_.size() < needed) received_.resize(needed);
-  return {received_.data() + static_cast<size_t>(host) * nbytes, numel, dtype};
+bool Collectives::is_bound(DType in) const {
+  return in == bound_ && (in == DType::bf16 || in == DType::fp16);
 }
 
-TensorView Collectives::sum_within_host(const CollectiveCall& call, TensorView in, TensorView out) {
+// As they are where no host adds any, else in what they are added in.
+DType Collectives::wire_dtype(DType in) const {
+  return alone_everywhere_ || is_bound(in) ? in : widest(in);
+}
+
+DType Collectives::result_dtype(const CollectiveCall& call) const {
+  if (is_bound(call.in.dtype)) return call.in.dtype;
+  return call.output == Output::accumulate ? widest(call.in.dtype) : call.out.dtype;
+}
+
+TensorView Collectives::received(int half, int host, int64_t numel, DType dtype) {
+  const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
+  const size_t needed = nbytes * static_cast<size_t>(topology_.hosts());
+  std::vector<std::byte>& memory = received_[static_cast<size_t>(half)];
+  if (memory.size() < needed) memory.resize(needed);
+  return {memory.data() + static_cast<size_t>(host) * nbytes, numel, dtype};
+}
+
+TensorView Collectives::sum_within_host(const Operation& operation, TensorView in, TensorView out) {
+  const CollectiveCall& call = operation.call;
   if (alone() && in.dtype == out.dtype) return in;
   if (alone()) {
     const std::array<const std::byte*, 1> sources = {in.data};
@@ -60,82 +75,136 @@ TensorView Collectives::sum_within_host(const CollectiveCall& call, TensorView i
   within.out = out;
   within.reduce = call.reduce;
   within.label = call.label;
+  within.number = operation.announcement.number;
   local_.run(within);
   return out;
 }
 
+// A chunk's sums of hosts are on their way while the ranks of each host add the next one's.
 void Collectives::all_reduce(Operation& operation) {
   const CollectiveCall& call = operation.call;
   const DType wire = wire_dtype(call.in.dtype);
-  const bool accumulates = call.output == Output::accumulate;
-  const DType result_dtype = accumulates ? widest(call.in.dtype) : call.out.dtype;
-  const bool direct = alone() && !accumulates;
-  const size_t widest_nbytes = std::max(size_of(wire), size_of(result_dtype));
-  const bool in_window = !alone_everywhere_ || accumulates;
+  const DType crossing_dtype = result_dtype(call);
+  const bool as_it_is = call.output != Output::accumulate && crossing_dtype == call.out.dtype;
+  const bool direct = (alone() && as_it_is) || !operation.outputs.empty();
+  const size_t widest_nbytes = std::max(size_of(wire), size_of(crossing_dtype));
+  const bool in_window = !alone_everywhere_ || !as_it_is;
   const auto chunk =
       static_cast<int64_t>((in_window ? kWindowBytes : kDirectBytes) / widest_nbytes);
+  std::optional<Crossing> last;
   for (int64_t at = 0; at < call.in.numel || at == 0; at += chunk) {
     const int64_t numel = std::min(chunk, call.in.numel - at);
     const TensorView out = call.out.slice(at, numel);
-    const TensorView result = direct ? out : results(numel, result_dtype);
+    const int half = static_cast<int>(at / chunk % kHalves);
+    const TensorView result = direct ? out : results(half, numel, crossing_dtype);
     const TensorView partial =
-        sum_within_host(call, call.in.slice(at, numel), partials(numel, wire));
+        sum_within_host(operation, call.in.slice(at, numel), partials(half, numel, wire));
     if (at == 0) settle(operation);
-    reduce_across(operation, partial, result);
-    if (direct) continue;
-    local_.control().advance();
-    if (accumulates) {
-      const std::array<const std::byte*, 1> sources = {result.data};
-      reduce({sources, result_dtype, call.reduce, call.output}, out);
-    } else {
-      copy(result, out);
-    }
+    Crossing crossing = start_crossing(operation, half, partial, result);
+    if (last) finish_chunk(operation, *last, call.out.slice(at - chunk, chunk));
+    last.emplace(std::move(crossing));
+    if (at + chunk >= call.in.numel) finish_chunk(operation, *last, out);
+  }
+  // Its owner may change an output once the others have read it.
+  if (!operation.outputs.empty()) local_.control().advance();
+}
+
+void Collectives::find_outputs(Operation& operation) {
+  const CollectiveCall& call = operation.call;
+  const bool as_it_is = call.output != Output::accumulate && result_dtype(call) == call.out.dtype &&
+                        !call.out.empty();
+  if (alone() || !as_it_is) return;
+  const int ranks = local_world_size();
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (!local_.control().announcement(peer).out.shared()) return operation.outputs.clear();
+    operation.outputs.push_back(
+        local_.address(local_.control().announcement(peer).out, call.out.nbytes(), peer));
+  }
+}
+
+// `out` has the result when this returns.
+void Collectives::finish_chunk(const Operation& operation, Crossing& crossing, TensorView out) {
+  const CollectiveCall& call = operation.call;
+  finish_crossing(call, crossing);
+  const TensorView& result = crossing.result;
+  if (alone() && result.data == out.data) return;
+  local_.control().advance();
+  if (!operation.outputs.empty()) {
+    collect_result(operation, out);
+  } else if (call.output == Output::accumulate || result.dtype != out.dtype) {
+    const std::array<const std::byte*, 1> sources = {result.data};
+    reduce({sources, result.dtype, call.reduce, call.output}, out);
+  } else {
+    copy(result, out);
+  }
+}
+
+void Collectives::collect_result(const Operation& operation, TensorView out) const {
+  for (int owner = 0; owner < options_.world_size; ++owner) {
+    const bool here = topology_.host_of(owner) == host_;
+    const int holder = here ? owner : topology_.relay(host_, owner);
+    if (holder == rank_) continue;
+    const TensorView to = slice_of(out, owner, options_.world_size);
+    const auto& output = operation.outputs[static_cast<size_t>(topology_.local_rank(holder))];
+    const std::byte* from = output.get() + (to.data - operation.call.out.data);
+    if (from != to.data) copy_bytes(to.data, from, to.nbytes());
   }
 }
 
 // Every owner adds the hosts' sums of its slice, and sends the result to all hosts.
-void Collectives::reduce_across(Operation& operation, TensorView partial, TensorView result) {
+Collectives::Crossing Collectives::start_crossing(Operation& operation, int half,
+                                                  TensorView partial, TensorView result) {
   ++round_;
+  Crossing crossing{round_,
+                    half,
+                    partial,
+                    result,
+                    operation.messages(*this),
+                    operation.messages(*this),
+                    operation.messages(*this)};
   const DType wire = partial.dtype;
-  const auto slice = [&](TensorView whole, int owner) {
-    return slice_of(whole, owner, options_.world_size);
-  };
-  const TensorView own = slice(partial, rank_);
-  const int64_t own_pieces = pieces_of(own.numel, wire);
-  const int64_t most_pieces = pieces_of(slice(partial, 0).numel, wire);
-  Messages arriving = operation.messages(*this);
-  Messages leaving = operation.messages(*this);
-  Messages finished = operation.messages(*this);
-  for (int64_t piece = 0; piece < own_pieces; ++piece) {
+  const TensorView own = slice_of(partial, rank_, options_.world_size);
+  const int64_t most_pieces = pieces_of(slice_of(partial, 0, options_.world_size).numel, wire);
+  for (int64_t piece = 0; piece < pieces_of(own.numel, wire); ++piece) {
     for_other_hosts([&](int host) {
-      const TensorView to = piece_of(received(host, own.numel, wire), piece, wire);
-      arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter, piece), bytes_of(to));
+      const TensorView to = piece_of(received(half, host, own.numel, wire), piece, wire);
+      crossing.arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter, piece),
+                                bytes_of(to));
     });
   }
   for (int64_t piece = 0; piece < most_pieces; ++piece) {
     for_owners([&](int owner) {
-      const TensorView from = piece_of(slice(partial, owner), piece, wire);
-      leaving.send(owner, tag(Phase::scatter, piece), bytes_of(from));
-      const TensorView to = piece_of(slice(result, owner), piece, wire);
-      finished.receive(owner, tag(Phase::gather, piece), bytes_of(to));
+      const auto piece_of_owner = [&](TensorView whole) {
+        return bytes_of(piece_of(slice_of(whole, owner, options_.world_size), piece, wire));
+      };
+      crossing.leaving.send(owner, tag(Phase::scatter, piece), piece_of_owner(partial));
+      crossing.finished.receive(owner, tag(Phase::gather, piece), piece_of_owner(result));
     });
   }
+  return crossing;
+}
+
+void Collectives::finish_crossing(const CollectiveCall& call, Crossing& crossing) {
+  const DType wire = crossing.partial.dtype;
+  const TensorView own = slice_of(crossing.partial, rank_, options_.world_size);
+  const TensorView own_result = slice_of(crossing.result, rank_, options_.world_size);
   std::vector<const std::byte*> sources(static_cast<size_t>(topology_.hosts()));
-  for (int64_t piece = 0; piece < own_pieces; ++piece) {
-    arriving.wait(sources.size() - 1);
+  for (int64_t piece = 0; piece < pieces_of(own.numel, wire); ++piece) {
+    crossing.arriving.wait(sources.size() - 1);
     for_other_hosts([&](int host) {
       sources[static_cast<size_t>(host)] =
-          piece_of(received(host, own.numel, wire), piece, wire).data;
+          piece_of(received(crossing.half, host, own.numel, wire), piece, wire).data;
     });
     sources[static_cast<size_t>(host_)] = piece_of(own, piece, wire).data;
-    const TensorView sum = piece_of(slice(result, rank_), piece, wire);
-    reduce({sources, wire, operation.call.reduce, Output::overwrite}, sum);
+    const TensorView sum = piece_of(own_result, piece, wire);
+    reduce({sources, wire, call.reduce, Output::overwrite}, sum);
     for_other_hosts([&](int host) {
-      leaving.send(topology_.relay(host, rank_), tag(Phase::gather, piece), bytes_of(sum));
+      crossing.leaving.send(topology_.relay(host, rank_),
+                            tag_in(crossing.round, Phase::gather, piece), bytes_of(sum));
     });
   }
-  finished.wait();
-  leaving.wait();
+  crossing.finished.wait();
+  crossing.leaving.wait();
 }
 
 void Collectives::reduce_scatter(Operation& operation) {
@@ -153,13 +222,13 @@ void Collectives::reduce_scatter(Operation& operation) {
     TensorView rows = call.in.slice(at, 0);
     int64_t stride = row;
     if (!in_place) {
-      rows = partials(numel * options_.world_size, wire);
+      rows = partials(0, numel * options_.world_size, wire);
       stride = numel;
       if (numel == row) {
-        sum_within_host(call, call.in, rows);
+        sum_within_host(operation, call.in, rows);
       } else {
         for (int owner = 0; owner < options_.world_size; ++owner) {
-          sum_within_host(call, call.in.slice(owner * row + at, numel),
+          sum_within_host(operation, call.in.slice(owner * row + at, numel),
                           rows.slice(owner * stride, numel));
         }
       }
@@ -170,14 +239,15 @@ void Collectives::reduce_scatter(Operation& operation) {
     Messages leaving = operation.messages(*this);
     for_other_hosts([&](int host) {
       arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter),
-                       bytes_of(received(host, numel, wire)));
+                       bytes_of(received(0, host, numel, wire)));
     });
     for_owners([&](int owner) {
       leaving.send(owner, tag(Phase::scatter), bytes_of(rows.slice(owner * stride, numel)));
     });
     arriving.wait();
-    for_other_hosts(
-        [&](int host) { sources[static_cast<size_t>(host)] = received(host, numel, wire).data; });
+    for_other_hosts([&](int host) {
+      sources[static_cast<size_t>(host)] = received(0, host, numel, wire).data;
+    });
     sources[static_cast<size_t>(host_)] = rows.slice(rank_ * stride, numel).data;
     reduce({sources, wire, call.reduce, call.output}, call.out.slice(at, numel));
     leaving.wait();

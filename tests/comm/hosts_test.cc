@@ -5,10 +5,13 @@
 
 #include <cmath>
 #include <latch>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "comm/hierarchical/topology.h"
+#include "comm/link_bound.h"
 #include "comm/waiting.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
@@ -91,6 +94,68 @@ TEST(HostsTest, AnyLayoutAddsWithinTheDocumentedBound) {
         }
       },
       kTimeout, [&](int rank) { return std::string(1, hosts[static_cast<size_t>(rank)]); });
+}
+
+// The sums of four ranks on the layout, of inputs that are the same on each.
+Bytes sum_on(const std::function<std::string(int)>& host_of, DType in, DType out, Output output,
+             int64_t numel, std::optional<DType> bound = {}) {
+  Bytes result;
+  run_ranks(
+      4,
+      [&](Communicator& communicator) {
+        if (bound) bound_link(communicator, *bound);
+        const auto stream = make_worker_stream("comm");
+        Bytes input = testing::random_values(in, numel, static_cast<unsigned>(communicator.rank()));
+        Bytes values = testing::random_values(out, numel, 77);
+        const TensorView to = testing::view(values, out);
+        communicator
+            .all_reduce(testing::view(input, in), to, ReduceOp::sum, output, *stream, "bucket")
+            .synchronize();
+        Bytes other = values;
+        const TensorView view = testing::view(other, out);
+        communicator.broadcast(view, 3, *stream, "rank 3's").synchronize();
+        EXPECT_TRUE(other == values) << "ranks differ";
+        if (communicator.rank() == 0) result = std::move(values);
+      },
+      kTimeout, host_of);
+  return result;
+}
+
+TEST(HostsTest, SumsOfManyChunksHaveTheSameBitsOnAnyLayout) {
+  const int64_t numel = (int64_t{7} << 19) + 17;  // of 4 MiB each, and a part of one
+  for (const auto& [in, out, output] : {std::tuple(DType::fp32, DType::fp32, Output::overwrite),
+                                        std::tuple(DType::bf16, DType::bf16, Output::overwrite),
+                                        std::tuple(DType::bf16, DType::fp32, Output::accumulate)}) {
+    const auto on = [&, in = in, out = out, output = output](int ranks_of_host) {
+      return sum_on([=](int rank) { return std::to_string(rank / ranks_of_host); }, in, out, output,
+                    numel);
+    };
+    const Bytes together = on(4);
+    EXPECT_TRUE(together == on(2)) << name_of(in) << " on two hosts";
+    EXPECT_TRUE(together == on(1)) << name_of(in) << " on four hosts";
+  }
+}
+
+TEST(HostsTest, ABoundLinkCarriesSumsOfHostsInThatDtypeAndNoOthers) {
+  constexpr int64_t kNumel = 5003;
+  const auto sum = [&](DType in, std::optional<DType> bound) {
+    return sum_on(host_of_pair, in, in, Output::overwrite, kNumel, bound);
+  };
+  const Bytes bound = sum(DType::bf16, DType::bf16);
+  std::vector<Bytes> inputs;
+  for (unsigned rank = 0; rank < 4; ++rank) {
+    inputs.push_back(testing::random_values(DType::bf16, kNumel, rank));
+  }
+  const auto value = [&](size_t rank, int64_t i) {
+    return testing::float_at(inputs[rank].data(), DType::bf16, i);
+  };
+  for (int64_t i = 0; i < kNumel; ++i) {
+    const float first = to_float(to_bf16(value(0, i) + value(1, i)));
+    const float second = to_float(to_bf16(value(2, i) + value(3, i)));
+    ASSERT_EQ(testing::float_at(bound.data(), DType::bf16, i), to_float(to_bf16(first + second)));
+  }
+  EXPECT_FALSE(bound == sum(DType::bf16, {}));
+  EXPECT_TRUE(sum(DType::fp32, DType::bf16) == sum(DType::fp32, {}));
 }
 
 TEST(HostsTest, TheTransportSaysWhatItIs) {

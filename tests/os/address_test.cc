@@ -28,6 +28,24 @@ TEST(AddressTest, TheWayToTheLoopbackBeginsThere) {
   EXPECT_EQ(own_address_towards("127.0.0.1"), "127.0.0.1");
 }
 
+TEST(AddressTest, AnInterfaceHasTheAddressOfTheFamilyThatIsAskedFor) {
+  EXPECT_EQ(own_address_of("lo", ""), "127.0.0.1");
+  EXPECT_EQ(own_address_of("lo", "10.0.0.1"), "127.0.0.1");
+  EXPECT_EQ(own_address_of("127.0.0.1", "::1"), "127.0.0.1");
+  EXPECT_EQ(own_address_of("localhost", "").empty(), false);
+}
+
+TEST(AddressTest, WhatIsNotThisHostsIsAnErrorThatNamesIt) {
+  for (const char* wrong : {"eth99", "192.0.2.7", "no.such.host.invalid"}) {
+    try {
+      own_address_of(wrong, "");
+      ADD_FAILURE() << "expected an error for " << wrong;
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(wrong));
+    }
+  }
+}
+
 TEST(AddressTest, AHostWithoutAnAddressIsAnErrorThatNamesIt) {
   try {
     own_address_towards("no.such.host.invalid");
