@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/check.h"
+#include "core/format_bytes.h"
 
 namespace zerorun {
 
@@ -32,6 +33,10 @@ int64_t parse_bytes(const std::string& text, const std::string& option) {
     fail<ConfigError>("{} '{}': expected a size such as 80GB, 24GiB or 2TB", option, text);
   }
   return static_cast<int64_t>(nbytes);
+}
+
+std::string text_of(int64_t nbytes) {
+  return nbytes == 0 ? "-" : format_bytes(static_cast<size_t>(nbytes));
 }
 
 }  // namespace zerorun

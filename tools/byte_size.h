@@ -12,4 +12,7 @@ inline constexpr double kMaxByteSize = 1e18;
 // also without a unit.
 int64_t parse_bytes(const std::string& text, const std::string& option);
 
+// "1.5 GiB", and "-" for nothing.
+std::string text_of(int64_t nbytes);
+
 }  // namespace zerorun

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/format_bytes.h"
 #include "os/whole_file.h"
 #include "tools/byte_size.h"
+#include "tools/plan_link.h"
 #include "tools/plan_model.h"
 #include "zero/memory_plan.h"
 #include "zerorun/config.h"
@@ -58,10 +58,6 @@ struct Limits {
            need.disk <= disk.value_or(std::numeric_limits<int64_t>::max());
   }
 };
-
-std::string text_of(int64_t nbytes) {
-  return nbytes == 0 ? "-" : format_bytes(static_cast<size_t>(nbytes));
-}
 
 const char* name_of(OffloadDevice device) {
   switch (device) {
@@ -289,7 +285,10 @@ std::string Planner::table() const {
   return text;
 }
 
-std::string Planner::report() const { return details() + table(); }
+std::string Planner::report() const {
+  const HostLayout layout{options_.world_size, ranks_per_host(), options_.cpu};
+  return details() + table() + link_table(config_, model_.specs, layout);
+}
 
 Setting Planner::fastest(const std::string& nvme_path) const {
   std::optional<Setting> closest;

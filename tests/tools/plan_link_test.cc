@@ -1,0 +1,62 @@
+#include "tools/plan_link.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "tools/plan.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+// By hand: 4 hosts of 2 ranks, 3/4 of everything crosses a host's link.
+TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
+  Config config;
+  config.precision.param_dtype = DType::bf16;
+  config.optimizer.type = "AdamW";
+  config.zero.param_persistence_threshold = 0;
+  std::vector<ParameterSpec> specs(1);
+  specs[0].name = "weight";
+  specs[0].shape = {1 << 10, 1 << 10};
+  const HostLayout layout{.world_size = 8, .ranks_per_host = 2, .cpu = true};
+  const int64_t n = int64_t{3} << 18;  // 3/4 of 2^20 elements
+  const auto at = [&](int stage, const HostLayout& where) {
+    config.zero.stage = stage;
+    const LinkTraffic traffic = plan_link(config, specs, where);
+    return std::pair(traffic.gradients, traffic.parameters);
+  };
+  // Sums in fp32 to their owners, results in bf16.
+  EXPECT_EQ(at(0, layout), std::pair(n * (4 + 2), int64_t{0}));
+  EXPECT_EQ(at(1, layout), std::pair(n * 4, n * 2));
+  EXPECT_EQ(at(2, layout), at(1, layout));
+  EXPECT_EQ(at(3, layout), std::pair(n * 4, n * 2));  // small enough to stay after forward
+  config.zero.max_live_parameters = 0;
+  EXPECT_EQ(at(3, layout), std::pair(n * 4, n * 2 * 2));
+  // A rank alone on its host has no sum to send.
+  EXPECT_EQ(at(1, {.world_size = 4, .ranks_per_host = 1, .cpu = true}), std::pair(n * 2, n * 2));
+  config.precision.communication_dtype = DType::bf16;
+  EXPECT_EQ(at(0, layout), std::pair(n * (2 + 2), int64_t{0}));
+  EXPECT_EQ(at(1, layout), std::pair(n * 2, n * 2));
+  // NCCL's rings leave a host once: 7/8 of each bucket, twice in an all_reduce.
+  const int64_t ring = int64_t{7} << 17;
+  EXPECT_EQ(at(0, {.world_size = 8, .ranks_per_host = 2}), std::pair(ring * 2 * 2, int64_t{0}));
+  EXPECT_EQ(at(1, {.world_size = 8, .ranks_per_host = 8}), std::pair(int64_t{0}, int64_t{0}));
+}
+
+TEST(PlanLink, IsATableOfItsOwnWhereThereAreSeveralHosts) {
+  PlanOptions options;
+  options.model = "gpt2";
+  options.world_size = 4;
+  EXPECT_THAT(plan_report(options), ::testing::Not(HasSubstr("over a host's link")));
+  options.ranks_per_host = 2;
+  EXPECT_THAT(plan_report(options), ContainsRegex("over a host's link in a step[^\n]+\n"
+                                                  "stage 0 +[0-9.]+ MiB +- +[0-9.]+ MiB"));
+}
+
+}  // namespace
+}  // namespace zerorun
