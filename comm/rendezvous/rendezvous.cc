@@ -75,9 +75,13 @@ void wait_for_rank_0(const RankInfo& info, const TcpStoreOptions& options) {
           options.host, options.port,
           started + std::min<std::chrono::steady_clock::duration>(options.timeout, notice.next()));
       return;
-    } catch (const CommError&) {
+    } catch (const CommError& error) {
       const auto waited = std::chrono::steady_clock::now() - started;
-      if (waited >= options.timeout || !notice.due(waited)) throw;
+      if (waited >= options.timeout) {
+        fail<CommError>("rank {} waited {:.1f} s for rank 0 (MASTER_ADDR, MASTER_PORT): {}",
+                        info.rank, std::chrono::duration<double>(waited).count(), error.what());
+      }
+      if (!notice.due(waited)) throw;
       Logger(info.rank, info.world_size)
           .log(LogLevel::warning,
                "rank {} has waited {:.0f} s for rank 0 to listen at {} port {} (MASTER_ADDR, "

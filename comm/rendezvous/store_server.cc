@@ -87,6 +87,10 @@ void StoreServer::wait_for_events() {
   }
   constexpr int kMilliseconds = 1000;  // to drop silent clients in time
   ::poll(entries.data(), entries.size(), kMilliseconds);
+  size_t entry = 2;
+  for (Connection& connection : connections_) {
+    connection.ready = (entries[entry++].revents & ~POLLOUT) != 0;
+  }
 }
 
 void StoreServer::accept_new() {
@@ -103,6 +107,7 @@ void StoreServer::accept_new() {
     Connection& added = connections_.emplace_back();
     added.socket = std::move(socket);
     added.opened = std::chrono::steady_clock::now();
+    added.ready = true;  // most greet at once
   }
 }
 
@@ -124,7 +129,9 @@ void StoreServer::drop_unauthenticated() {
 }
 
 void StoreServer::serve(Connection& connection) {
-  if (!connection.closing) receive(connection);
+  // Of a thousand clients few have said something since the last time.
+  if (connection.ready && !connection.closing) receive(connection);
+  connection.ready = false;
   while (!connection.closing && !connection.wanted) {
     const size_t limit =
         connection.known ? store_protocol::kMaxBytes : store_protocol::kMaxHelloBytes;

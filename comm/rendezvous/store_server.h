@@ -55,6 +55,7 @@ class StoreServer {
     Deadline opened;
     bool known = false;  // it is authenticated
     bool closing = false;
+    bool ready = false;  // something has come
     std::string received;
     std::string to_send;
     std::optional<std::string> wanted;  // the key of a get that waits
