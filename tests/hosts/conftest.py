@@ -1,9 +1,14 @@
 """Hosts for a whole file of tests; skipped where a machine cannot have them."""
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from .job import name_of
 from .namespaces import Hosts, missing
 
 
@@ -14,3 +19,21 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     found = Hosts(tmp_path_factory.mktemp("hosts"))
     yield found
     found.close()
+
+
+@pytest.fixture(autouse=True)
+def end_what_a_test_leaves(hosts: Hosts) -> Iterator[None]:
+    """A test that failed may leave a job behind, which the next one would take for its own."""
+
+    def running() -> set[int]:
+        return {pid for host in range(2) for pid in hosts.processes(host) if name_of(pid)}
+
+    before = running()
+    yield
+    hosts.mend()
+    deadline = time.monotonic() + 3
+    while (left := running() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

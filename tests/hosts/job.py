@@ -16,9 +16,17 @@ ZERORUN = ROOT / "build/release/bin/zerorun"
 class Job:
     """The command on the first host."""
 
-    def __init__(self, hosts: Hosts, options: list[str], program: list[str], start: str = "ssh"):
+    def __init__(
+        self,
+        hosts: Hosts,
+        options: list[str],
+        program: list[str],
+        start: str = "ssh",
+        hostfile: Path | None = None,
+    ) -> None:
         self.hosts = hosts
-        arguments = [str(ZERORUN), "--accelerator", "cpu", "--hostfile", str(hosts.hostfile)]
+        arguments = [str(ZERORUN), "--accelerator", "cpu"]
+        arguments += ["--hostfile", str(hostfile or hosts.hostfile)]
         if start == "ssh":
             arguments += [f"--launcher_args={hosts.ssh_options()}"]
         self.started = time.monotonic()

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
+ADDRESSES_6 = ("fd13:77::1", "fd13:77::2")
 NAMES = ("zr-host-a", "zr-host-b")
+NAMES_6 = ("zr-host6-a", "zr-host6-b")
 
 
 def run(*words: str) -> None:
@@ -34,6 +36,7 @@ class Hosts:
     def _connect(self) -> None:
         names = "127.0.0.1 localhost\n"
         names += "".join(f"{a} {n}\n" for a, n in zip(ADDRESSES, NAMES, strict=True))
+        names += "".join(f"{a} {n}\n" for a, n in zip(ADDRESSES_6, NAMES_6, strict=True))
         for namespace in self.namespaces:
             own = Path("/etc/netns", namespace)  # `ip netns exec` mounts it over /etc
             own.mkdir(parents=True)
@@ -44,9 +47,10 @@ class Hosts:
         run(
             "ip", "-n", a, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", b
         )
-        for namespace, address in zip(self.namespaces, ADDRESSES, strict=True):
-            run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+        for number, namespace in enumerate(self.namespaces):
+            run("ip", "-n", namespace, "address", "add", f"{ADDRESSES[number]}/24", "dev", "eth0")
             run("ip", "-n", namespace, "link", "set", "eth0", "up")
+            self._add_address_6(number)
 
     def _start_daemons(self) -> None:
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
@@ -56,7 +60,8 @@ class Hosts:
         for number, address in enumerate(ADDRESSES):
             config = self.folder / f"sshd{number}"
             config.write_text(
-                f"ListenAddress {address}\nHostKey {self.key}\nAuthorizedKeysFile {authorized}\n"
+                f"ListenAddress {address}\nListenAddress {ADDRESSES_6[number]}\n"
+                f"HostKey {self.key}\nAuthorizedKeysFile {authorized}\n"
                 f"PidFile none\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
             )
             self.daemons.append(
@@ -102,6 +107,12 @@ class Hosts:
 
     def mend(self) -> None:
         run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "up")
+        self._add_address_6(1)  # it went with the link
+
+    def _add_address_6(self, number: int) -> None:
+        words = ("address", "replace", f"{ADDRESSES_6[number]}/64", "dev", "eth0")
+        # Without the second in which the kernel looks for another host of that address.
+        run("ip", "-n", self.namespaces[number], *words, "nodad")
 
     def close(self) -> None:
         for daemon in self.daemons:

@@ -1,15 +1,17 @@
 """Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, by hand."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from .job import ZERORUN, Job
-from .namespaces import ADDRESSES, NAMES, Hosts
+from .namespaces import ADDRESSES, NAMES, NAMES_6, Hosts
 
 PLACE = ["sh", "-c", "echo $RANK $WORLD_SIZE $NODE_RANK $MASTER_ADDR $(hostname)"]
 PLACES = {f"{rank} 4 {rank // 2} {ADDRESSES[0]} {NAMES[rank // 2]}" for rank in range(4)}
@@ -89,6 +91,58 @@ def test_a_cut_link_ends_the_job_on_both_hosts(hosts: Hosts) -> None:
         assert time.monotonic() - cut < 8
     finally:
         hosts.mend()
+
+
+def train(hosts: Hosts, options: list[str], steps: int, **more: Path) -> tuple[Job, Path]:
+    """A job of the bundled program, and where it writes its metrics."""
+    shape = hosts.folder / "model.json"
+    shape.write_text(json.dumps({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}))
+    text = hosts.folder / "text"
+    text.write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    metrics = hosts.folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    program = ["train", "--data", str(text), "--model", str(shape), "--micro_batch", "2"]
+    program += ["--sample=", "--steps", str(steps), "--metrics", str(metrics)]
+    return Job(hosts, options, program, **more), metrics
+
+
+def test_a_link_that_is_cut_in_mid_step_ends_the_job_in_seconds(hosts: Hosts) -> None:
+    job, _ = train(hosts, [], 1000000)
+    while not job.read_lines(1)[0].startswith("step 1/"):
+        assert job.process.poll() is None
+    hosts.cut()
+    cut = time.monotonic()
+    code, _, errors = job.wait()
+    assert code == 1
+    assert f"host {ADDRESSES[1]} (node 1) was lost" in errors
+    assert not job.survivors()
+    assert time.monotonic() - cut < 10
+
+
+def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Hosts) -> None:
+    by_name = hosts.folder / "hosts6"
+    by_name.write_text("".join(f"{name} slots=2\n" for name in NAMES_6))
+    ways: list[tuple[list[str], Path]] = [
+        ([], hosts.hostfile),
+        ([], by_name),
+        (["--interface", "eth0"], hosts.hostfile),
+    ]
+    hashes = set()
+    for options, hostfile in ways:
+        job, metrics = train(hosts, options, 3, hostfile=hostfile)
+        code, _, errors = job.wait(timeout=120)
+        assert code == 0, errors
+        hashes.add(json.loads(metrics.read_text().splitlines()[-1])["param_hash"])
+    assert len(hashes) == 1
+
+
+def test_an_interface_that_is_not_there_is_the_error(hosts: Hosts) -> None:
+    job, _ = train(hosts, ["--interface", "eth7"], 3)
+    code, _, errors = job.wait()
+    assert code == 1
+    assert "'eth7'" in errors
+    assert "--interface" in errors
+    assert not job.survivors()
 
 
 def test_an_ssh_that_is_refused_is_the_error(hosts: Hosts) -> None:
