@@ -147,9 +147,18 @@ void check_deprecated(const KeyTable& table, const GivenKeys& keys, const GivenK
   }
 }
 
+// `key` is for PyTorch models.
+void check_reader(const GivenKey& key, ConfigReader reader, ConfigProblems& problems) {
+  if (reader == ConfigReader::pytorch || !key.spec->gate.empty() || !asks_for_something(key))
+    return;
+  problems.add(key.pointer, key.node->where,
+               "got {}, which is for PyTorch models (zerorun.initialize) only; remove it",
+               to_short_text(*key.node));
+}
+
 // Acts on KeyStatus.
 void check_statuses(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems,
-                    std::vector<std::string>& warnings) {
+                    std::vector<std::string>& warnings, ConfigReader reader) {
   std::vector<std::string_view> without_effect;
   for (const auto& [pointer, key] : keys) {
     switch (key.spec->status) {
@@ -159,6 +168,9 @@ void check_statuses(const KeyTable& table, const GivenKeys& keys, ConfigProblems
                                          key.pointer, key.node->where.line,
                                          key.node->where.column));
         }
+        break;
+      case KeyStatus::pytorch:
+        check_reader(key, reader, problems);
         break;
       case KeyStatus::always_on:
       case KeyStatus::no_effect:
@@ -240,9 +252,9 @@ void check_type_params(const KeyTable& table, const GivenKeys& keys, ConfigProbl
 }  // namespace
 
 GivenKeys check_keys(const KeyTable& table, JsonNode& root, ConfigProblems& problems,
-                     std::vector<std::string>& warnings) {
+                     std::vector<std::string>& warnings, ConfigReader reader) {
   GivenKeys keys = check_names_and_values(table, root, problems);
-  check_statuses(table, keys, problems, warnings);
+  check_statuses(table, keys, problems, warnings, reader);
   check_type_params(table, keys, problems);
   return keys;
 }

@@ -8,6 +8,7 @@
 
 #include "config/key_table.h"
 #include "config/problems.h"
+#include "config/reader.h"
 
 namespace zerorun {
 
@@ -24,11 +25,11 @@ struct GivenKey {
 using GivenKeys = std::map<std::string_view, GivenKey>;
 
 // Checks every key by itself: first its name and its value, then what the key's status says about
-// asking for it, then whether the type of optimizer or scheduler takes it. What is wrong becomes a
-// problem; deprecated names and keys without effect become warnings. The result points into `root`,
-// where values are brought into the table's spelling.
+// asking for it to that reader, then whether the type of optimizer or scheduler takes it. What is
+// wrong becomes a problem; deprecated names and keys without effect become warnings. The result
+// points into `root`, where values are brought into the table's spelling.
 GivenKeys check_keys(const KeyTable& table, JsonNode& root, ConfigProblems& problems,
-                     std::vector<std::string>& warnings);
+                     std::vector<std::string>& warnings, ConfigReader reader = ConfigReader::cpp);
 
 // A key's value when it is valid and neither "auto" nor null; else null.
 const JsonNode* given_value(const GivenKey& key);

@@ -49,6 +49,22 @@ void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
   }
 }
 
+constexpr std::string_view kAutocastDtypes = "bfloat16|bf16|torch.bfloat16";
+
+void check_autocast(const GivenKeys& keys, ConfigProblems& problems) {
+  constexpr std::string_view kDtype = "/torch_autocast/dtype";
+  const JsonNode* enabled = given_value(keys, "/torch_autocast/enabled");
+  const JsonNode* dtype = given_value(keys, kDtype);
+  if (enabled == nullptr || !enabled->boolean || dtype == nullptr) return;
+  for (const std::string_view name : split_choices(kAutocastDtypes)) {
+    if (dtype->text == name) return;
+  }
+  problems.add(kDtype, dtype->where,
+               "got {}, expected \"bfloat16\": float16 needs a loss scale, which the section fp16 "
+               "has",
+               to_text(*dtype));
+}
+
 void check_accumulation(const GivenKeys& keys, const PrecisionConfig& precision,
                         ConfigProblems& problems) {
   constexpr std::string_view kAccumulation = "/data_types/grad_accum_dtype";
@@ -206,6 +222,7 @@ std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config) {
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);
   check_dtypes(keys, problems);
+  check_autocast(keys, problems);
   check_accumulation(keys, config.precision, problems);
   check_division(keys, problems);
   check_nesterov(keys, config.optimizer, problems);

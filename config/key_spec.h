@@ -27,6 +27,7 @@ struct KeyType {
 
 enum class KeyStatus {
   works,
+  pytorch,     // works with PyTorch models; programs in C++ refuse what asks for something
   always_on,   // what `true` asks for is always so; `false` has no effect
   no_effect,   // accepted; `note` says why there is nothing to do
   deprecated,  // accepted; `note` is the pointer of the key that replaced it
@@ -123,6 +124,13 @@ constexpr KeySpec gated(std::string_view gate, std::string_view pointer, unsigne
                         std::string_view fallback, std::string_view doc) {
   KeySpec spec = not_yet(pointer, type, fallback, doc);
   spec.gate = gate;
+  return spec;
+}
+// For PyTorch models, where the Python package acts on it.
+constexpr KeySpec pytorch(std::string_view pointer, unsigned type, std::string_view fallback,
+                          std::string_view doc) {
+  KeySpec spec = not_yet(pointer, type, fallback, doc);
+  spec.status = KeyStatus::pytorch;
   return spec;
 }
 constexpr KeySpec removed(std::string_view pointer, unsigned type, std::string_view fallback,

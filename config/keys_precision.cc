@@ -118,11 +118,14 @@ constexpr auto kPrecisionKeys = std::to_array<KeySpec>({
     removed("/amp", KeyType::free_form, "null", "NVIDIA apex mixed precision.", "use bf16"),
 
     block("/torch_autocast", "PyTorch's autocast around the forward pass."),
-    not_yet(kAutocast, KeyType::boolean, "false", "Runs the forward pass under autocast.",
-            "use bf16"),
-    gated(kAutocast, "/torch_autocast/dtype", KeyType::string, "null", "dtype of autocast."),
-    gated(kAutocast, "/torch_autocast/lower_precision_safe_modules", KeyType::strings, "null",
-          "Modules whose parameters are communicated in low precision."),
+    pytorch(kAutocast, KeyType::boolean, "false",
+            "Runs the engine's forward pass under autocast; parameters are fp32."),
+    with_gate(kAutocast, pytorch("/torch_autocast/dtype", KeyType::string, "null",
+                                 "dtype of autocast: bfloat16, which is the default here. float16 "
+                                 "needs a loss scale, which the section `fp16` has.")),
+    no_effect("/torch_autocast/lower_precision_safe_modules", KeyType::strings, "null",
+              "Modules whose parameters are communicated in low precision.",
+              "communication_data_type decides, and fp32 gradients lose nothing"),
 });
 
 }  // namespace

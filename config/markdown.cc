@@ -33,6 +33,7 @@ the table that the parser uses: `zerorun config docs > docs/config.md`.
 | status | meaning |
 |---|---|
 | works | does what it says |
+| PyTorch | does what it says for PyTorch models; an error in `zerorun train` and programs in C++ when it asks for something |
 | always on | what `true` asks for is always so; `false` has no effect |
 | no effect | accepted; there is nothing to do, for the reason given; a warning when it is not at its default |
 | deprecated | accepted under its older name, with a warning |
@@ -54,6 +55,8 @@ std::string_view status_name(KeyStatus status) {
   switch (status) {
     case KeyStatus::works:
       return "works";
+    case KeyStatus::pytorch:
+      return "PyTorch";
     case KeyStatus::always_on:
       return "always on";
     case KeyStatus::no_effect:
@@ -77,6 +80,7 @@ std::string meaning(const KeySpec& spec) {
   std::string text(spec.doc);
   switch (spec.status) {
     case KeyStatus::works:
+    case KeyStatus::pytorch:
     case KeyStatus::always_on:
       text += used_with(spec);
       break;

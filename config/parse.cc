@@ -7,6 +7,7 @@
 #include "config/check.h"
 #include "config/conflicts.h"
 #include "config/derive.h"
+#include "config/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
 #include "os/text_file.h"
@@ -96,12 +97,12 @@ ConfigText find_text(const std::string& path) {
 
 }  // namespace
 
-ParsedConfig parse_config(std::string_view json, std::string source) {
+ParsedConfig parse_config_for(ConfigReader reader, std::string_view json, std::string source) {
   const KeyTable& table = key_table();
   ConfigProblems problems(source);
   JsonNode root = read_root(json, source, problems);
   ParsedConfig parsed;
-  const GivenKeys keys = check_keys(table, root, problems, parsed.warnings);
+  const GivenKeys keys = check_keys(table, root, problems, parsed.warnings, reader);
   parsed.config = derive_config(table, keys);
   check_conflicts(keys, parsed.config, problems);
   problems.throw_if_any();
@@ -113,9 +114,17 @@ ParsedConfig parse_config(std::string_view json, std::string source) {
   return parsed;
 }
 
-ParsedConfig load_config(const std::string& path) {
+ParsedConfig load_config_for(ConfigReader reader, const std::string& path) {
   ConfigText text = find_text(path);
-  return parse_config(text.json, std::move(text.source));
+  return parse_config_for(reader, text.json, std::move(text.source));
+}
+
+ParsedConfig parse_config(std::string_view json, std::string source) {
+  return parse_config_for(ConfigReader::cpp, json, std::move(source));
+}
+
+ParsedConfig load_config(const std::string& path) {
+  return load_config_for(ConfigReader::cpp, path);
 }
 
 std::string plain_config_json(const std::string& path) {

@@ -8,6 +8,7 @@
 
 #include "config/derive.h"
 #include "config/key_table.h"
+#include "config/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
 
@@ -74,7 +75,8 @@ const KeySpec& spec_of(const ConfigValue& value) {
 
 // A key of a block that nothing turns on, such as that of a block without its "device".
 bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values) {
-  if (spec.status != KeyStatus::works || spec.gate.empty()) return false;
+  const bool may_act = spec.status == KeyStatus::works || spec.status == KeyStatus::pytorch;
+  if (!may_act || spec.gate.empty()) return false;
   const std::vector<std::string_view> gates = split_choices(spec.gate);
   return std::none_of(values.begin(), values.end(), [&](const ConfigValue& one) {
     return one.value != one.fallback &&
@@ -166,14 +168,19 @@ std::string comment_of(const ConfigValue& value) {
 }  // namespace
 
 std::string check_report(const std::string& path) {
-  const ParsedConfig parsed = load_config(path);
+  const ParsedConfig parsed = load_config_for(ConfigReader::pytorch, path);
   std::vector<std::string_view> changed;
   std::vector<std::string_view> left_over;
+  std::vector<std::string_view> for_pytorch;
   std::string without_effect;
   for (const ConfigValue& value : parsed.values) {
     if (value.is_auto && value.value == kAuto) left_over.push_back(value.pointer);
     if (value.is_default) continue;
     changed.push_back(value.pointer);
+    const KeySpec& spec = spec_of(value);
+    if (spec.status == KeyStatus::pytorch && spec.gate.empty()) {
+      for_pytorch.push_back(value.pointer);
+    }
     const std::string reason = reason_without_effect(value, parsed.values);
     if (!reason.empty()) {
       without_effect += fmt::format("\n  no effect: {}: {}", value.pointer, reason);
@@ -184,6 +191,9 @@ std::string check_report(const std::string& path) {
   if (const std::string line = describe_batch(parsed); !line.empty()) text += "\n  " + line;
   if (!left_over.empty()) {
     text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
+  }
+  if (!for_pytorch.empty()) {
+    text += fmt::format("\n  for PyTorch models only: {}", fmt::join(for_pytorch, ", "));
   }
   text += without_effect;
   for (const std::string& warning : parsed.warnings) {

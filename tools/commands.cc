@@ -10,6 +10,7 @@
 
 #include "checkpoint/verify.h"
 #include "config/command_line.h"
+#include "config/reader.h"
 #include "config/report.h"
 #include "config/suggest.h"
 #include "core/check.h"
@@ -81,8 +82,9 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   takes_integer(show->add_option("--steps", arguments.facts.total_steps,
                                  "Optimizer steps, for a schedule whose length is \"auto\""),
                 "N", 1, kMaxCount);
-  show->callback(
-      [&arguments] { print(show_config(load_config(arguments.path), arguments.facts)); });
+  show->callback([&arguments] {
+    print(show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
+  });
   add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
       ->callback([] { print(json_schema()); });
   add_tool(*config, "docs", "Prints the reference of all keys in Markdown", "")->callback([] {

@@ -9,13 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "config/reader.h"
 #include "core/check.h"
 #include "os/whole_file.h"
 #include "tools/byte_size.h"
 #include "tools/plan_link.h"
 #include "tools/plan_model.h"
 #include "zero/memory_plan.h"
-#include "zerorun/config.h"
 
 namespace zerorun {
 
@@ -177,7 +177,7 @@ std::optional<int64_t> limit_of(const std::string& text, const std::string& opti
 }
 
 ParsedConfig parsed_config(const PlanOptions& options) {
-  if (!options.config.empty()) return load_config(options.config);
+  if (!options.config.empty()) return load_config_for(ConfigReader::pytorch, options.config);
   ParsedConfig parsed;
   parsed.config.zero.stage = 2;
   parsed.config.precision.param_dtype = DType::bf16;
@@ -381,7 +381,7 @@ std::string Planner::write_fit() const {
   PlanOptions alone = options_;
   alone.micro_batch = alone.seq_len = 0;
   alone.recompute = false;
-  const Planner written(alone, parse_config(text, options_.fit));
+  const Planner written(alone, parse_config_for(ConfigReader::pytorch, text, options_.fit));
   ZR_CHECK(limits_.allow(written.need_of(written.config_)), "{}: {} does not fit once written",
            options_.fit, describe(setting));
   write_whole_file(options_.fit, text);

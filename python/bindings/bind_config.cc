@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "config/reader.h"
 #include "config/report.h"
 #include "core/check.h"
 #include "python/bindings/register.h"
@@ -201,8 +202,16 @@ void register_config(py::module_& m) {
   register_scheduler(m);
   register_zero(m);
   register_whole(m);
-  m.def("parse_config", &parse_config, "json"_a, "source"_a = "<string>");
-  m.def("load_config", &load_config, "path"_a);
+  m.def(
+      "parse_config",
+      [](std::string_view json, std::string source) {
+        return parse_config_for(ConfigReader::pytorch, json, std::move(source));
+      },
+      "json"_a, "source"_a = "<string>");
+  m.def(
+      "load_config",
+      [](const std::string& path) { return load_config_for(ConfigReader::pytorch, path); },
+      "path"_a);
   m.def("plain_config_json", &plain_config_json, "path"_a);
   m.def(
       "resolve_auto",

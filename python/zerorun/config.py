@@ -41,6 +41,7 @@ __all__ = [
     "resolve_auto",
     "resolve_batch",
     "schema",
+    "value_of",
 ]
 
 
@@ -90,6 +91,13 @@ def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
         for value in parsed.values
         if value.is_given and value.pointer.startswith(prefix)
     }
+
+
+def value_of(parsed: ParsedConfig, pointer: str, default: Any = None) -> Any:
+    """What a configuration says for a key, `default` where it does not say or says "auto"."""
+    found = (value for value in parsed.values if value.pointer == pointer and value.is_given)
+    value = next((json.loads(value.value) for value in found if not value.is_auto), None)
+    return default if value is None else value
 
 
 def resolve_auto(

@@ -42,6 +42,7 @@ class ZeroEngine(ShardedModule):
     """
 
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
+    autocast: torch.dtype | None = None  # of the forward pass
     round_masters = False  # masters of 16-bit parameters begin at the unrounded values
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
@@ -67,6 +68,9 @@ class ZeroEngine(ShardedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._check_open("forward")
+        if self.autocast is not None:
+            with torch.autocast(self.device.type, self.autocast):
+                return self.module(*args, **kwargs)
         dtype = self._input_dtype()
         if dtype is not None:
 

@@ -22,6 +22,7 @@ from zerorun.lr_scheduler import LrScheduler
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.observers import observe
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.sequence.configured import start_configured
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards import Shards, take_over
 from zerorun.unit_policy import UnitPolicy
@@ -63,7 +64,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
-    parsed, given = _parse(config)
+    parsed, given = start_configured(*_parse(config))
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
@@ -79,7 +80,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     shards = Shards(layout, adapted, own, device, model, round_masters=engine_class.round_masters)
     with shards, all_or_none(own, "initialize"):
         engine = engine_class(model, shards, batch)
-        engine.config = given
+        _configure(engine, parsed, given)
         if basic is not None:
             engine.optimizer = engine.optimizer_class(engine, shards, basic)
         engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
@@ -91,6 +92,17 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     release_cached_memory(device)
     _log(parsed, layout, world, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _configure(
+    engine: ZeroEngine, parsed: configuration.ParsedConfig, given: dict[str, Any]
+) -> None:
+    """Gives the engine what the core does not do."""
+    engine.config = given
+    if configuration.value_of(parsed, "/torch_autocast/enabled", False):
+        engine.autocast = torch.bfloat16
+    if not configuration.value_of(parsed, "/managed_gradient_accumulation", True):
+        engine.core.boundary = True  # each step() ends a batch
 
 
 def _prepare(
@@ -158,6 +170,11 @@ def _basic_optimizer(
     """The torch optimizer whose groups the engine reads; for the configuration's one a stand-in."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
+    if optimizer is not None and not callable(optimizer):
+        raise _C.ConfigError(
+            f"optimizer: got {type(optimizer)}, expected a torch optimizer or a function that "
+            "makes one of parameter groups"
+        )
     if optimizer is not None:
         made = optimizer(param_groups_of(model, model_parameters))
         if not isinstance(made, torch.optim.Optimizer):
@@ -167,18 +184,22 @@ def _basic_optimizer(
     groups = [group for group in param_groups_of(model, model_parameters) if group["params"]]
     if not configured or not groups:
         return None
-    return _ConfiguredOptimizer(groups, parsed.config.optimizer)
+    return _ConfiguredOptimizer(groups, parsed)
 
 
 class _ConfiguredOptimizer(torch.optim.Optimizer):
     """Holds the groups of an optimizer that the core runs."""
 
-    def __init__(self, groups: list[dict[str, Any]], settings: _C.OptimizerConfig) -> None:
+    def __init__(self, groups: list[dict[str, Any]], parsed: configuration.ParsedConfig) -> None:
+        settings = parsed.config.optimizer
         defaults: dict[str, Any] = {
             "lr": settings.lr,
             "eps": settings.eps,
             "weight_decay": settings.weight_decay,
         }
+        for name, value in configuration.given_values(parsed, "optimizer/params").items():
+            if name in defaults and isinstance(value, float | int):
+                defaults[name] = value  # as it is written, where the core's is the next fp32
         if settings.type == "SGD":
             defaults["momentum"] = settings.momentum
         elif settings.type != "Muon":  # whose matrices have a momentum, and the rest betas

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.whole_tensors import WholeTensors
 
 __all__ = ["check_elementwise"]
 
@@ -33,8 +34,9 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Raises ConfigError for an optimizer that needs whole parameters, all of them, or a closure.
 
     A copy of it, with the hyperparameters of each group, steps a small matrix once as a whole and
-    once as two flat parts that know nothing of each other, as the shards of two ranks do. The
-    optimizer that was given stays as it is.
+    once as two flat parts that know nothing of each other, as the shards of two ranks do. Some
+    measure whole tensors long before it shows in what they change (Prodigy, Shampoo, SWATS), so
+    a step that does is refused too. The optimizer that was given stays as it is.
     """
     name = type(optimizer).__name__
     cpu = torch.device("cpu")
@@ -45,15 +47,18 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
         if settings in tried or not group["params"]:
             continue
         tried.add(settings)
+        watch = WholeTensors()
         try:
-            whole = _changes(optimizer, index, device, parts=False)
+            whole = _changes(optimizer, index, device, watch, parts=False)
         except Exception as error:  # of whatever the program has brought
             raise _C.ConfigError(
                 f"{name} cannot run on shards: its step on a small matrix failed with "
                 f"{type(error).__name__}: {error}"
             ) from error
+        if watch.noticed is not None:
+            raise _needs_whole(name, f"its step takes '{watch.noticed}' of whole tensors")
         try:
-            cut = _changes(optimizer, index, device, parts=True)
+            cut = _changes(optimizer, index, device, watch, parts=True)
         except Exception as error:  # likewise
             raise _needs_whole(name, f"flat parts give {type(error).__name__}: {error}") from error
         largest = whole.abs().max().item()
@@ -74,7 +79,12 @@ def _needs_whole(name: str, why: str) -> _C.ConfigError:
 
 
 def _changes(
-    optimizer: torch.optim.Optimizer, group: int, device: torch.device, *, parts: bool
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    device: torch.device,
+    watch: WholeTensors,
+    *,
+    parts: bool,
 ) -> torch.Tensor:
     """What some steps change of a matrix, flat, in multiples of the first part's largest change."""
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +100,8 @@ def _changes(
             for gradient in _gradients(start, noise):
                 part = gradient.flatten()[cut] if parts else gradient
                 parameter.grad = part.to(device, copy=True)
-                type(optimizer).step(twin)
+                with watch:
+                    type(optimizer).step(twin)
             changes.append((parameter.detach().cpu() - values).flatten())
     return torch.cat(changes)
 

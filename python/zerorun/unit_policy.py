@@ -27,7 +27,10 @@ def unit_rule(model: nn.Module, policy: UnitPolicy) -> UnitRule:
     if callable(policy) and not isinstance(policy, type):
         _check_met(model, policy, f"units={getattr(policy, '__name__', policy)}")
         return policy
-    choices = [policy] if isinstance(policy, type | str) else list(policy)
+    if isinstance(policy, type | str) or not isinstance(policy, Iterable):
+        choices = [policy]
+    else:
+        choices = list(policy)
     rules = [_rule_of(model, choice) for choice in choices]
     return lambda path, module: any(rule(path, module) for rule in rules)
 

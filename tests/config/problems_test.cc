@@ -66,8 +66,8 @@ TEST(NearestName, HasOneRuleForOptionsProgramsAndTools) {
 TEST(Problems, ValuesSayWhatWasExpected) {
   EXPECT_THAT(problems_of(R"({"zero_optimization": {"stage": 4}})"),
               HasSubstr("got 4, expected an integer from 0 to 3"));
-  EXPECT_THAT(problems_of(R"({"zero_optimization": {"reduce_bucket_size": 0}})"),
-              HasSubstr("got 0, expected an integer of at least 1"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"reduce_bucket_size": -1}})"),
+              HasSubstr("got -1, expected an integer of at least 0"));
   EXPECT_THAT(problems_of(R"({"zero_optimization": {"reduce_bucket_size": 2.5}})"),
               HasSubstr("got 2.5, expected an integer"));
   EXPECT_THAT(problems_of(R"({"train_batch_size": 1e30})"), HasSubstr("got 1e+30, expected"));

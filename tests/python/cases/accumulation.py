@@ -21,6 +21,7 @@ from cases.models import (
     config,
     loss_of,
     make,
+    mean,
     part_of,
     reference,
     train,
@@ -209,4 +210,32 @@ def case_an_unused_pooler_holds_no_gradients_back(_folder: Path) -> None:
         # its bucket with the embeddings, which is the last one anyway.
         assert stage == 3 or peaks[0] > 1.03 * planned
         assert max(peaks[1:]) <= 1.03 * planned
+        engine.destroy()
+
+
+def case_the_program_may_end_batches_itself(_folder: Path) -> None:
+    """managed_gradient_accumulation false: each step() takes the backward passes before it."""
+    model = make()
+    optimizer = adamw(model)
+    expected = []
+    for first in (0, 2, 4):
+        optimizer.zero_grad()
+        for step in (first, first + 1):
+            loss_of(model, batch_of(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        expected.append(loss_of(model, batch_of(first)).item())
+    settings = {"managed_gradient_accumulation": False, "gradient_accumulation_steps": 1}
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **settings))
+        losses = []
+        for first in (0, 2, 4):
+            for step in (first, first + 1):
+                engine.backward(loss_of(engine, part_of(batch_of(step))))
+            engine.step()
+            losses.append(mean(loss_of(engine, part_of(batch_of(first))).detach(), engine))
+            engine.drop_batch()
+        assert engine.global_steps == 3
+        assert_close(losses, expected)
         engine.destroy()

@@ -321,3 +321,53 @@ def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:
         assert (folder / "own" / "Train_x.csv").read_text().split() == ["step,x", "3,1.5"]
         assert monitors.csv_monitor is not None
         assert monitors.tb_monitor is None
+
+
+def case_configuration_classes_are_used_as_pydantics(_folder: Path) -> None:
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum, get_zero_config
+    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+
+    zero = DeepSpeedZeroConfig(stage=3, offload_param={"device": "cpu"}, sub_group_size=7)
+    assert zero.stage is ZeroStageEnum.weights
+    assert zero.offload_param.device is OffloadDeviceEnum.cpu
+    assert zero.offload_param.device.value == "cpu"
+    assert DeepSpeedZeroConfig.model_fields["stage"].default == 0
+    assert dict(zero)["sub_group_size"] == 7
+    assert zero.model_copy(update={"stage": 2}).stage == 2
+    assert (zero.stage, zero.copy(), zero.model_copy(deep=True)) == (3, zero, zero)
+    assert zero.model_copy().model_dump(exclude_unset=True) == zero.dict(exclude_unset=True)
+    assert "stage" not in zero.model_dump(exclude={"stage"})
+    assert list(zero.model_dump(include={"stage"})) == ["stage"]
+    assert None not in zero.model_dump(exclude_none=True).values()
+    assert zero.model_dump(exclude_defaults=True, exclude_none=True)["sub_group_size"] == 7
+    assert "reduce_bucket_size" not in zero.model_dump(exclude_defaults=True)
+    assert DeepSpeedZeroConfig.model_validate_json('{"stage": 2}').stage == 2
+    assert DeepSpeedZeroConfig.model_construct(stage=9).stage == 9  # unchecked
+    assert "stage" in DeepSpeedZeroConfig.model_json_schema()["properties"]
+    for value, stage in (({"stage": 2}, 2), (True, 1), (False, 0), (None, 0)):
+        assert get_zero_config({"zero_optimization": value}).stage == stage
+
+    class Inner(DeepSpeedConfigModel):
+        sizes: list = []  # noqa: RUF012 - each model has its own
+
+    class Own(Inner):
+        name: str
+        enabled: bool = False
+
+    first, second = Own(name="a", enabled=True), Own(name="b")
+    first.sizes.append(1)
+    assert first.model_dump() == {"sizes": [1], "name": "a", "enabled": True}
+    assert second.sizes == []
+    raises(ValueError, "missing ['name']", Own)
+    raises(ValueError, "unknown ['nam']", lambda: Own(name="a", nam="b"))
+
+
+def case_builders_of_operators_have_deepspeeds_names(_folder: Path) -> None:
+    from deepspeed.ops import op_builder
+
+    for kind, name in (("CPUAdam", "cpu_adam"), ("RaggedOps", "ragged_device_ops"), ("GDS", "gds")):
+        builder = getattr(op_builder, f"{kind}Builder")
+        assert (builder.NAME, builder().name) == (name, name)
+        assert f"DS_BUILD_{name.upper()}" == builder.BUILD_VAR
+        assert not builder().is_compatible()

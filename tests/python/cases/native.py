@@ -138,6 +138,8 @@ def case_contradictions_are_value_errors(_folder: Path) -> None:
     refused("dtype=torch.int8", dtype=torch.int8)
     refused("reduce_dtype=torch.float64", reduce_dtype=torch.float64)
     refused("units: 'Blok' is met by no module", units="Blok")
+    refused("units: got 5, expected a class of modules", units=5)
+    refused("optimizer: got <class 'list'>, expected a torch optimizer", optimizer=[])
     refused("units: <class 'torch.nn.modules.conv.Conv2d'> is met by no", units=[nn.Conv2d])
     refused("units: got 3, expected", units=[3])
     refused("init and weights are for a model on the meta device", weights={})

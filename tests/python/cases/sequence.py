@@ -127,6 +127,55 @@ def case_training_is_that_on_whole_sequences(_folder: Path) -> None:
         engine.destroy()
 
 
+def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
+    expected = whole_losses(2)
+    asked = {"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": WORLD_SIZE}
+    asked |= {"gradient_clipping": 0.5, "zerorun": {"comm_timeout": 30}}
+    if not dist.is_initialized():
+        if WORLD_SIZE > 1:
+            raises(
+                zerorun.ConfigError,
+                "call init_process_group before",
+                lambda: zerorun.initialize(make(Model), config=asked),
+            )
+        dist.init_process_group("gloo")
+    raises(
+        zerorun.ConfigError,
+        "/data_parallel_size: got 7, expected 1",
+        lambda: zerorun.initialize(make(Model), config={**asked, "data_parallel_size": 7}),
+    )
+    for dtype, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
+        model = make(Model)
+        engine, *_ = zerorun.initialize(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            config={
+                **asked,
+                "data_parallel_size": 1,
+                "seq_parallel_communication_data_type": dtype,
+                "zero_optimization": {"stage": 3},
+            },
+        )
+        here = sequence.current() or groups()
+        assert here.size == WORLD_SIZE
+        assert engine.batch.train_batch_size == 2  # sequences, however many ranks share each
+        if WORLD_SIZE > 1:
+            assert engine.settings.precision.communication_dtype == dtype
+        exchange = functools.partial(sequence.attend, attention, here)
+        losses = []
+        for batch in batches(2):
+            ids, labels = batch["input_ids"], F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
+            positions = torch.arange(TOKENS).expand(ids.shape)
+            loss = loss_of(engine(own(ids), own(positions), exchange), own(labels))
+            count = (own(labels) != IGNORED).sum()
+            loss = sequence.mean_over_sequence(loss, count)
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        assert_close(losses, expected, tolerance)
+        engine.destroy()
+
+
 def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
     here = groups()
 

@@ -194,8 +194,46 @@ class Lion(torch.optim.Optimizer):
                     average.lerp_(parameter.grad, 0.01)
 
 
+class Measuring(torch.optim.SGD):
+    """Estimates its rate from whole tensors, which no short run shows (Prodigy at lr 1e-3)."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                found = (parameter.grad * parameter.detach()).sum().item()
+                group["most"] = max(group.get("most", 0.0), found)
+            group["lr"] = max(group["lr"], 1e-9 * group["most"])
+        super().step(closure)
+
+
+class Preconditioned(torch.optim.SGD):
+    """Gathers statistics of matrices, and uses them after a thousand steps (Shampoo)."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                matrix = parameter.grad.reshape(parameter.shape[0], -1)
+                self.state[parameter]["statistics"] = matrix @ matrix.mT
+        super().step(closure)
+
+
+class Switching(torch.optim.SGD):
+    """Waits for two measures of a whole tensor to agree (SWATS)."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                flat = parameter.grad.flatten()
+                if torch.dot(flat, flat) == 1.25:
+                    parameter.grad.zero_()
+        super().step(closure)
+
+
+WHOLE = (Lars, Clipped, Decaying, Late, Rotated, Measuring, Preconditioned, Switching)
+
+
 def case_optimizers_are_known_by_what_they_do(_folder: Path) -> None:
-    for kind in (Lars, Clipped, Decaying, Late, Rotated):
+    for kind in WHOLE:
         model = make()
         optimizer = kind(model.parameters(), lr=0.1, weight_decay=1e-4)
         if kind is Lars:  # a schedule that begins at 0

@@ -25,6 +25,7 @@ from cases.models import (
     loss_of,
     make,
     part_of,
+    raises,
     reference,
     train,
 )
@@ -265,3 +266,44 @@ def case_train_evaluate_generate_train(_folder: Path) -> None:
         expected, _ = reference(steps=6)
         assert_close(losses, expected)
         engine.destroy()
+
+
+def case_forward_runs_under_autocast_when_the_configuration_asks(_folder: Path) -> None:
+    tokens = part_of(batch_of(0)).to(DEVICE)
+    model = make().to(DEVICE)
+    plain = model(tokens)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        expected = model(tokens)
+    assert not torch.equal(plain, expected.float())
+    for stage in STAGES:
+        model = make()
+        autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **autocast))
+        assert engine.core.param_dtype == "fp32"
+        assert engine.module.embedding.weight.dtype == torch.float32
+        assert torch.equal(engine(tokens), expected)
+        assert torch.equal(engine.module(tokens), plain)
+        losses = train(engine, 4)
+        assert losses[-1] < losses[0]
+        engine.destroy()
+    off = {"torch_autocast": {"enabled": False, "dtype": "float16"}}
+    engine, *_ = zerorun.initialize(make(), config=config(0, **off))
+    assert torch.equal(engine(tokens), plain)
+    half = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    raises(
+        zerorun.ConfigError,
+        "float16 needs a loss scale",
+        lambda: zerorun.initialize(make(), config=config(0, **half)),
+    )
+
+
+def case_buckets_of_no_size_hold_one_parameter_each(_folder: Path) -> None:
+    found = []
+    for size in (0, 5000):
+        for stage in STAGES:
+            model = make()
+            zero = {"zero_optimization": {"stage": stage, "reduce_bucket_size": size}}
+            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **zero))
+            found.append(train(engine, 3))
+            engine.destroy()
+    assert found == [found[0]] * len(found)

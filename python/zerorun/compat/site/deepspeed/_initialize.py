@@ -75,6 +75,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(sequence_settings(raw, mpu))
+    zerorun.config.parse(settings)  # what is wrong shows before anything is read
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
@@ -93,8 +94,6 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         engine_class=DeepSpeedEngine,
     )
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
-    if not engine.managed_gradient_accumulation():
-        engine.core.boundary = True  # each step() ends a batch
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, optimizer_of_engine, engine.training_dataloader, scheduler

@@ -1,40 +1,28 @@
-"""The sequence parallelism that a configuration or an mpu asks for."""
+"""The sequence parallelism that an mpu, or groups that there are, ask for."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import zerorun
-from zerorun import communicator, sequence
+from zerorun import sequence
 
 
 def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, Any]:
-    """`config` without the keys of sequence parallelism, whose groups there are afterwards.
+    """`config` with the number of ranks that share a sequence, wherever that is from.
 
-    Collective where it asks for them. Gradients are reduced in
-    ``seq_parallel_communication_data_type`` then. Raises ConfigError for sizes that contradict each
-    other, and NotImplementedError for an mpu of tensor or pipeline parallelism.
+    Raises ConfigError for sizes that contradict each other, and NotImplementedError for an mpu of
+    tensor or pipeline parallelism.
     """
-    settings = dict(config)
-    size = settings.pop("sequence_parallel_size", None)
-    data_size = settings.pop("data_parallel_size", None)
-    dtype = settings.pop("seq_parallel_communication_data_type", None)
+    given = config.get("sequence_parallel_size")
+    size = given if isinstance(given, int) else None
     of_mpu = _size_of(mpu)
     if size is not None and of_mpu is not None and size != of_mpu:
         raise zerorun.ConfigError(
             f"/sequence_parallel_size: got {size}, but the mpu has {of_mpu}: give one of them"
         )
-    size = size or of_mpu or 1
-    groups = sequence.start(size) if size > 1 else sequence.current()
-    world_size = communicator.world().world_size
-    ranks = sequence.data_parallel_size(world_size)
-    if data_size is not None and data_size != ranks:
-        raise zerorun.ConfigError(
-            f"/data_parallel_size: got {data_size}, expected {ranks}: {world_size} ranks, "
-            f"{world_size // ranks} for each sequence"
-        )
-    if groups is not None and groups.size > 1:
-        settings["communication_data_type"] = dtype or "fp32"
-    return settings
+    groups = sequence.current()
+    found = of_mpu or (groups.size if groups is not None else 1)
+    return {**config, "sequence_parallel_size": found} if (size or 1) == 1 < found else {**config}
 
 
 def _size_of(mpu: Any) -> int | None:

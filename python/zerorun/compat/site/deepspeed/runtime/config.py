@@ -41,22 +41,7 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     zero = adapted.get("zero_optimization")
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
-    return _without_what_the_engine_does(adapted)
-
-
-def _without_what_the_engine_does(config: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeedEngine has PyTorch's autocast and batches that the program ends, not the core."""
-    autocast = config.pop("torch_autocast", None)
-    enabled = isinstance(autocast, Mapping) and autocast.get("enabled")
-    dtype = str(autocast.get("dtype", "bfloat16")) if enabled else "bfloat16"
-    if dtype.removeprefix("torch.") not in {"bfloat16", "bf16"}:
-        raise DeepSpeedConfigError(
-            f"/torch_autocast/dtype: got {dtype}, which needs a loss scale; expected bfloat16, or "
-            "use the section fp16"
-        )
-    if config.get("managed_gradient_accumulation") is False:
-        del config["managed_gradient_accumulation"]
-    return config
+    return adapted
 
 
 def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """Sections of a configuration as objects with an attribute for each key."""
 
+import copy
 import functools
 import json
-from collections.abc import Mapping
+import types
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from zerorun import config as configuration
 
 from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 
 # The classes of sections, by the module that has them.
 SECTIONS = {
@@ -33,6 +37,11 @@ SECTIONS = {
         "/zero_optimization/offload_param"
     ),
 }
+_ENUMERATIONS = {
+    "/zero_optimization/stage": ZeroStageEnum,
+    "/zero_optimization/offload_optimizer/device": OffloadDeviceEnum,
+    "/zero_optimization/offload_param/device": OffloadDeviceEnum,
+}
 _PREFIX = "stage3_"  # keys of ZeRO have a name with it and one without
 
 
@@ -41,61 +50,116 @@ def _schema() -> dict[str, Any]:
     return configuration.schema()
 
 
+@functools.cache
+def _keys_of(kind: type) -> dict[str, dict[str, Any]]:
+    """The keys of a section's class as the schema describes them, or of a program's own class."""
+    if kind.pointer:
+        properties = _schema()
+        for name in _path(kind):
+            properties = properties["properties"][name]
+        return properties.get("properties", {})
+    bases = [each for each in reversed(kind.__mro__) if issubclass(each, DeepSpeedConfigModel)]
+    found: dict[str, dict[str, Any]] = {}
+    for base in bases[1:]:
+        for name in vars(base).get("__annotations__", {}):
+            found[name] = {"default": vars(base)[name]} if name in vars(base) else {}
+    return found
+
+
+def _path(kind: type) -> list[str]:
+    return kind.pointer.strip("/").split("/")
+
+
+class _Fields:
+    """`model_fields` of pydantic's classes: each key with its `default` and `description`."""
+
+    def __get__(self, _model: Any, kind: type) -> dict[str, types.SimpleNamespace]:
+        return {
+            name: types.SimpleNamespace(
+                default=key.get("default"), description=key.get("description", "")
+            )
+            for name, key in _keys_of(kind).items()
+        }
+
+
 class DeepSpeedConfigModel:
     """One section, checked when it is made. Keys that are not given have their defaults.
 
-    The methods are those of pydantic's models, which these are not: nothing is converted.
+    Programs may derive classes of their own with annotated attributes, of which names and missing
+    values are checked. The methods are those of pydantic's models, which these are not: nothing is
+    converted but for DeepSpeed's enumerations.
     """
 
     pointer = ""
-    _keys: dict[str, Any]
+    model_fields = _Fields()
 
     def __init__(self, strict: bool = False, **data: Any) -> None:
-        properties = _schema()
-        for name in self._path():
-            properties = properties["properties"][name]
-        vars(self)["_keys"] = properties.get("properties", {})
         given = {key: value for key, value in data.items() if value is not None and value != "auto"}
-        plain = {
+        if self.pointer:
+            self._check(given)
+        else:
+            self._fill(given)
+        vars(self)["model_fields_set"] = set(given)
+        for key, value in given.items():
+            vars(self)[key] = self._part(key, value)
+
+    def _check(self, given: Mapping[str, Any]) -> None:
+        """Raises DeepSpeedConfigError for what a configuration may not say there."""
+        plain: dict[str, Any] = {
             key: value.model_dump(exclude_unset=True)
             if isinstance(value, DeepSpeedConfigModel)
             else getattr(value, "value", value)
             for key, value in given.items()
         }
-        if len(self._path()) > 1:  # a section of ZeRO, whose stage the one around it checks
-            plain = {"stage": 3, self._path()[1]: plain}
-        plain = {self._path()[0]: plain} if self._path() else plain
+        path = _path(type(self))
+        if len(path) > 1:  # a section of ZeRO, whose stage the one around it checks
+            plain = {"stage": 3, path[1]: plain}
         try:
-            configuration.parse(plain)
+            configuration.parse({path[0]: plain})
         except configuration.ConfigError as error:
             raise DeepSpeedConfigError(f"{type(self).__name__}: {error}") from None
-        vars(self)["model_fields_set"] = set(given)
-        for key, value in given.items():
-            vars(self)[key] = self._part(key, value)
 
-    @classmethod
-    def _path(cls) -> list[str]:
-        return cls.pointer.strip("/").split("/") if cls.pointer else []
+    def _fill(self, given: Mapping[str, Any]) -> None:
+        """Defaults of a program's class, each model's own."""
+        keys = _keys_of(type(self))
+        unknown = [name for name in given if name not in keys]
+        missing = [name for name, key in keys.items() if not key and name not in given]
+        if unknown or missing:
+            raise DeepSpeedConfigError(
+                f"{type(self).__name__}: unknown {unknown}, missing {missing}; it has {list(keys)}"
+            )
+        for name in keys.keys() - given.keys():
+            value = keys[name]["default"]
+            of_field = getattr(value, "get_default", None)  # pydantic's Field(...)
+            made = of_field(call_default_factory=True) if of_field else copy.deepcopy(value)
+            vars(self)[name] = made
 
     def _part(self, key: str, value: Any) -> Any:
-        """A section within this one as an object."""
+        """A section within this one as an object, a value of an enumeration as one."""
         kind = next((k for k in _kinds() if k.pointer == f"{self.pointer}/{key}"), None)
-        return kind(**value) if kind is not None and isinstance(value, Mapping) else value
+        if kind is not None and isinstance(value, Mapping):
+            return kind(**value)
+        enumeration = _ENUMERATIONS.get(f"{self.pointer}/{key}")
+        return value if enumeration is None else enumeration(value)
 
     def __getattr__(self, name: str) -> Any:
-        values, keys = vars(self), vars(self).get("_keys", {})
+        values, keys = vars(self), _keys_of(type(self))
         for other in (f"{_PREFIX}{name}", name.removeprefix(_PREFIX)):
             if other in values:
                 return values[other]
         if name not in keys:
             raise AttributeError(f"{type(self).__name__} has no key '{name}'")
-        return keys[name].get("default")
+        default = keys[name].get("default")
+        return default if default is None else self._part(name, default)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._keys:
+        if name not in _keys_of(type(self)):
             raise ValueError(f"{type(self).__name__} has no key '{name}'")
         vars(self)[name] = value
         self.model_fields_set.add(name)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((name, getattr(self, name)) for name in _keys_of(type(self)))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.model_dump() == other.model_dump()
@@ -106,16 +170,31 @@ class DeepSpeedConfigModel:
         given = ", ".join(f"{key}={vars(self)[key]!r}" for key in sorted(self.model_fields_set))
         return f"{type(self).__name__}({given})"
 
-    def model_dump(self, exclude_unset: bool = False, **_options: Any) -> dict[str, Any]:
-        """All keys with their values, or those that were given."""
-        keys = sorted(self.model_fields_set) if exclude_unset else list(self._keys)
-        found = {key: getattr(self, key) for key in keys}
-        return {
-            key: value.model_dump(exclude_unset)
-            if isinstance(value, DeepSpeedConfigModel)
-            else value
-            for key, value in found.items()
-        }
+    def model_dump(
+        self,
+        *,
+        include: Container[str] | None = None,
+        exclude: Container[str] = (),
+        exclude_unset: bool = False,
+        exclude_defaults: bool = False,
+        exclude_none: bool = False,
+        **_options: Any,
+    ) -> dict[str, Any]:
+        """All keys with their values, but for what is left out."""
+        keys = _keys_of(type(self))
+        options = {"exclude_unset": exclude_unset, "exclude_none": exclude_none}
+        options["exclude_defaults"] = exclude_defaults
+        found: dict[str, Any] = {}
+        for name in keys:
+            value = getattr(self, name)
+            unset = exclude_unset and name not in self.model_fields_set
+            usual = exclude_defaults and value == keys[name].get("default")
+            left_out = unset or usual or (exclude_none and value is None)
+            if left_out or name in (exclude or ()) or (include and name not in include):
+                continue
+            nested = isinstance(value, DeepSpeedConfigModel)
+            found[name] = value.model_dump(**options) if nested else value
+        return found
 
     dict = model_dump
 
@@ -124,12 +203,37 @@ class DeepSpeedConfigModel:
 
     json = model_dump_json
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Any:
-        return type(self)(**{**self.model_dump(exclude_unset=True), **(update or {})})
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Any:
+        """Not checked again, as with pydantic."""
+        made = copy.deepcopy(self) if deep else copy.copy(self)
+        vars(made)["model_fields_set"] = self.model_fields_set | set(update or ())
+        vars(made).update(update or {})
+        return made
+
+    copy = model_copy
+
+    @classmethod
+    def model_construct(cls, **values: Any) -> Any:
+        """Not checked."""
+        made = object.__new__(cls)
+        vars(made).update(values, model_fields_set=set(values))
+        return made
 
     @classmethod
     def model_validate(cls, obj: Any) -> Any:
         return obj if isinstance(obj, cls) else cls(**obj)
+
+    parse_obj = model_validate
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes) -> Any:
+        return cls(**json.loads(json_data))
+
+    parse_raw = model_validate_json
+
+    @classmethod
+    def model_json_schema(cls) -> Mapping[str, Any]:
+        return {"title": cls.__name__, "type": "object", "properties": _keys_of(cls)}
 
 
 @functools.cache

@@ -121,12 +121,6 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
 
     # --- the training loop ---
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.torch_autocast_enabled():
-            return super().forward(*args, **kwargs)
-        with torch.autocast(self.device.type, self.torch_autocast_dtype()):
-            return super().forward(*args, **kwargs)
-
     def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
         """Several backward passes inside make one micro-step, for the step() after it."""
         if not self.managed_gradient_accumulation():

@@ -183,10 +183,11 @@ class ConfigQueries:
         return self._value("/tensor_parallel/autotp_size") or 0
 
     def managed_gradient_accumulation(self) -> bool:
-        return self.config.get("managed_gradient_accumulation", True) is not False
+        given = self.config.get("managed_gradient_accumulation")
+        return given in (None, "auto") or bool(given)
 
     def torch_autocast_enabled(self) -> bool:
-        return bool(self._section("torch_autocast", "enabled"))
+        return self.autocast is not None
 
     def torch_autocast_dtype(self) -> torch.dtype:
         name = str(self._section("torch_autocast", "dtype") or "bfloat16").removeprefix("torch.")

@@ -6,8 +6,11 @@ from typing import Any
 class OpBuilder:
     """An operator that needs no build; its kernel is reached through zerorun, not by itself."""
 
+    NAME = ""  # DeepSpeed's for the operator
+    BUILD_VAR = ""
+
     def __init__(self, name: str | None = None) -> None:
-        self.name = name or type(self).__name__
+        self.name = name or self.NAME or type(self).__name__
 
     def absolute_name(self) -> str:
         return f"deepspeed.ops.{self.name}"
