@@ -253,8 +253,8 @@ void update_fused(const UpdateTensors& t, const UpdateSegment& segment, int64_t 
   update_elements(Rule(segment.scalars), p, end - begin);
 }
 
-// The same update for any dtypes, of which gradient and parameter are converted block by block too: an
-// instance for each pair of theirs would take long to compile.
+// The same update for any dtypes, of which gradient and parameter are converted block by block too:
+// an instance for each pair of theirs would take long to compile.
 template <class Rule>
 class StagedUpdate {
  public:
