@@ -43,7 +43,7 @@ void write_text_to(int descriptor, std::string_view text, const fs::path& path) 
   }
 }
 
-// The number of the open file that a path in /proc/self/fd stands for, as /dev/stdout does.
+// The number of the open file that a path in /proc/self/fd names, as /dev/stdout does.
 std::optional<int> open_file_of(const fs::path& path) {
   std::error_code error;
   if (fs::canonical(path.parent_path(), error) != fs::canonical("/proc/self/fd", error)) return {};

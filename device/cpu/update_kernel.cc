@@ -107,7 +107,7 @@ HWY_INLINE void update_tile(const Rule& rule, const Pointers<Grad, Param>& p, in
 }
 
 template <typename Grad, typename Param>
-HWY_INLINE void publish_tile(const Pointers<Grad, Param>& p, int64_t i) {
+HWY_INLINE void write_params(const Pointers<Grad, Param>& p, int64_t i) {
   if constexpr (!std::is_same_v<Param, InPlace>) {
     const F32 d;
     const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -140,9 +140,9 @@ void update_elements(const Rule& the_rule, const Pointers<Grad, Param>& pointers
     update_tile(rule, p, i);
     // One tile late: conversions that wait for this tile's divisions would fill the scheduler of an
     // out-of-order core and keep the next tile's loads out of it.
-    if (Rule::kSteps && i > 0) publish_tile(p, i - kTile);
+    if (Rule::kSteps && i > 0) write_params(p, i - kTile);
   }
-  if (Rule::kSteps && i > 0) publish_tile(p, i - kTile);
+  if (Rule::kSteps && i > 0) write_params(p, i - kTile);
   for (; i < count; ++i) update_element(rule, p, i);
 }
 
