@@ -40,7 +40,8 @@ HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, T* to, bool str
 }
 
 template <class D>
-HWY_INLINE void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to, bool stream) {
+HWY_INLINE void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to,
+                              [[maybe_unused]] bool stream) {
   const auto low_bits = to_16_bits(d, low, std::remove_pointer_t<decltype(to)>{});
   const auto high_bits = to_16_bits(d, high, std::remove_pointer_t<decltype(to)>{});
 #if HWY_TARGET != HWY_SCALAR
@@ -203,8 +204,8 @@ void reduce_branches(D d, std::span<const std::byte* const> bytes, int64_t i, hn
 }
 
 // Elements [begin, end). Partial results of up to 4 sources stay in registers. What is constant in
-// the loop is no template parameter: its branches are predicted, and three instances would take long
-// to compile.
+// the loop is no template parameter: its branches are predicted, and three instances would take
+// long to compile.
 template <typename In, typename Out, class Op>
 void reduce_range(const Reduction& reduction, TensorView view, int64_t begin, int64_t end,
                   bool stream) {
