@@ -27,7 +27,7 @@ class Builder {
 
   nlohmann::json take() { return std::move(root_); }
 
-  // What the library calls; true: go on.
+  // The library calls these; true: go on.
   bool null() { return add(nullptr); }
   bool boolean(bool value) { return add(value); }
   bool number_integer(number_integer_t value) { return add(value); }

@@ -45,7 +45,7 @@ nlohmann::ordered_json encode_state(const StateSpec& state) {
   return {{"name", state.name}, {"dtype", name_of(state.dtype)}, {"block", state.block}};
 }
 
-// What no optimizer accepts; empty when all is well.
+// Says what no optimizer accepts; empty when all is well.
 std::string problem_of(const ParameterGroup& group) {
   constexpr double kMin = -1e-6;  // a schedule that ends at 0 may miss it by its rounding
   constexpr double kMax = std::numeric_limits<double>::max();

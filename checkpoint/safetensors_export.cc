@@ -15,6 +15,7 @@
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "os/free_space.h"
+#include "os/whole_file.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
@@ -62,7 +63,7 @@ class Export {
 
   EngineStates& engine_;
   Agreement& agreement_;
-  const fs::path path_;
+  fs::path path_;
   fs::path folder_;
   fs::path temporary_;
   std::string header_;
@@ -97,6 +98,7 @@ SafetensorsEntry Export::entry_of(const ExportTensor& tensor) {
 
 void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json) {
   if (!path_.has_filename()) fail<ConfigError>("'{}' does not name a file", path_.string());
+  path_ = follow_links(path_);
   folder_ = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   id_ = random_id();
   for (const ParameterSpec& spec : engine_.parameters()) {
@@ -130,12 +132,17 @@ void Export::create_on_rank_0() {
   create_folders(folder_);
   remove_leftovers_of(path_);
   if (fs::is_directory(path_)) fail<IoError>("cannot write {}: it is a folder", path_.string());
+  if (fs::exists(path_) && !fs::is_regular_file(path_)) {
+    fail<IoError>("cannot write {}: it is no regular file, which all ranks could write to",
+                  path_.string());
+  }
   const uint64_t available = free_space(folder_).value_or(nbytes_);
   if (available < nbytes_) {
     fail<IoError>("cannot write {}: it needs {} bytes, {} has {} free", path_.string(), nbytes_,
                   folder_.string(), available);
   }
   File file = File::create(temporary_);
+  copy_permissions(path_, file.descriptor());
   file.resize(nbytes_);
   file.write(0, std::as_bytes(std::span(header_)));
   file.sync();

@@ -26,7 +26,7 @@ struct ShardInterval {
   int64_t begin = 0;
   int64_t end = 0;
 
-  // Of the tensor in the file: "h.0.weight.exp_avg[0:4096]".
+  // The tensor's name in the file: "h.0.weight.exp_avg[0:4096]".
   std::string name() const;
 };
 // Nothing when it is not the name of an interval.

@@ -1,5 +1,5 @@
-# ZERORUN_UNITY compiles up to so many sources that a target has of one directory as one: half the
-# work, as every header is read once. A change costs more, since its neighbours are compiled too.
+# ZERORUN_UNITY compiles up to so many sources that a target has of one directory as one: a third of
+# the work, as every header is read once. A change costs more, since its neighbours are compiled too.
 set(ZERORUN_UNITY 0 CACHE STRING "Sources of a directory that are compiled together; 0: none")
 
 # Code that Highway compiles once per instruction set, kernels, and fakes of libraries, whose
@@ -7,6 +7,7 @@ set(ZERORUN_UNITY 0 CACHE STRING "Sources of a directory that are compiled toget
 function(zerorun_join_sources target)
   get_target_property(sources ${target} SOURCES)
   get_target_property(folder ${target} SOURCE_DIR)
+  set(groups)
   foreach(source ${sources})
     cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${folder} NORMALIZE)
     get_source_file_property(generated ${source} TARGET_DIRECTORY ${target} GENERATED)
@@ -18,12 +19,21 @@ function(zerorun_join_sources target)
       cmake_path(GET source PARENT_PATH group)
       cmake_path(RELATIVE_PATH group BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
       string(REPLACE / _ group ${group})
-      list(LENGTH joined_${group} count)
+      list(APPEND groups ${group})
       list(APPEND joined_${group} ${source})
-      math(EXPR part "${count} / ${ZERORUN_UNITY}")
-      string(APPEND group _${part})
-      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
     endif()
+  endforeach()
+  list(REMOVE_DUPLICATES groups)
+  foreach(group ${groups})  # in parts of about the same size, so that none is waited for alone
+    list(LENGTH joined_${group} count)
+    math(EXPR parts "(${count} + ${ZERORUN_UNITY} - 1) / ${ZERORUN_UNITY}")
+    set(number 0)
+    foreach(source ${joined_${group}})
+      math(EXPR part "${number} * ${parts} / ${count}")
+      math(EXPR number "${number} + 1")
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target}
+        PROPERTIES UNITY_GROUP ${group}_${part})
+    endforeach()
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()

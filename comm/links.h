@@ -26,8 +26,8 @@ class Transfer {
 class Links {
  public:
   virtual ~Links() = default;
-  // Of the messages that are on their way from one rank to another, each has a tag of its own. The
-  // receiver asks for as many bytes as are sent.
+  // Messages that are on their way from one rank to another have different tags. The receiver asks
+  // for as many bytes as are sent.
   virtual std::unique_ptr<Transfer> send(int peer, uint64_t tag,
                                          std::span<const std::byte> bytes) = 0;
   virtual std::unique_ptr<Transfer> receive(int peer, uint64_t tag, std::span<std::byte> bytes) = 0;

@@ -26,8 +26,8 @@ bool is_on(std::string_view value);
 // The value as an integer in [low, high]; throws ConfigError naming variable, value and range.
 std::optional<long> read_environment_int(std::string_view name, long low, long high);
 
-// What ZERORUN_COMM_TIMEOUT says, in seconds, else `configured`. Throws ConfigError unless it is a
-// number above 0, of at most 1e6.
+// The time of ZERORUN_COMM_TIMEOUT, which is in seconds, else `configured`. Throws ConfigError
+// unless it is a number above 0, of at most 1e6.
 std::chrono::milliseconds comm_timeout(std::chrono::milliseconds configured);
 
 // Throws ConfigError unless a value of OMP_NUM_THREADS is empty or numbers that OpenMP takes ("4",

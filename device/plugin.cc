@@ -34,8 +34,9 @@ std::string find_plugin(std::string_view name) {
     if (fs::exists(file, error)) return file.string();
   }
   fail<DeviceError>(
-      "{} is missing beside {} and in the lib folders near it; install zerorun again, or build it "
-      "where nvcc is",
+      "{} is missing beside {} and in the lib folders near it; install zerorun again, or build all "
+      "of "
+      "it (./dev build)",
       name, here.string());
 }
 

@@ -33,7 +33,7 @@ void check_room(std::span<const FileRequest> files, int ranks);
 // the process ends, however it ends. The price: `ls` does not show it (`df` and `lsof` do).
 class DirectFile {
  public:
-  // `label` stands for the file in messages. Throws ConfigError when the folder does not exist or
+  // Messages call the file by `label`. Throws ConfigError when the folder does not exist or
   // is not on a disk with direct I/O and room for `nbytes`, saying which, and IoError when others
   // took the room meanwhile; nothing is reserved then.
   DirectFile(const std::filesystem::path& folder, const std::string& label, uint64_t nbytes,

@@ -12,7 +12,7 @@ bool is_loopback(const std::string& host);
 // no address.
 bool resolves_to_loopback(const std::string& host);
 
-// The address that stands for all of this host's, of the family of `host`.
+// The address that means all of this host's, of the family of `host`.
 std::string any_address_like(const std::string& host);
 
 // This host's address on the way to `host`, which other hosts reach as well: not its loopback

@@ -43,7 +43,7 @@ void write_text_to(int descriptor, std::string_view text, const fs::path& path) 
   }
 }
 
-// The number of the open file that a path in /proc/self/fd stands for, as /dev/stdout does.
+// The number of the open file that a path in /proc/self/fd names, as /dev/stdout does.
 std::optional<int> open_file_of(const fs::path& path) {
   std::error_code error;
   if (fs::canonical(path.parent_path(), error) != fs::canonical("/proc/self/fd", error)) return {};
@@ -54,8 +54,33 @@ std::optional<int> open_file_of(const fs::path& path) {
   return number;
 }
 
-// The path behind the links of `path`, whether something is there or not; those of an open file end
-// there.
+void sync_folder_of(const fs::path& path) {
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const FileDescriptor descriptor = open_whole_file(folder, O_RDONLY | O_DIRECTORY, folder);
+  // EINVAL: this file system has nothing to sync for a folder.
+  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail_to_write(folder, errno);
+}
+
+void replace_whole_file(const fs::path& path, std::string_view text) {
+  // Its own name for each process: a file of the user's and other writers' stay as they are.
+  const fs::path temporary = fs::path(path) += ".tmp-" + std::to_string(::getpid());
+  std::error_code ignored;
+  fs::remove(temporary, ignored);  // of a killed process that had this number
+  try {
+    const FileDescriptor file = open_whole_file(temporary, O_WRONLY | O_CREAT | O_EXCL, path);
+    copy_permissions(path, file.get());
+    write_text_to(file.get(), text, path);
+    if (::fsync(file.get()) != 0) fail_to_write(path, errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_to_write(path, errno);
+  } catch (...) {
+    fs::remove(temporary, ignored);
+    throw;
+  }
+  sync_folder_of(path);
+}
+
+}  // namespace
+
 fs::path follow_links(fs::path path) {
   constexpr int kMaxLinks = 40;  // the kernel's limit
   std::error_code error;
@@ -68,37 +93,13 @@ fs::path follow_links(fs::path path) {
   return path;
 }
 
-void sync_folder_of(const fs::path& path) {
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  const FileDescriptor descriptor = open_whole_file(folder, O_RDONLY | O_DIRECTORY, folder);
-  // EINVAL: this file system has nothing to sync for a folder.
-  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail_to_write(folder, errno);
+void copy_permissions(const fs::path& old, int descriptor) {
+  struct stat info = {};
+  if (::stat(old.c_str(), &info) != 0) return;
+  // Only root may give a file away; for others it is their own already.
+  [[maybe_unused]] const int given = ::fchown(descriptor, info.st_uid, info.st_gid);
+  if (::fchmod(descriptor, info.st_mode & 07777U) != 0) fail_to_write(old, errno);
 }
-
-// `old` describes the file that is replaced, if there is one.
-void replace_whole_file(const fs::path& path, std::string_view text, const struct stat* old) {
-  // Its own name for each process: a file of the user's and other writers' stay as they are.
-  const fs::path temporary = fs::path(path) += ".tmp-" + std::to_string(::getpid());
-  std::error_code ignored;
-  fs::remove(temporary, ignored);  // of a killed process that had this number
-  try {
-    const FileDescriptor file = open_whole_file(temporary, O_WRONLY | O_CREAT | O_EXCL, path);
-    if (old != nullptr) {
-      // Only root may give a file away; for others it is their own already.
-      [[maybe_unused]] const int given = ::fchown(file.get(), old->st_uid, old->st_gid);
-      if (::fchmod(file.get(), old->st_mode & 07777U) != 0) fail_to_write(path, errno);
-    }
-    write_text_to(file.get(), text, path);
-    if (::fsync(file.get()) != 0) fail_to_write(path, errno);
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_to_write(path, errno);
-  } catch (...) {
-    fs::remove(temporary, ignored);
-    throw;
-  }
-  sync_folder_of(path);
-}
-
-}  // namespace
 
 void write_whole_file(const std::filesystem::path& path, std::string_view text) {
   const fs::path target = follow_links(path);
@@ -113,7 +114,7 @@ void write_whole_file(const std::filesystem::path& path, std::string_view text) 
     const FileDescriptor file = open_whole_file(target, O_WRONLY, path);
     write_text_to(file.get(), text, path);
   } else {
-    replace_whole_file(target, text, exists ? &info : nullptr);
+    replace_whole_file(target, text);
   }
 }
 

@@ -11,4 +11,13 @@ namespace zerorun {
 // written to, never replaced. Throws IoError naming the path and the system's reason.
 void write_whole_file(const std::filesystem::path& path, std::string_view text);
 
+// The same in steps, for a writer that makes the new file beside the old one by itself:
+//
+// The path behind the links of `path`, whether something is there or not; the link to an open file,
+// as /dev/stdout, is the end. Throws IoError for links in a circle.
+std::filesystem::path follow_links(std::filesystem::path path);
+// Gives an open file the permissions, and where possible the owner, of the file at `old`, if there
+// is one.
+void copy_permissions(const std::filesystem::path& old, int descriptor);
+
 }  // namespace zerorun

@@ -27,7 +27,7 @@ EXCEPTION = re.compile(r"(?://|#) size: \S+")
 CLASS = re.compile(r"\b(?:class|struct)\s+(?:ZR_API\s+)?(\w+)[^;{}()]*\{")
 ACCESS = re.compile(r"\b(?:public|protected|private)\s*:(?!:)")
 TEMPLATE_ARGUMENTS = re.compile(r"<[^<>;{}]*>")
-# What a member's declaration does not begin with.
+# Words that no member's declaration begins with.
 NO_MEMBER = re.compile(
     r"(?:using|typedef|friend|static|template|enum|class|struct|union|explicit|virtual|~)\b"
 )

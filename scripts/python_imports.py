@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "python/zerorun"
-# From the bottom up. A package stands for all of its modules, which may import each other, but not
+# From the bottom up. A package means all of its modules, which may import each other, but not
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "block8", "left_behind", "results", "torch_groups", "whole_tensors"],
+    ["_C", "block8", "left_behind", "results", "torch_groups", "whole_file", "whole_tensors"],
     ["environment", "config", "stacks"],
     [
         "agreement",

@@ -80,7 +80,7 @@ class Bench {
   }
 
  private:
-  // Of the slowest rank.
+  // The slowest rank's time.
   float measure(const std::function<void()>& call) {
     using Clock = std::chrono::steady_clock;
     communicator_->barrier(*stream_, "start");

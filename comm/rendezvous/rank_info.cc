@@ -30,7 +30,7 @@ std::optional<int> given_local_world_size() {
   return size;
 }
 
-// Whether rank 0 listens on another machine than this one.
+// True when rank 0 listens on another machine than this one.
 bool is_elsewhere(const std::string& master) {
   if (master.empty()) return false;
   try {
@@ -81,7 +81,7 @@ void read_local_rank(RankInfo& info) {
   }
 }
 
-// Where the ranks meet, unless `info` says so already.
+// Completes `info` with the place where the ranks meet.
 void read_meeting(RankInfo& info) {
   constexpr long kMaxPort = std::numeric_limits<uint16_t>::max();
   info.master_addr = read_environment("MASTER_ADDR").value_or(info.master_addr);

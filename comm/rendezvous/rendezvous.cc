@@ -17,7 +17,7 @@ namespace zerorun {
 
 namespace {
 
-// Of jobs on several hosts that were given none: whoever reaches the port knows it.
+// The secret of jobs on several hosts that were given none: whoever reaches the port knows it.
 constexpr const char* kOpenSecret = "a job without a secret";
 
 bool spans_hosts(const RankInfo& info) { return info.local_world_size != info.world_size; }

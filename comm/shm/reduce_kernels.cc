@@ -26,11 +26,11 @@ HWY_INLINE hn::Vec<hn::ScalableTag<int64_t>> load(hn::ScalableTag<int64_t> d, co
   return hn::LoadU(d, from);
 }
 
-// Two neighbouring vectors. With kStream `to` is aligned to a vector and the store bypasses the
+// Two neighbouring vectors. With `stream`, `to` is aligned to a vector and the store bypasses the
 // caches.
-template <bool kStream, class D, typename T>
-void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, T* to) {
-  if constexpr (kStream) {
+template <class D, typename T>
+HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, T* to, bool stream) {
+  if (stream) {
     hn::Stream(low, d, to);
     hn::Stream(high, d, to + hn::Lanes(d));
   } else {
@@ -39,12 +39,13 @@ void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, T* to) {
   }
 }
 
-template <bool kStream, class D>
-void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to) {
+template <class D>
+HWY_INLINE void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to,
+                              [[maybe_unused]] bool stream) {
   const auto low_bits = to_16_bits(d, low, std::remove_pointer_t<decltype(to)>{});
   const auto high_bits = to_16_bits(d, high, std::remove_pointer_t<decltype(to)>{});
 #if HWY_TARGET != HWY_SCALAR
-  if constexpr (kStream) {
+  if (stream) {
     const hn::Twice<U16Of<D>> whole;
     hn::Stream(hn::Combine(whole, high_bits, low_bits), whole, &to->bits);
     return;
@@ -53,13 +54,13 @@ void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to) {
   hn::StoreU(low_bits, U16Of<D>(), &to->bits);
   hn::StoreU(high_bits, U16Of<D>(), &to[hn::Lanes(d)].bits);
 }
-template <bool kStream, class D>
-void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Bf16* to) {
-  store_pair_16<kStream>(d, low, high, to);
+template <class D>
+HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Bf16* to, bool stream) {
+  store_pair_16(d, low, high, to, stream);
 }
-template <bool kStream, class D>
-void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Fp16* to) {
-  store_pair_16<kStream>(d, low, high, to);
+template <class D>
+HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Fp16* to, bool stream) {
+  store_pair_16(d, low, high, to, stream);
 }
 
 // Beside those of floating-point numbers in device/convert.h.
@@ -202,20 +203,27 @@ void reduce_branches(D d, std::span<const std::byte* const> bytes, int64_t i, hn
   while (kept > 0) join(--kept);
 }
 
-// Elements [begin, end). Partial results of up to 4 sources stay in registers.
-template <typename In, typename Out, class Op, bool kAccumulate, bool kStream>
-void reduce_range(std::span<const std::byte* const> bytes, Out* out, int64_t begin, int64_t end) {
+// Elements [begin, end). Partial results of up to 4 sources stay in registers. What is constant in
+// the loop is no template parameter: its branches are predicted, and three instances would take
+// long to compile.
+template <typename In, typename Out, class Op>
+void reduce_range(const Reduction& reduction, TensorView view, int64_t begin, int64_t end,
+                  bool stream) {
+  const std::span<const std::byte* const> bytes = reduction.sources;
+  Out* const out = view.as<Out>();
+  const bool accumulate = reduction.output == Output::accumulate;
+  stream = stream && !accumulate;
   using Wide = decltype(widen(In{}));
   const hn::ScalableTag<Wide> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto one = [&](int64_t i) {
     Wide value = reduce_element<In, Op, Wide>(bytes, i);
-    if constexpr (kAccumulate) value = Op::scalars(widen(out[i]), value);
+    if (accumulate) value = Op::scalars(widen(out[i]), value);
     narrow(value, out + i);
   };
 
   int64_t i = begin;
-  if constexpr (kStream) {
+  if (stream) {
     const auto vector_bytes = hn::Lanes(hn::ScalableTag<uint8_t>());
     for (; i < end && reinterpret_cast<uintptr_t>(out + i) % vector_bytes != 0; ++i) one(i);
   }
@@ -229,29 +237,17 @@ void reduce_range(std::span<const std::byte* const> bytes, Out* out, int64_t beg
     } else {
       reduce_branches<In, Op>(d, bytes, i, v0, v1, v2, v3);
     }
-    if constexpr (kAccumulate) {
+    if (accumulate) {
       v0 = Op::vectors(load(d, out + i), v0);
       v1 = Op::vectors(load(d, out + i + lanes), v1);
       v2 = Op::vectors(load(d, out + i + 2 * lanes), v2);
       v3 = Op::vectors(load(d, out + i + 3 * lanes), v3);
     }
-    store_pair<kStream>(d, v0, v1, out + i);
-    store_pair<kStream>(d, v2, v3, out + i + 2 * lanes);
+    store_pair(d, v0, v1, out + i, stream);
+    store_pair(d, v2, v3, out + i + 2 * lanes, stream);
   }
   for (; i < end; ++i) one(i);
-  if constexpr (kStream) hwy::FlushStream();
-}
-
-template <typename In, typename Out, class Op>
-void reduce_as(const Reduction& reduction, TensorView out, int64_t begin, int64_t end,
-               bool stream) {
-  if (reduction.output == Output::accumulate) {
-    reduce_range<In, Out, Op, true, false>(reduction.sources, out.as<Out>(), begin, end);
-  } else if (stream) {
-    reduce_range<In, Out, Op, false, true>(reduction.sources, out.as<Out>(), begin, end);
-  } else {
-    reduce_range<In, Out, Op, false, false>(reduction.sources, out.as<Out>(), begin, end);
-  }
+  if (stream) hwy::FlushStream();
 }
 
 template <typename T>
@@ -259,11 +255,11 @@ void reduce_any(const Reduction& reduction, TensorView out, int64_t begin, int64
                 bool stream) {
   switch (reduction.op) {
     case ReduceOp::sum:
-      return reduce_as<T, T, Sum>(reduction, out, begin, end, stream);
+      return reduce_range<T, T, Sum>(reduction, out, begin, end, stream);
     case ReduceOp::max:
-      return reduce_as<T, T, Max>(reduction, out, begin, end, stream);
+      return reduce_range<T, T, Max>(reduction, out, begin, end, stream);
     case ReduceOp::min:
-      return reduce_as<T, T, Min>(reduction, out, begin, end, stream);
+      return reduce_range<T, T, Min>(reduction, out, begin, end, stream);
   }
 }
 
@@ -273,20 +269,20 @@ void ReducePart(const Reduction& reduction, TensorView out, int64_t begin, int64
   switch (reduction.dtype) {
     case DType::fp32:
       if (out.dtype == DType::bf16) {
-        return reduce_as<float, Bf16, Sum>(reduction, out, begin, end, stream);
+        return reduce_range<float, Bf16, Sum>(reduction, out, begin, end, stream);
       }
       if (out.dtype == DType::fp16) {
-        return reduce_as<float, Fp16, Sum>(reduction, out, begin, end, stream);
+        return reduce_range<float, Fp16, Sum>(reduction, out, begin, end, stream);
       }
       return reduce_any<float>(reduction, out, begin, end, stream);
     case DType::int64:
       return reduce_any<int64_t>(reduction, out, begin, end, stream);
     case DType::bf16:
-      if (widens) return reduce_as<Bf16, float, Sum>(reduction, out, begin, end, stream);
-      return reduce_as<Bf16, Bf16, Sum>(reduction, out, begin, end, stream);
+      if (widens) return reduce_range<Bf16, float, Sum>(reduction, out, begin, end, stream);
+      return reduce_range<Bf16, Bf16, Sum>(reduction, out, begin, end, stream);
     case DType::fp16:
-      if (widens) return reduce_as<Fp16, float, Sum>(reduction, out, begin, end, stream);
-      return reduce_as<Fp16, Fp16, Sum>(reduction, out, begin, end, stream);
+      if (widens) return reduce_range<Fp16, float, Sum>(reduction, out, begin, end, stream);
+      return reduce_range<Fp16, Fp16, Sum>(reduction, out, begin, end, stream);
     case DType::uint8:
       return;
   }

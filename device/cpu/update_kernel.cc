@@ -107,7 +107,7 @@ HWY_INLINE void update_tile(const Rule& rule, const Pointers<Grad, Param>& p, in
 }
 
 template <typename Grad, typename Param>
-HWY_INLINE void publish_tile(const Pointers<Grad, Param>& p, int64_t i) {
+HWY_INLINE void write_params(const Pointers<Grad, Param>& p, int64_t i) {
   if constexpr (!std::is_same_v<Param, InPlace>) {
     const F32 d;
     const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -140,9 +140,9 @@ void update_elements(const Rule& the_rule, const Pointers<Grad, Param>& pointers
     update_tile(rule, p, i);
     // One tile late: conversions that wait for this tile's divisions would fill the scheduler of an
     // out-of-order core and keep the next tile's loads out of it.
-    if (Rule::kSteps && i > 0) publish_tile(p, i - kTile);
+    if (Rule::kSteps && i > 0) write_params(p, i - kTile);
   }
-  if (Rule::kSteps && i > 0) publish_tile(p, i - kTile);
+  if (Rule::kSteps && i > 0) write_params(p, i - kTile);
   for (; i < count; ++i) update_element(rule, p, i);
 }
 
@@ -253,8 +253,9 @@ void update_fused(const UpdateTensors& t, const UpdateSegment& segment, int64_t 
   update_elements(Rule(segment.scalars), p, end - begin);
 }
 
-// The same update for any dtypes.
-template <class Rule, typename Grad, typename Param>
+// The same update for any dtypes, of which gradient and parameter are converted block by block too:
+// an instance for each pair of theirs would take long to compile.
+template <class Rule>
 class StagedUpdate {
  public:
   explicit StagedUpdate(const UpdateTensors& tensors)
@@ -274,16 +275,14 @@ class StagedUpdate {
   }
 
  private:
+  using Param = std::conditional_t<Rule::kSteps, InPlace, float>;
+
   HWY_INLINE void update_block(const Rule& rule, const UpdateSegment& segment, int64_t begin,
                                int64_t count) {
     const UpdateTensors& t = tensors_;
-    Pointers<Grad, Param> p = {};
-    if constexpr (!std::is_same_v<Param, InPlace>) p.param = at<Param>(t.param, begin);
-    if constexpr (Rule::kReadsGrad && std::is_same_v<Grad, float>) {
-      p.grad = grad_.load(begin, count);
-    } else if constexpr (Rule::kReadsGrad) {
-      p.grad = at<Grad>(t.grad, begin);
-    }
+    Pointers<float, Param> p = {};
+    if constexpr (!Rule::kSteps) p.param = at<float>(t.param, begin);
+    if constexpr (Rule::kReadsGrad) p.grad = grad_.load(begin, count);
     p.master = master_.load(begin, count);
     if constexpr (Rule::kStates > 0) p.state0 = states_[0].load(begin, count);
     if constexpr (Rule::kStates > 1) p.state1 = states_[1].load(begin, count);
@@ -293,7 +292,7 @@ class StagedUpdate {
     for (size_t k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
       states_[k].store(begin, count, element);
     }
-    if (!std::is_same_v<Param, InPlace> || t.param.data == t.master.data) return;
+    if (!Rule::kSteps || t.param.data == t.master.data) return;
     with_floating(t.param.dtype, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       narrow_elements(p.master, at<T>(t.param, begin), count);
@@ -312,7 +311,7 @@ void update_typed(const UpdateTensors& t, const Share<UpdateSegment>& share) {
   const bool fused = is_fp32(t.master) && is_fp32(t.states[0]) && is_fp32(t.states[1]) &&
                      t.grad.dtype == dtype_of<Grad>() &&
                      (t.param.data == t.master.data || !std::is_same_v<Param, InPlace>);
-  if (!fused) return share.for_each(StagedUpdate<Rule, Grad, Param>(t));
+  if (!fused) return share.for_each(StagedUpdate<Rule>(t));
   share.for_each([&](const UpdateSegment& segment, int64_t begin, int64_t end) {
     update_fused<Rule, Grad, Param>(t, segment, begin, end);
   });
@@ -323,7 +322,7 @@ void update_share(const UpdateTensors& t, const Share<UpdateSegment>& share) {
   with_rule(rule, t.states[0].data != nullptr, [&](auto* rule_type) {
     using Rule = std::remove_pointer_t<decltype(rule_type)>;
     if constexpr (std::is_same_v<Rule, AdamRule>) {
-      // The one worth an instance for every dtype; the others convert block by block.
+      // The one worth an instance for every dtype.
       with_floating(t.grad.dtype, [&](auto* grad) {
         using Grad = std::remove_pointer_t<decltype(grad)>;
         if (t.param.data == t.master.data) return update_typed<Rule, Grad, InPlace>(t, share);

@@ -49,7 +49,7 @@ class CudaDevice final : public Device {
   Buffer scratch(const CudaStream& stream, size_t nbytes);
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override;
-  // A stream of its own, unless a framework has lent its current one.
+  // A stream of its own, unless a framework has given its current one.
   Stream& inline_stream() override { return inline_stream_; }
   std::optional<int> gpu() const override { return index_; }
   void use_inline_stream(void* handle) override;

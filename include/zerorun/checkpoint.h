@@ -81,7 +81,7 @@ class ZR_API SavedModel {
   const std::string& client_state() const;
   const std::string& configuration() const;
   int64_t step() const;
-  // What SaveOptions::buffers named, without their bytes.
+  // The tensors of SaveOptions::buffers, without their bytes.
   const std::vector<NamedTensor>& buffers() const;
   // Into memory of exactly the buffer's bytes; checked against its sums.
   void read_buffer(size_t buffer, std::span<std::byte> out) const;

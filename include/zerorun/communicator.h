@@ -79,9 +79,9 @@ class ZR_API Communicator {
   virtual int world_size() const = 0;
   // How many of the ranks run on this host.
   virtual int local_world_size() const { return world_size(); }
-  // What carries the collectives: "self", "shm" (shared memory), "gloo" (ranks that are each on a
-  // host of their own), "shm+gloo" (shared memory within hosts, Gloo between them), "nccl", or
-  // "host-staged" and one of the first four.
+  // The memory or network that collectives use: "self", "shm" (shared memory), "gloo" (ranks that
+  // are each on a host of their own), "shm+gloo" (shared memory within hosts, Gloo between them),
+  // "nccl", or "host-staged" and one of the first four.
   virtual std::string transport() const = 0;
 
   // Collective. Zero-filled, 64-byte aligned. per_host returns an empty optional when the ranks do

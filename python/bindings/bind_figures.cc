@@ -22,7 +22,7 @@ namespace zerorun {
 
 namespace {
 
-// What an engine did and holds, in numbers; does not keep the engine.
+// An engine's work and memory in numbers. It does not keep the engine.
 class EngineFigures {
  public:
   explicit EngineFigures(const EngineHandle& engine) : owner_(engine.owner()) {}

@@ -22,7 +22,7 @@ def _attention_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **_
     return sdpa_flop_count(q, k, v)
 
 
-# What PyTorch's counter leaves out: the attention of CPUs.
+# The operations that PyTorch's counter leaves out: the attention of CPUs.
 _UNKNOWN = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.partition import partition_of
+from zerorun.whole_file import replacing
 
 __all__ = ["full_parameters_of", "full_state_dict", "save_full_state"]
 
@@ -88,18 +88,5 @@ def save_full_state(
     with all_or_none(communicator, "saving the model"):
         if state is not None:
             os.makedirs(directory, exist_ok=True)
-            _write(state, os.path.join(directory, filename))
-
-
-def _write(state: dict[str, Any], path: str) -> None:
-    temporary = f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+            with replacing(os.path.join(directory, filename)) as file:
+                torch.save(state, file)

@@ -18,11 +18,12 @@ __all__ = ["check_elementwise"]
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part
 _STEPS = 30  # some begin to look at whole tensors after 25
-# Of the largest change, and of values below 0.5: what rounding does to equal updates. Who depends
-# on other elements is far beyond.
+# The differences that rounding makes between equal updates: of the largest change, and of values
+# below 0.5. An update that depends on other elements differs by far more.
 _RELATIVE, _ABSOLUTE = 1e-4, 6e-8
 _LEAST_DECAY = 0.1  # of a group that has weight decay: its usual values are below what shows
-# What a copy that runs by itself does without: hooks, and a step that a scheduler has wrapped.
+# Attributes that a copy, which runs by itself, does without: hooks, and a step that a scheduler has
+# wrapped.
 _LEFT_OUT = (
     "step",
     "_optimizer_step_pre_hooks",

@@ -16,7 +16,7 @@ __all__ = ["Results", "tensors_in", "with_copies"]
 _MAX_OBJECTS = 1000  # looked into; a result that refers to a data set must not cost a walk of it
 _NO_TENSORS = (str, bytes, int, float, complex, torch.dtype, torch.device, nn.Module, type)
 _ITEMS = (list, tuple, set, frozenset, deque)
-# What runs later, with tensors that nobody sees until then.
+# Code that runs later, with tensors that nobody sees until then.
 _CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
 
 

@@ -21,7 +21,7 @@ def unit_rule(model: nn.Module, policy: UnitPolicy) -> UnitRule:
     """Whether a module, given with its path in `model`, is a unit under `policy`.
 
     A policy is a class or a name, several of them, or a function of path and module. A name is a
-    class's, or a path in which ``*`` stands for any one part: ``"layers.*"``. Raises ConfigError
+    class's, or a path in which ``*`` is any one part: ``"layers.*"``. Raises ConfigError
     for a choice that no module of the model meets.
     """
     if callable(policy) and not isinstance(policy, type):

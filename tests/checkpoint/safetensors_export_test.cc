@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <string>
@@ -99,6 +100,26 @@ TEST_F(Export, ReplacesTheFileAndCleansUpAfterACrash) {
   EXPECT_GT(testing::read_file(path_).size(), 100U);
   EXPECT_THAT(names_in(directory_.path()),
               ElementsAre(".other.tmp-0123456789abcdef", "model.safetensors"));
+}
+
+TEST_F(Export, FollowsLinksAndKeepsPermissions) {
+  fs::create_directory(directory_.path() / "models");
+  const fs::path target = directory_.path() / "models" / "current";
+  testing::write_file(target, "old");
+  fs::permissions(target, fs::perms::owner_all);
+  fs::create_symlink("models/current", path_);
+  run(2, path_, exported_tensors());
+  EXPECT_TRUE(fs::is_symlink(path_));
+  EXPECT_EQ(SafetensorsReader(target.string()).tensors().size(), exported_tensors().size());
+  EXPECT_EQ(fs::status(target).permissions(), fs::perms::owner_all);
+  EXPECT_THAT(names_in(target.parent_path()), ElementsAre("current"));
+}
+
+TEST_F(Export, NeverReplacesWhatIsNoRegularFile) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THROW(run(2, path_, exported_tensors()), IoError);
+  EXPECT_TRUE(fs::is_fifo(path_));
+  EXPECT_THAT(names_in(directory_.path()), ElementsAre("model.safetensors"));
 }
 
 TEST_F(Export, BadRequestsAreConfigErrorsThatLeaveNothing) {

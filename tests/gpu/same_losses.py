@@ -22,7 +22,7 @@ def losses(path: str) -> list[float]:
 
 def main(path: str, other: str, bound: str, least: str = "0") -> int:
     a, b = losses(path), losses(other)
-    if not a or len(a) != len(b) or None in a + b:  # null stands for what is not finite
+    if not a or len(a) != len(b) or None in a + b:  # null: not finite
         print(f"expected as many finite losses in both, got {a} and {b}")
         return 1
     worst = max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))

@@ -184,7 +184,7 @@ TEST(Cost, CollectivesPerStepMatchTheTable) {
         EXPECT_NEAR(elements(Collective::all_gather) / model_numel(), kExpected[stage].all_gather,
                     0.06);
         EXPECT_EQ(elements(Collective::broadcast), 0);
-        // At stage 3 a barrier publishes the shards.
+        // At stage 3 a barrier follows the writing of the shards.
         EXPECT_EQ(after[Collective::barrier].calls - before[Collective::barrier].calls,
                   stage == 3 ? 1 : 0);
         EXPECT_EQ(

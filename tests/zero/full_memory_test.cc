@@ -24,19 +24,19 @@ class Lender {
   EngineHooks::FullMemory lend() {
     return [this](int bucket, size_t nbytes) {
       if (bucket == refused_) throw DeviceError("out of memory");
-      auto& block = lent_[bucket];
+      auto& block = given_[bucket];
       EXPECT_TRUE(block.empty()) << "bucket " << bucket << " is asked for twice";
       block.resize(nbytes);
-      return Buffer(block.data(), nbytes, [this, bucket] { lent_.erase(bucket); });
+      return Buffer(block.data(), nbytes, [this, bucket] { given_.erase(bucket); });
     };
   }
   // The next requests for this bucket fail; -1: none.
   void refuse(int bucket) { refused_ = bucket; }
-  size_t lent() const { return lent_.size(); }
-  const std::byte* data(int bucket) const { return lent_.at(bucket).data(); }
+  size_t given() const { return given_.size(); }
+  const std::byte* data(int bucket) const { return given_.at(bucket).data(); }
 
  private:
-  std::map<int, std::vector<std::byte>> lent_;
+  std::map<int, std::vector<std::byte>> given_;
   int refused_ = -1;
 };
 
@@ -53,7 +53,7 @@ Config config_of(bool share_parameters) {
 TEST(FullMemory, IsTheFrameworksFromAGatherToTheDrop) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
-    Lender lender;
+    Lender memory;
     const auto engine =
         Engine::create(config_of(false), *device, comm, ToyModel::specs(), ToyModel::groups());
     engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
@@ -61,37 +61,37 @@ TEST(FullMemory, IsTheFrameworksFromAGatherToTheDrop) {
         out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
       }
     });
-    engine->hooks().use_full_memory(lender.lend());
+    engine->hooks().use_full_memory(memory.lend());
     const ModuleId module = engine->module_id("h.0");
     const ParameterId weight = engine->parameter_id("h.0.weight");
     const FullPlace place = engine->hooks().full_place(weight).value();
     for (int again = 0; again < 2; ++again) {
       engine->gather(module);
-      const auto* full = reinterpret_cast<const float*>(lender.data(place.bucket)) + place.offset;
+      const auto* full = reinterpret_cast<const float*>(memory.data(place.bucket)) + place.offset;
       EXPECT_EQ(engine->parameter(weight).as<float>(), full);
       for (int64_t i = 0; i < engine->numel(weight); ++i) {
         ASSERT_EQ(full[i], ToyModel::initial(weight, i)) << i;
       }
       EXPECT_LE(place.offset + engine->numel(weight), place.bucket_numel);
       engine->release(module);
-      EXPECT_EQ(lender.lent(), 0);
+      EXPECT_EQ(memory.given(), 0);
     }
   });
 }
 
 // An engine of one rank whose full parameters lie in a Lender's memory.
 template <typename Body>
-void with_lender(const Config& config, const Body& body) {
+void with_memory(const Config& config, const Body& body) {
   run_ranks(1, [&](Communicator& comm) {
     const auto device = make_cpu_device();
-    Lender lender;
+    Lender memory;
     const auto engine =
         Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
     engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
       std::fill(out.begin(), out.end(), 1.0F);
     });
-    engine->hooks().use_full_memory(lender.lend());
-    body(*engine, lender);
+    engine->hooks().use_full_memory(memory.lend());
+    body(*engine, memory);
   });
 }
 
@@ -99,7 +99,7 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
   Config config = config_of(false);
   config.zero.overlap_comm = true;  // else nothing is gathered ahead
   config.zero.prefetch_bucket_size = 1'000'000;
-  with_lender(config, [](Engine& engine, Lender& lender) {
+  with_memory(config, [](Engine& engine, Lender& memory) {
     const auto pass = [&] {
       for (const char* name : {"h.0", "h.1", "expert"}) {
         engine.gather(engine.module_id(name));
@@ -115,30 +115,30 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
     engine.states().accept_changes();  // drops what was gathered ahead
     pass();
     engine.states().accept_changes();
-    lender.refuse(engine.hooks().full_place(next)->bucket);
+    memory.refuse(engine.hooks().full_place(next)->bucket);
     engine.gather(engine.module_id("h.0"));
     EXPECT_EQ(engine.parameter(engine.parameter_id("h.0.weight")).as<float>()[0], 1.0F);
     engine.release(engine.module_id("h.0"));
     EXPECT_THROW(engine.gather(engine.module_id("h.1")), DeviceError);
-    lender.refuse(-1);
+    memory.refuse(-1);
     engine.gather(engine.module_id("h.1"));
     engine.release(engine.module_id("h.1"));
   });
 }
 
 TEST(FullMemory, OfSeveralModulesNoneIsHeldWhenOneHasNone) {
-  with_lender(config_of(false), [](Engine& engine, Lender& lender) {
+  with_memory(config_of(false), [](Engine& engine, Lender& memory) {
     const ModuleId head = engine.module_id("head");  // which reads the embedding's weight too
     for (const char* name : {"embed.weight", "head.bias"}) {
-      lender.refuse(engine.hooks().full_place(engine.parameter_id(name))->bucket);
+      memory.refuse(engine.hooks().full_place(engine.parameter_id(name))->bucket);
       EXPECT_THROW(engine.gather(head), DeviceError);
-      EXPECT_EQ(lender.lent(), 0) << name;
+      EXPECT_EQ(memory.given(), 0) << name;
     }
-    lender.refuse(-1);
+    memory.refuse(-1);
     engine.gather(head);
-    EXPECT_EQ(lender.lent(), 2);
+    EXPECT_EQ(memory.given(), 2);
     engine.release(head);
-    EXPECT_EQ(lender.lent(), 0);
+    EXPECT_EQ(memory.given(), 0);
   });
 }
 

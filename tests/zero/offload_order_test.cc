@@ -74,7 +74,7 @@ TEST(OffloadOrder, AnEngineMayEndBetweenBackwardAndStep) {
   }
 }
 
-// Whatever was accumulated before, wherever it rests: the step is that of what came after.
+// The step is that of what came after, whatever was accumulated before and wherever it is stored.
 TEST(OffloadOrder, ADroppedBatchLeavesNoTrace) {
   const auto train = [](Config config, int64_t steps, int dropped) {
     config.batch.accumulation_steps = steps;

@@ -21,7 +21,7 @@ using testing::ToyModel;
 
 struct Setting {
   int stage = 0;
-  double offloaded = 0.0;  // part of the optimizer's states that rests on the host
+  double offloaded = 0.0;  // part of the optimizer's states that is stored on the host
   OffloadDevice param = OffloadDevice::none;
 };
 void PrintTo(const Setting& setting, std::ostream* out) {

@@ -1,4 +1,4 @@
-// Stands for cudnn_attention.cc in a build without headers of cuDNN.
+// Takes the place of cudnn_attention.cc in a build without headers of cuDNN.
 #include "train/cuda/cudnn_attention.h"
 
 namespace zerorun::train::cuda {

@@ -17,7 +17,7 @@ __all__ = ["ModelStates", "scaler_of"]
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _WHOLE = "mp_rank_00_model_states.pt"
 _SHARDED_PARAMETERS = 3
-# What is DeepSpeed's own in a file; the rest is the program's.
+# The entries of a file that are DeepSpeed's own; the rest is the program's.
 _OWN = {
     "module",
     "buffer_names",

@@ -119,7 +119,7 @@ class _Rank:
         key = "fp32_flat_groups" if whole else "single_partition_of_fp32_groups"
         groups = _member(state, key, list, path)
         self.groups: list[torch.Tensor] = [value.flatten() for value in groups]
-        # Where a parameter begins that was aligned, the elements left out before the next one.
+        # Elements left out before each parameter that begins at an aligned place.
         self.paddings = state.get("param_alignment_paddings")
         self.loss_scaler = scaler_of(state.get("loss_scaler"))
         self.states: dict[int, dict[str, Any]] = {}

@@ -52,7 +52,7 @@ def write_distributed(source: Source, folder: str | os.PathLike[str]) -> None:
 
 
 def _model(source: Source, values: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Names with what stands for their tensors."""
+    """Names with the placeholders of their tensors."""
     model: dict[str, torch.Tensor] = dict(source.buffers)
     names = {name: name for name in source.parameters} | source.aliases
     for name, owner in names.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import math
@@ -16,6 +15,7 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
+from zerorun.whole_file import replacing
 
 __all__ = ["model_tensors", "nbytes_of", "write_model"]
 
@@ -129,7 +129,7 @@ def write_model(
         name = pattern.format(suffix)
         paths.append(os.path.join(folder, name))
         places |= dict.fromkeys(part, name)
-        with _replacing(paths[-1]) as file:
+        with replacing(paths[-1]) as file:
             if safetensors:
                 _write_safetensors(file, part)
             else:
@@ -138,7 +138,7 @@ def write_model(
         total = sum({value.name: value.nbytes for value in tensors.values()}.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         paths.append(os.path.join(folder, pattern.format("") + ".index.json"))
-        with _replacing(paths[-1]) as file:
+        with replacing(paths[-1]) as file:
             file.write(json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
     return paths
 
@@ -187,19 +187,3 @@ def _write_safetensors(file: Any, part: dict[str, ModelTensor]) -> None:
 def _bytes_of(chunk: torch.Tensor) -> Any:
     """The memory of a tensor; the tensor must outlive it."""
     return (ctypes.c_char * (chunk.numel() * chunk.element_size())).from_address(chunk.data_ptr())
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[Any]:
-    """A file that takes its name when it is complete."""
-    temporary = f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

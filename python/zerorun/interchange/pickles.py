@@ -24,7 +24,7 @@ class PlainObject:
     """An object of a class that its writer has: its attributes, and none of its code."""
 
 
-# What DeepSpeed's files hold besides tensors and plain values.
+# The objects that DeepSpeed's files hold besides tensors and plain values.
 _AS_OBJECTS = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
@@ -37,7 +37,7 @@ _NUMPY = ("core", "_core")  # where NumPy 1 and 2 say that their functions are
 
 @functools.cache
 def _allowed() -> list[Any]:
-    """Names that files may have, with what stands for them here."""
+    """Names that files may have, with their replacements here."""
     allowed: list[Any] = [(PlainObject, name) for name in _AS_OBJECTS]
     allowed += [(int, name) for name in _AS_NUMBERS]
     allowed += [argparse.Namespace, types.SimpleNamespace, set, slice]

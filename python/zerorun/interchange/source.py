@@ -113,7 +113,7 @@ class Source:
     global_steps: int = 0
     skipped_steps: int = 0
     client_state: dict[str, Any] = field(default_factory=dict)
-    # What torch.save has written, to be checked: a file, or so many bytes of it from an offset.
+    # Files of torch.save, to be checked: a file, or so many bytes of it from an offset.
     files: list[tuple[str, int, int | None]] = field(default_factory=list)
     is_model: bool = False  # of which nobody expects more than values
     why_no_states: str = "it has no optimizer states"

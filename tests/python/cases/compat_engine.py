@@ -213,12 +213,12 @@ def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
 
 def case_setting_what_is_not_there_is_an_error(_folder: Path) -> None:
     utils = deepspeed.utils
-    stranger = torch.nn.Parameter(torch.ones(3))
-    assert utils.safe_get_full_fp32_param(stranger) is None
+    foreign = torch.nn.Parameter(torch.ones(3))
+    assert utils.safe_get_full_fp32_param(foreign) is None
     raises(
         zerorun.ConfigError,
         "belongs to no engine",
-        lambda: utils.safe_set_full_fp32_param(stranger, torch.ones(3)),
+        lambda: utils.safe_set_full_fp32_param(foreign, torch.ones(3)),
     )
     for make_optimizer in (
         lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),

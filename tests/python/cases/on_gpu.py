@@ -164,12 +164,12 @@ def case_memory_is_handed_over_as_the_gpus(_folder: Path) -> None:
         assert (full.device.type, full.device.id) == (fake_torch_cuda.CUDA_TYPE, 0)
         assert (full.code, full.bits, full.lanes, full.ndim) == (2, 32, 1, 1)
         assert full.shape[0] == model.embedding.weight.numel()
-        rests = fake_torch_cuda.CPU_TYPE if offload else fake_torch_cuda.CUDA_TYPE
+        kind = fake_torch_cuda.CPU_TYPE if offload else fake_torch_cuda.CUDA_TYPE
         for part in engine.core.state_intervals():
             param = part.param
             assert fake_torch_cuda.tensor_in(param).device.type == fake_torch_cuda.CUDA_TYPE
             for capsule in (part.master, part.grad, *part.states):
-                assert fake_torch_cuda.tensor_in(capsule).device.type == rests
+                assert fake_torch_cuda.tensor_in(capsule).device.type == kind
         engine.destroy()
 
 

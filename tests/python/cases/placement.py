@@ -1,4 +1,4 @@
-"""Where states and parameters rest, and that it changes no number."""
+"""The place of states and parameters changes no number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cases.models import RANK, adamw, config, make, train
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
-    """Neither losses nor states, whatever rests on the host or in a file."""
+    """Neither losses nor states, whatever is stored on the host or in a file."""
     folder.mkdir(parents=True, exist_ok=True)
     for stage in (1, 2, 3):
         places = [{"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.3}]

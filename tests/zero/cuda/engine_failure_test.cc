@@ -31,7 +31,7 @@ struct Setting {
   Where where = Where::nccl;
   Which which = Which::first;  // over all settings, all of them
   int stage = 0;
-  double offloaded = 0.0;  // part of the optimizer's states that rests on the host
+  double offloaded = 0.0;  // part of the optimizer's states that is stored on the host
   OffloadDevice param = OffloadDevice::none;
 };
 void PrintTo(const Setting& setting, std::ostream* out) {

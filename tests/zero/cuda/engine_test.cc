@@ -34,7 +34,7 @@ struct Setting {
   int stage = 0;
   DType dtype = DType::fp32;
   int64_t accumulation = 1;
-  double offloaded = 0;  // part of the optimizer's states that rests on the host
+  double offloaded = 0;  // part of the optimizer's states that is stored on the host
   OffloadDevice param = OffloadDevice::none;
 };
 

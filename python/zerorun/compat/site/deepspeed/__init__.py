@@ -16,7 +16,7 @@ __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 version = __version__
 git_hash = git_branch = None
 
-# What DeepSpeed defines in the package itself; the rest is in _names.txt.
+# The names that DeepSpeed defines in the package itself; the rest is in _names.txt.
 _OWN = {
     "add_config_arguments": "deepspeed._arguments",
     "initialize": "deepspeed._initialize",

@@ -1,4 +1,4 @@
-"""What stands for names of DeepSpeed that zerorun does not have."""
+"""Placeholders for names of DeepSpeed that zerorun does not have."""
 
 from typing import Any
 

@@ -88,7 +88,7 @@ def parse_resource_filter(
             raise ValueError(f"No slot '{unknown[0]}' specified on host '{host}'")
     chosen: Slots = {}
     for host, slots in host_info.items():
-        wanted = named.get(host, []) or slots  # a host alone stands for all of its slots
+        wanted = named.get(host, []) or slots  # a host alone means all of its slots
         is_named = host in named
         if include_str:
             chosen[host] = list(dict.fromkeys(wanted)) if is_named else []

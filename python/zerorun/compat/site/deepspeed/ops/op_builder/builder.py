@@ -1,4 +1,4 @@
-"""What stands for the builders of operators: zerorun's kernels are compiled into it."""
+"""Replacements of the builders of operators: zerorun's kernels are compiled into it."""
 
 from typing import Any
 
