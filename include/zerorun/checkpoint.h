@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,12 @@ struct NamedTensor {
   std::span<const std::byte> bytes;  // row-major; only rank 0's are saved
 };
 
+// Which checkpoints of a directory stay after a save; those without an intact manifest always do.
+struct Retention {
+  int64_t last = 0;   // this many; 0: all
+  int64_t every = 0;  // and those whose step is a multiple of it; 0: none of them
+};
+
 struct SaveOptions {
   std::string directory;     // holds one folder per tag and the file `latest`
   std::string tag;           // default "step<N>"
@@ -31,6 +38,7 @@ struct SaveOptions {
   bool update_latest = true;    // false: `latest` stays, so only a load that names the tag finds it
   std::string configuration{};  // JSON text of the program's settings, for those who look at it
   std::vector<NamedTensor> buffers{};
+  Retention keep{};
 };
 
 struct LoadedCheckpoint {
@@ -47,6 +55,48 @@ ZR_API void save_checkpoint(EngineStates& engine, Communicator& comm, const Save
 
 // Bytes that this rank's part of a checkpoint takes, frozen parameters included.
 ZR_API uint64_t checkpoint_nbytes(EngineStates& engine);
+
+struct AsyncOptions {
+  // Memory for snapshots; 0: as much as this rank saves of what is not offloaded, and 64 MiB at
+  // least. What is larger passes through it piece by piece, and the training waits for that.
+  uint64_t buffer_nbytes = 0;
+  // How long rank 0 waits for the files of other ranks after its own.
+  std::chrono::milliseconds peer_timeout = std::chrono::minutes(10);
+};
+inline constexpr uint64_t kLeastSnapshotNbytes = uint64_t{64} << 20;
+// The memory that AsyncSaver takes with AsyncOptions::buffer_nbytes `asked`.
+ZR_API uint64_t snapshot_nbytes(EngineStates& engine, uint64_t asked = 0);
+
+// Saves beside the training: save() returns when the states are copied, and a thread hashes, writes
+// and commits. Files, promises and errors are those of save_checkpoint. Methods are for the
+// engine's thread, and all but state() and wait_alone() are collective.
+class ZR_API AsyncSaver {
+ public:
+  enum class State : uint8_t { idle, saving, saved, failed };
+
+  // Takes its memory, pinned where there is a GPU. Engine and communicator must outlive it.
+  AsyncSaver(EngineStates& engine, Communicator& comm, const AsyncOptions& options = {});
+  // Abandons a save that nobody has waited for, and logs that.
+  ~AsyncSaver();
+  AsyncSaver(const AsyncSaver&) = delete;
+  AsyncSaver& operator=(const AsyncSaver&) = delete;
+
+  // Waits for the save before, whose error it throws; then nothing new has begun.
+  void save(const SaveOptions& options);
+  // Of this rank's part of the last save, until poll or wait has reported on it.
+  State state() const;
+  // True when no save is under way on any rank. Throws the error of one that has failed on some
+  // rank, on all.
+  bool poll();
+  // Waits for the last save and throws its error, on every rank.
+  void wait();
+  // The same for a program that ends, without its peers: rank 0 waits for their files.
+  void wait_alone();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // Collective. `tag` empty: what `latest` names, or `directory` itself when it is one tag's folder.
 // Any world size and stage may load what any other saved. Brings back parameters, optimizer states,

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/ptrace.h>
@@ -8,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -35,9 +37,9 @@ struct Call {
   int64_t result = 0;
 };
 
-// Runs `body` in another process and calls `keep_going` after each of its system calls, while it
-// stands still. Kills it (as kill -9 does) when that returns false. Returns how it ended, as
-// waitpid() says, or nothing when this system does not allow tracing.
+// Runs `body` in another process and calls `keep_going` after each system call of its threads,
+// while that thread stands still. Kills it (as kill -9 does) when that returns false. Returns how
+// it ended, as waitpid() says, or nothing when this system does not allow tracing.
 std::optional<int> run_traced(const std::function<void()>& body,
                               const std::function<bool(const Call&)>& keep_going) {
   const pid_t child = ::fork();
@@ -50,26 +52,37 @@ std::optional<int> run_traced(const std::function<void()>& body,
   int status = 0;
   ::waitpid(child, &status, 0);
   if (!WIFSTOPPED(status)) return std::nullopt;
-  ::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
-  Call call;
+  ::ptrace(PTRACE_SETOPTIONS, child, nullptr,
+           PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | PTRACE_O_TRACECLONE);
+  std::map<pid_t, Call> calls;  // by thread
+  pid_t thread = child;
   while (true) {
-    ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
-    ::waitpid(child, &status, 0);
-    if (!WIFSTOPPED(status)) return status;
+    ::ptrace(PTRACE_SYSCALL, thread, nullptr, nullptr);
+    thread = ::waitpid(-1, &status, __WALL);
+    if (!WIFSTOPPED(status)) {
+      if (thread == child) return status;
+      continue;  // a thread has ended
+    }
     __ptrace_syscall_info info = {};
-    ::ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof info, &info);
+    ::ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info);
     if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
-      call.number = info.entry.nr;
-      call.first_argument = static_cast<int64_t>(info.entry.args[0]);
+      calls[thread].number = info.entry.nr;
+      calls[thread].first_argument = static_cast<int64_t>(info.entry.args[0]);
     } else if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
-      call.result = info.exit.rval;
-      if (!keep_going(call)) ::kill(child, SIGKILL);
+      calls[thread].result = info.exit.rval;
+      if (!keep_going(calls[thread])) ::kill(child, SIGKILL);
     }
   }
 }
 
+// The tag of a save, and whether a thread writes it.
+struct SaveCase {
+  const char* tag = "";
+  bool beside = false;
+};
+
 // A directory that holds one good checkpoint, and a save that is about to add another.
-class Crash : public ::testing::TestWithParam<const char*> {
+class Crash : public ::testing::TestWithParam<SaveCase> {
  protected:
   Crash() {
     fs::create_directory(before_);
@@ -92,8 +105,16 @@ class Crash : public ::testing::TestWithParam<const char*> {
   }
   std::optional<int> save_traced(const std::function<bool(const Call&)>& keep_going) {
     FakeEngine engine = make_engine(kNew);
-    const SaveOptions options = {directory_.string(), GetParam(), ""};
-    return run_traced([&] { save_checkpoint(engine, *comm_, options); }, keep_going);
+    const SaveOptions options = {directory_.string(), GetParam().tag, ""};
+    return run_traced(
+        [&] {
+          if (!GetParam().beside) return save_checkpoint(engine, *comm_, options);
+          AsyncSaver saver(engine, *comm_);
+          saver.save(options);
+          engine.fill(kLater);
+          saver.wait();
+        },
+        keep_going);
   }
   void reset_directory() {
     fs::remove_all(directory_);
@@ -102,6 +123,7 @@ class Crash : public ::testing::TestWithParam<const char*> {
 
   static constexpr uint64_t kOld = 1;
   static constexpr uint64_t kNew = 2;
+  static constexpr uint64_t kLater = 4;  // never saved
   const TemporaryDirectory root_;
   const fs::path before_ = root_.path() / "before";
   const fs::path directory_ = root_.path() / "out";
@@ -125,10 +147,10 @@ TEST_P(Crash, AfterAnySystemCallLeavesTheOldOrTheNewCheckpoint) {
     save_checkpoint(engine, *comm_, {directory_.string(), "next", ""});
     const std::set<std::string> expected = {"latest", "next", "old"};
     for (const std::string& name : names_in(directory_)) {
-      EXPECT_TRUE(expected.contains(name) || name == GetParam()) << name;
+      EXPECT_TRUE(expected.contains(name) || name == GetParam().tag) << name;
     }
-    save_checkpoint(engine, *comm_, {directory_.string(), GetParam(), ""});
-    EXPECT_EQ(names_in(directory_ / GetParam()).size(), 2U) << "files of the crashed save stay";
+    save_checkpoint(engine, *comm_, {directory_.string(), GetParam().tag, ""});
+    EXPECT_EQ(names_in(directory_ / GetParam().tag).size(), 2U) << "files of the crashed save stay";
     if (WIFEXITED(*status)) break;
     ASSERT_EQ(WTERMSIG(*status), SIGKILL);
     ++killed;
@@ -174,8 +196,13 @@ TEST_P(Crash, NothingIsRenamedBeforeItIsOnTheDisk) {
   EXPECT_EQ(load(), kNew);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tags, Crash, ::testing::Values("new", "old"),
-                         [](const auto& tag) { return std::string(tag.param) + "_tag"; });
+INSTANTIATE_TEST_SUITE_P(Tags, Crash,
+                         ::testing::Values(SaveCase{"new"}, SaveCase{"old"}, SaveCase{"new", true},
+                                           SaveCase{"old", true}),
+                         [](const auto& save) {
+                           return fmt::format("{}_tag{}", save.param.tag,
+                                              save.param.beside ? "_async" : "");
+                         });
 
 }  // namespace
 }  // namespace zerorun

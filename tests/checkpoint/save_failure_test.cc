@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -10,6 +8,7 @@
 #include "checkpoint/file.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
+#include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
@@ -24,31 +23,11 @@ using testing::Cuts;
 using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::FakeModel;
+using testing::FileSizeLimit;
 using ::testing::HasSubstr;
 using testing::names_in;
 using testing::run_ranks;
 using testing::TemporaryDirectory;
-
-// While this object exists, no file of this process grows beyond `nbytes`: a disk that is full, as
-// far as write() can tell.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t nbytes) {
-    ::signal(SIGXFSZ, SIG_IGN);
-    ::getrlimit(RLIMIT_FSIZE, &previous_);
-    const rlimit limited = {nbytes, previous_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limited);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &previous_);
-    ::signal(SIGXFSZ, SIG_DFL);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  rlimit previous_ = {};
-};
 
 // Rank 1 holds 9 MB of the model, rank 0 the rest.
 struct Uneven {

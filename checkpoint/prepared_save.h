@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/save_folder.h"
+#include "checkpoint/shard_file.h"
+#include "comm/agreement.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+// What a save is about to write, once all ranks have agreed on it and rank 0 has made its folder.
+struct PreparedSave {
+  Manifest manifest;  // without files
+  ShardPlan plan;
+  SaveFolder folder;
+};
+
+// Collective. Throws ConfigError for options that cannot be followed, IoError for a disk; then
+// nothing is left behind.
+PreparedSave prepare_save(EngineStates& engine, Agreement& agreement, const SaveOptions& options);
+
+// Writes the file of tensors besides the model's; nothing when there are none.
+std::optional<Manifest::ShardFile> write_buffers(const std::filesystem::path& path,
+                                                 std::span<const NamedTensor> buffers);
+
+}  // namespace zerorun
