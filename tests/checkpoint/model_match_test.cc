@@ -44,15 +44,16 @@ TEST(ModelMatch, ShapesAreNamed) {
   EXPECT_THAT(error_of([](FakeModel& model) {
                 model.specs[2].shape = {5, 3, 7};
               }),
-              HasSubstr("step0 has h.0.mlp.weight of shape [7,3,5], this model [5,3,7]"));
+              HasSubstr("step0 does not fit this model (7 parameters; this model has 7): "
+                        "h.0.mlp.weight has shape [7,3,5], in this model [5,3,7]"));
 }
 
 TEST(ModelMatch, MissingParameterIsNamed) {
   EXPECT_THAT(error_of([](FakeModel& model) {
                 model.specs.push_back({"h.1.mlp.weight", {2}, "h.1", 0, true, ""});
               }),
-              HasSubstr("has no parameter h.1.mlp.weight, which this model has (8 parameters; the "
-                        "checkpoint has 7)"));
+              HasSubstr("(7 parameters; this model has 8): it has no parameter h.1.mlp.weight, "
+                        "which this model has"));
 }
 
 TEST(ModelMatch, ExtraParameterIsNamed) {
@@ -62,30 +63,56 @@ TEST(ModelMatch, ExtraParameterIsNamed) {
 
 TEST(ModelMatch, PrecisionIsNamed) {
   EXPECT_THAT(error_of([](FakeModel& model) { model.dtype = DType::fp32; }),
-              HasSubstr("has wte.weight in bf16, this model in fp32"));
+              HasSubstr("wte.weight is in bf16, in this model in fp32"));
 }
 
 TEST(ModelMatch, FrozenIsNamed) {
   EXPECT_THAT(error_of([](FakeModel& model) { model.specs[3].trainable = true; }),
-              HasSubstr("has h.0.frozen frozen, this model trainable"));
+              HasSubstr("h.0.frozen is frozen, in this model trainable"));
 }
 
 TEST(ModelMatch, TieIsNamed) {
   EXPECT_THAT(error_of([](FakeModel& model) { model.specs.back().alias_of.clear(); }),
-              HasSubstr("has lm_head.weight tied to wte.weight, this model untied"));
+              HasSubstr("lm_head.weight is tied to wte.weight, in this model untied"));
 }
 
 TEST(ModelMatch, OptimizerIsNamed) {
   EXPECT_THAT(error_of([](FakeModel& model) { model.states = {{"momentum_buffer"}}; }),
-              HasSubstr("has optimizer states [master fp32, exp_avg fp32, exp_avg_sq fp32] of "
-                        "wte.weight, this optimizer [master fp32, momentum_buffer fp32]"));
+              HasSubstr("optimizer states of wte.weight are [master fp32, exp_avg fp32, exp_avg_sq "
+                        "fp32], this optimizer's are [master fp32, momentum_buffer fp32]"));
   EXPECT_THAT(error_of([](FakeModel& model) {
                 model.states = {{"exp_avg", DType::uint8},
                                 {"exp_avg_scale", DType::fp32, 256},
                                 {"exp_avg_sq", DType::bf16}};
               }),
-              HasSubstr("this optimizer [master fp32, exp_avg uint8, exp_avg_scale fp32/256, "
+              HasSubstr("this optimizer's are [master fp32, exp_avg uint8, exp_avg_scale fp32/256, "
                         "exp_avg_sq bf16]"));
+}
+
+TEST(ModelMatch, AllDifferencesComeAtOnceWithTheNearestNames) {
+  const std::string error = error_of([](FakeModel& model) {
+    model.specs[1].name = "h.0.ln.wieght";
+    model.specs[2].shape = {5, 3, 7};
+    model.specs[3].trainable = true;
+    model.specs[5].name = "module.scale";
+  });
+  for (const char* part :
+       {"h.0.mlp.weight has shape", "h.0.frozen is frozen",
+        "no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)",
+        "no parameter module.scale, which this model has (nearest: scale)",
+        "the parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)",
+        "the parameter scale, which this model lacks (nearest: module.scale)"}) {
+    EXPECT_THAT(error, HasSubstr(part));
+  }
+}
+
+TEST(ModelMatch, ManyDifferencesAreCounted) {
+  EXPECT_THAT(error_of([](FakeModel& model) {
+                for (int i = 0; i < 100; ++i) {
+                  model.specs.push_back({"extra." + std::to_string(i), {2}, "m", 0, true, ""});
+                }
+              }),
+              HasSubstr("\n  and 80 more"));
 }
 
 TEST(ModelMatch, GroupCountIsNamed) {

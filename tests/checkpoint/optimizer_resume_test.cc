@@ -109,8 +109,8 @@ TEST(OptimizerMismatch, IsAnErrorThatNamesBoth) {
     const auto loading = make_engine({"AdamW", true}, 2, *device, comm);
     EXPECT_THAT([&] { load_checkpoint(loading->states(), comm, directory.string()); },
                 ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr(
-                    "has optimizer states [master fp32, momentum_buffer fp32] of embed.weight, "
-                    "this optimizer [master bf16, exp_avg bf16, exp_avg_sq bf16]")));
+                    "optimizer states of embed.weight are [master fp32, momentum_buffer fp32], "
+                    "this optimizer's are [master bf16, exp_avg bf16, exp_avg_sq bf16]")));
   });
 }
 
