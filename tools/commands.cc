@@ -5,10 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <iterator>
 
-#include "checkpoint/verify.h"
 #include "config/command_line.h"
 #include "config/reader.h"
 #include "config/report.h"
@@ -16,9 +14,11 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "tools/bench_nvme.h"
+#include "tools/ckpt_commands.h"
 #include "tools/host_report.h"
 #include "tools/plan.h"
 #include "tools/python_tool.h"
+#include "tools/tool.h"
 #include "train/gpt_config.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
@@ -33,32 +33,11 @@ struct ToolArguments {
   RunFacts facts{.world_size = 1};
   PlanOptions plan;
   double bench_gib = 1;
+  CkptArguments ckpt;
 };
 
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
-constexpr const char* kExitCodes =
-    "Exit code: 0 when all is well, 2 for a command line or a configuration that cannot be used, 1 "
-    "for\n"
-    "other errors, such as a full disk or a damaged checkpoint.";
-
-void print(const std::string& text) {
-  fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
-}
-
-// Prints at once: the next line may take minutes.
-void print_line(const std::string& line) {
-  print(line);
-  std::fflush(stdout);
-}
-
-CLI::App* add_tool(CLI::App& tools, const char* name, const char* about, const char* examples) {
-  CLI::App* tool = tools.add_subcommand(name, about);
-  tool->group("Commands");
-  tool->footer(fmt::format("{}{}{}", examples, *examples == '\0' ? "" : "\n\n", kExitCodes));
-  return tool;
-}
-
 void define_config(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* config = add_tool(tools, "config", "Checks, shows and documents configurations",
                               "Examples:\n"
@@ -69,7 +48,7 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* check = add_tool(*config, "check", "Says what a file asks for, and everything wrong",
                              "Example:\n  zerorun config check ds_config.json");
   takes_text(check->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
-  check->callback([&arguments] { print(check_report(arguments.path)); });
+  check->callback([&arguments] { print_text(check_report(arguments.path)); });
   CLI::App* show = add_tool(*config, "show", "Prints every setting in effect",
                             "Example:\n  zerorun config show ds_config.json --world_size 8");
   takes_text(show->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
@@ -83,31 +62,12 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
                                  "Optimizer steps, for a schedule whose length is \"auto\""),
                 "N", 1, kMaxCount);
   show->callback([&arguments] {
-    print(show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
+    print_text(show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
   });
   add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
-      ->callback([] { print(json_schema()); });
+      ->callback([] { print_text(json_schema()); });
   add_tool(*config, "docs", "Prints the reference of all keys in Markdown", "")->callback([] {
-    print(config_markdown());
-  });
-}
-
-void define_ckpt(CLI::App& tools, ToolArguments& arguments) {
-  CLI::App* ckpt =
-      add_tool(tools, "ckpt", "Checks checkpoints", "Example:\n  zerorun ckpt verify out/train");
-  ckpt->require_subcommand(1);
-  CLI::App* verify =
-      add_tool(*ckpt, "verify", "Reads every byte of checkpoints and compares the checksums",
-               "Example:\n  zerorun ckpt verify out/train");
-  takes_text(verify->add_option("DIR", arguments.path, "A checkpoint, or a folder of them"), "")
-      ->required();
-  verify->callback([&arguments] {
-    std::error_code error;
-    if (!std::filesystem::is_directory(arguments.path, error)) {
-      fail<ConfigError>("zerorun ckpt verify: {}: {}", arguments.path,
-                        error ? error.message() : "expected a folder");
-    }
-    verify_checkpoint(arguments.path, print_line);
+    print_text(config_markdown());
   });
 }
 
@@ -161,7 +121,7 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
                 "N", 1, kMaxCount);
   tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
   define_plan_limits(*tool, plan);
-  tool->callback([&plan] { print(plan_report(plan)); });
+  tool->callback([&plan] { print_text(plan_report(plan)); });
 }
 
 void define_bench(CLI::App& tools, ToolArguments& arguments) {
@@ -187,11 +147,11 @@ void define_tools(CLI::App& tools, ToolArguments& arguments) {
   use_plain_help(tools);
   tools.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   define_config(tools, arguments);
-  define_ckpt(tools, arguments);
+  define_ckpt(tools, arguments.ckpt);
   add_tool(tools, "env", "Describes this machine, this build, and the variables zerorun reads", "")
-      ->callback([] { print(host_report()); });
+      ->callback([] { print_text(host_report()); });
   add_tool(tools, "version", "Prints the version", "")->callback([] {
-    print("zerorun " ZERORUN_VERSION);
+    print_text("zerorun " ZERORUN_VERSION);
   });
   define_plan(tools, arguments.plan);
   define_bench(tools, arguments);
@@ -257,7 +217,7 @@ std::optional<int> run_tool(const std::vector<std::string>& given) {
   try {
     tools.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
-    print(tools.help());
+    print_text(tools.help());
   } catch (const CLI::ParseError& error) {
     fail_parsing(tools, arguments, error);
   }

@@ -15,6 +15,8 @@
 #include "tools/byte_size.h"
 #include "tools/plan_link.h"
 #include "tools/plan_model.h"
+#include "tools/plan_setting.h"
+#include "tools/plan_snapshot.h"
 #include "zero/memory_plan.h"
 
 namespace zerorun {
@@ -25,17 +27,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kTrainMicroBatch = 8;  // of the bundled program, where a file gives no batch
 
-// A stage and what is offloaded.
-struct Setting {
-  int stage = 0;
-  OffloadDevice optimizer = OffloadDevice::none;
-  double ratio = 1.0;
-  OffloadDevice param = OffloadDevice::none;
-};
-
 // The memory that a setting needs on each rank's device and on each host.
 struct Need {
   MemoryPlan plan;
+  int64_t snapshot = 0;  // of a rank, for asynchronous saves
   int64_t device = 0;
   int64_t host = 0;
   int64_t disk = 0;
@@ -58,54 +53,6 @@ struct Limits {
            need.disk <= disk.value_or(std::numeric_limits<int64_t>::max());
   }
 };
-
-const char* name_of(OffloadDevice device) {
-  switch (device) {
-    case OffloadDevice::none:
-      return "none";
-    case OffloadDevice::cpu:
-      return "cpu";
-    case OffloadDevice::nvme:
-      return "nvme";
-  }
-  return "?";
-}
-
-std::string describe(const Setting& setting) {
-  std::string text = fmt::format("stage {}", setting.stage);
-  if (setting.optimizer != OffloadDevice::none) {
-    text += fmt::format(", optimizer {}", name_of(setting.optimizer));
-    if (setting.ratio < 1) text += fmt::format(" ratio {}", setting.ratio);
-  }
-  if (setting.param != OffloadDevice::none) {
-    text += fmt::format(", parameters {}", name_of(setting.param));
-  }
-  return text;
-}
-
-// The rows of the table, and what --fit chooses from: nothing offloaded; then as little as
-// possible, in memory before on disk; a lower stage, which gathers less, before a higher one.
-std::vector<Setting> all_settings() {
-  std::vector<Setting> settings = {{0}, {1}, {2}, {3}};
-  const auto add = [&](OffloadDevice device, std::initializer_list<double> ratios) {
-    for (const double ratio : ratios) {
-      for (int stage = 1; stage <= 3; ++stage) settings.push_back({stage, device, ratio});
-    }
-    settings.push_back({3, device, 1.0, OffloadDevice::cpu});
-  };
-  add(OffloadDevice::cpu, {0.25, 0.5, 0.75, 1.0});
-  add(OffloadDevice::nvme, {0.5, 1.0});
-  settings.push_back({3, OffloadDevice::nvme, 1.0, OffloadDevice::nvme});
-  return settings;
-}
-
-// Orders the settings from the fastest to the slowest. Stage 1 sends as much as stage 0 and never
-// needs more.
-std::vector<Setting> by_speed() {
-  std::vector<Setting> settings = all_settings();
-  std::rotate(settings.begin(), settings.begin() + 1, settings.begin() + 2);
-  return settings;
-}
 
 // a * b; sizes beyond 64 bits are nobody's.
 int64_t multiply(int64_t a, int64_t b) {
@@ -224,7 +171,8 @@ Need Planner::need_of(const Config& config) const {
   need.plan = plan_memory(config, model_.specs, options_.world_size,
                           options_.cpu && ranks_per_host() == options_.world_size);
   need.device = add(need.plan.device(), activations_);
-  need.host = multiply(need.plan.pinned, ranks_per_host());
+  need.snapshot = plan_snapshot(config, model_.specs, options_.world_size);
+  need.host = multiply(add(need.plan.pinned, need.snapshot), ranks_per_host());
   need.disk = multiply(need.plan.nvme, ranks_per_host());
   if (options_.cpu) {
     need.host = add(need.host, multiply(need.device, ranks_per_host()));
@@ -265,6 +213,7 @@ std::string Planner::details() const {
   line("activations", activations_);
   line("pinned", plan.pinned);
   line("nvme", plan.nvme);
+  line("snapshot", need.snapshot);
   if (activations_ == 0) {
     text += model_.activation_nbytes_per_token > 0
                 ? "  activations: give --seq_len (and --micro_batch) to count them\n"

@@ -1,0 +1,186 @@
+// What saving and loading cost for one rank with bf16 parameters and AdamW, as ratios of one run:
+//   bench_checkpoint [DIRECTORY [MILLIONS]]   default: the working folder, 85 million parameters
+// a save and a load, over plain large direct writes (with a sync) and reads of as many bytes there;
+// what a step waits for an asynchronous save, over one copy of the same bytes in memory.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "os/file_descriptor.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/engine.h"
+
+namespace zerorun::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kGB = 1e9;
+constexpr double kBytesPerParameter = 12;  // master and two states
+constexpr int kRounds = 5;
+
+double seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Best {
+  double seconds = std::numeric_limits<double>::infinity();
+  void take(double measured) { seconds = std::min(seconds, measured); }
+};
+
+// A file that is written and read past the cache of the system, eight mebibytes at a time.
+class PlainFile {
+ public:
+  PlainFile(fs::path path, uint64_t nbytes, Device& device)
+      : path_(std::move(path)), nbytes_(nbytes / kBlock * kBlock) {
+    block_ = device.allocate_pinned(kBlock);
+    std::memset(block_.data(), 1, kBlock);
+  }
+  ~PlainFile() {
+    std::error_code ignored;
+    fs::remove(path_, ignored);
+  }
+  PlainFile(const PlainFile&) = delete;
+  PlainFile& operator=(const PlainFile&) = delete;
+
+  void write() const {
+    fs::remove(path_);
+    const FileDescriptor file(
+        ::open(path_.c_str(), O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
+    each_block([&](off_t at) { return ::pwrite(file.get(), block_.data(), kBlock, at); });
+    if (::fsync(file.get()) != 0) fail<IoError>("cannot sync {}", path_.string());
+  }
+  void read() const {
+    const FileDescriptor file(::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+    each_block([&](off_t at) { return ::pread(file.get(), block_.data(), kBlock, at); });
+  }
+  double nbytes() const { return static_cast<double>(nbytes_); }
+
+ private:
+  static constexpr size_t kBlock = size_t{8} << 20;
+
+  void each_block(const std::function<ssize_t(off_t at)>& transfer) const {
+    for (uint64_t at = 0; at < nbytes_; at += kBlock) {
+      if (transfer(static_cast<off_t>(at)) == static_cast<ssize_t>(kBlock)) continue;
+      fail<IoError>("{}: {}: direct transfers do not work there", path_.string(),
+                    std::strerror(errno));
+    }
+  }
+
+  const fs::path path_;
+  const uint64_t nbytes_;
+  Buffer block_;
+};
+
+// One rank with a model of so many parameters, in matrices.
+class Model {
+ public:
+  explicit Model(double millions) {
+    constexpr int64_t kWidth = 1024;
+    const auto layers =
+        std::max<int64_t>(1, static_cast<int64_t>(millions * 1e6 / kWidth / kWidth));
+    std::vector<ParameterSpec> specs;
+    for (int64_t i = 0; i < layers; ++i) {
+      const std::string name = fmt::format("h.{}.weight", i);
+      specs.push_back({name, {kWidth, kWidth}, name, 0, true, ""});
+    }
+    numel_ = static_cast<double>(layers * kWidth * kWidth);
+    Config config;
+    config.batch.accumulation_steps = 1;
+    config.precision.param_dtype = DType::bf16;
+    config.zero.stage = 2;
+    engine_ = Engine::create(config, *device_, *comm_, specs, {ParameterGroup{}});
+    engine_->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
+      for (size_t i = 0; i < out.size(); ++i) {
+        out[i] = 1e-6F * static_cast<float>((begin + static_cast<int64_t>(i) + id) % 1'000'003);
+      }
+    });
+  }
+
+  EngineStates& states() { return engine_->states(); }
+  Communicator& comm() { return *comm_; }
+  Device& device() { return *device_; }
+  double nbytes() const { return numel_ * kBytesPerParameter; }
+
+ private:
+  const std::shared_ptr<Communicator> comm_ = make_communicator({});
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  std::unique_ptr<Engine> engine_;
+  double numel_ = 0;
+};
+
+// The pages of the checkpoint leave the cache, so that a load reads the disk.
+void forget(const fs::path& folder) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const FileDescriptor file(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+}
+
+void run(const fs::path& directory, double millions) {
+  Model model(millions);
+  const fs::path folder = directory / fmt::format("bench_checkpoint.{}", ::getpid());
+  fs::create_directories(folder);
+  PlainFile plain(folder / "plain", static_cast<uint64_t>(model.nbytes()), model.device());
+  AsyncSaver saver(model.states(), model.comm());
+  std::vector<std::byte> from(static_cast<size_t>(model.nbytes()), std::byte{1});
+  std::vector<std::byte> to(from.size(), std::byte{2});
+  const SaveOptions blocking{.directory = (folder / "run").string(), .tag = "blocking"};
+  const SaveOptions beside{.directory = (folder / "run").string(), .tag = "beside"};
+  Best written, read, saved, loaded, copied, stalled;
+  for (int round = 0; round < kRounds; ++round) {  // in turn: the machine has other work
+    written.take(seconds([&] { plain.write(); }));
+    saved.take(seconds([&] { save_checkpoint(model.states(), model.comm(), blocking); }));
+    read.take(seconds([&] { plain.read(); }));
+    forget(folder / "run");
+    loaded.take(seconds(
+        [&] { load_checkpoint(model.states(), model.comm(), blocking.directory, "blocking"); }));
+    copied.take(seconds([&] { std::memcpy(to.data(), from.data(), from.size()); }));
+    stalled.take(seconds([&] { saver.save(beside); }));
+    saver.wait();
+  }
+  fs::remove_all(folder);
+  const double gb = model.nbytes() / kGB;
+  const double disk_write = written.seconds * model.nbytes() / plain.nbytes();
+  const double disk_read = read.seconds * model.nbytes() / plain.nbytes();
+  fmt::print("{:.0f} M parameters, {:.2f} GB; the best of {} rounds\n", millions, gb, kRounds);
+  const auto line = [&](const char* what, double own, const char* against, double other) {
+    fmt::print("{:<18} {:7.3f} s, {:6.2f} GB/s; {:<22} {:7.3f} s: {:.2f} x its rate\n", what, own,
+               gb / own, against, other, other / own);
+  };
+  line("save", saved.seconds, "direct writes and sync", disk_write);
+  line("load, with hashes", loaded.seconds, "direct reads", disk_read);
+  fmt::print(
+      "asynchronous save  {:7.3f} s that a step waits; a copy in memory {:7.3f} s: {:.2f} x, "
+      "{:+.0f} ms\n",
+      stalled.seconds, copied.seconds, stalled.seconds / copied.seconds,
+      1e3 * (stalled.seconds - copied.seconds));
+}
+
+}  // namespace
+}  // namespace zerorun::bench
+
+int main(int argc, char** argv) {
+  const std::string directory = argc > 1 ? argv[1] : ".";
+  const double millions = argc > 2 ? std::stod(argv[2]) : 85;
+  try {
+    zerorun::bench::run(directory, millions);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

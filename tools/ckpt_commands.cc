@@ -1,0 +1,141 @@
+#include "tools/ckpt_commands.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/verify.h"
+#include "config/command_line.h"
+#include "core/check.h"
+#include "tools/ckpt_report.h"
+#include "tools/tool.h"
+
+namespace zerorun {
+
+namespace {
+
+Format format_of(const CkptArguments& arguments) {
+  return arguments.json ? Format::json : Format::text;
+}
+
+void add_json(CLI::App& tool, CkptArguments& arguments) {
+  tool.add_flag("--json", arguments.json, "Print one JSON object, for scripts");
+}
+
+void add_directory(CLI::App& tool, CkptArguments& arguments) {
+  takes_text(tool.add_option("DIR", arguments.path, "A checkpoint, or a folder of them"), "")
+      ->required();
+}
+
+void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
+  CLI::App* tool = add_tool(ckpt, "ls", "Lists checkpoints: step, time, size, ranks",
+                            "Example:\n  zerorun ckpt ls out/train");
+  add_directory(*tool, arguments);
+  add_json(*tool, arguments);
+  tool->callback(
+      [&arguments] { print_text(list_checkpoints(arguments.path, format_of(arguments))); });
+}
+
+void define_show(CLI::App& ckpt, CkptArguments& arguments) {
+  CLI::App* tool = add_tool(
+      ckpt, "show", "Shows a checkpoint: its parameters with shapes, dtypes, states and norms",
+      "Examples:\n"
+      "  zerorun ckpt show out/train\n"
+      "  zerorun ckpt show out/train --tag step100 --no_norms");
+  add_directory(*tool, arguments);
+  takes_text(tool->add_option("--tag", arguments.tag, "Which one. Default: the latest"), "TAG");
+  tool->add_flag("--no_norms", arguments.no_norms, "Do not read the values");
+  add_json(*tool, arguments);
+  tool->callback([&arguments] {
+    print_text(
+        show_checkpoint(arguments.path, arguments.tag, !arguments.no_norms, format_of(arguments)));
+  });
+}
+
+// Damage is in the object, and an error besides.
+void verify_as_json(const std::string& path) {
+  nlohmann::ordered_json json = {{"ok", true}, {"intact", nlohmann::ordered_json::array()}};
+  const auto print_json = [&json] {
+    print_line(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  };
+  try {
+    verify_checkpoint(path, [&](const std::string& line) { json["intact"].push_back(line); });
+  } catch (const Error& error) {
+    json["ok"] = false;
+    json["problem"] = error.what();
+    print_json();
+    throw;
+  }
+  print_json();
+}
+
+void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
+  CLI::App* tool =
+      add_tool(ckpt, "verify", "Reads every byte of checkpoints and compares the checksums",
+               "Example:\n  zerorun ckpt verify out/train");
+  add_directory(*tool, arguments);
+  add_json(*tool, arguments);
+  tool->callback([&arguments] {
+    std::error_code error;
+    if (!std::filesystem::is_directory(arguments.path, error)) {
+      fail<ConfigError>("zerorun ckpt verify: {}: {}", arguments.path,
+                        error ? error.message() : "expected a folder");
+    }
+    if (arguments.json) return verify_as_json(arguments.path);
+    verify_checkpoint(arguments.path, print_line);
+  });
+}
+
+void define_diff(CLI::App& ckpt, CkptArguments& arguments) {
+  CLI::App* tool = add_tool(ckpt, "diff", "Compares two checkpoints, parameter by parameter",
+                            "Example:\n  zerorun ckpt diff out/train/step100 out/train/step200");
+  takes_text(tool->add_option("FIRST", arguments.path, "A checkpoint, or a folder: its latest"), "")
+      ->required();
+  takes_text(tool->add_option("SECOND", arguments.other, "Another one"), "")->required();
+  add_json(*tool, arguments);
+  tool->callback([&arguments] {
+    print_text(compare_checkpoints(arguments.path, arguments.other, format_of(arguments)));
+  });
+}
+
+void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
+  CLI::App* tool = add_tool(
+      ckpt, "prune", "Removes old checkpoints; never the latest, nor one that it cannot read",
+      "Examples:\n"
+      "  zerorun ckpt prune out/train --keep_last 3 --dry_run\n"
+      "  zerorun ckpt prune out/train --keep_last 3 --keep_every 1000");
+  add_directory(*tool, arguments);
+  takes_integer(tool->add_option("--keep_last", arguments.keep.last, "So many stay"), "N", 1)
+      ->required();
+  takes_integer(
+      tool->add_option("--keep_every", arguments.keep.every, "And those after every N-th step"),
+      "N", 1);
+  tool->add_flag("--dry_run", arguments.dry_run, "Only say which");
+  add_json(*tool, arguments);
+  tool->callback([&arguments] {
+    print_text(
+        prune_checkpoints(arguments.path, arguments.keep, arguments.dry_run, format_of(arguments)));
+  });
+}
+
+}  // namespace
+
+void define_ckpt(CLI::App& tools, CkptArguments& arguments) {
+  CLI::App* ckpt = add_tool(
+      tools, "ckpt", "Lists, shows, checks, compares and removes checkpoints",
+      "Examples:\n"
+      "  zerorun ckpt ls out/train\n"
+      "  zerorun ckpt verify out/train\n\n"
+      "zerorun ckpt import and export convert from and to other programs' checkpoints: see their "
+      "--help.");
+  ckpt->require_subcommand(1);
+  define_ls(*ckpt, arguments);
+  define_show(*ckpt, arguments);
+  define_verify(*ckpt, arguments);
+  define_diff(*ckpt, arguments);
+  define_prune(*ckpt, arguments);
+}
+
+}  // namespace zerorun
