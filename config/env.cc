@@ -38,6 +38,10 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"ZERORUN_RESTART_REASON",
      "set by the launcher after a restart: what had failed, as in 'rank 1 on host-b failed with "
      "exit code 3'"},
+    {"TORCHELASTIC_RESTART_COUNT",
+     "set by launchers: how often the job was started again; then train goes on from its last "
+     "checkpoint"},
+    {"TORCHELASTIC_RUN_ID", "set by launchers: the name of the run (--rdzv_id)"},
     {"ZERORUN_COMPAT", "0: the deepspeed module of zerorun is not put in front of programs"},
     {"PATH", "where the launcher looks for programs"},
     {"VIRTUAL_ENV", "the Python environment whose python runs Python programs"},

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "config/key_table.h"
@@ -18,6 +19,28 @@ constexpr KeySpec writer(std::string_view pointer, unsigned type, std::string_vi
   return no_effect(pointer, type, fallback, doc, kFormat);
 }
 
+// DeepSpeed's ways to ask for saves beside the training.
+constexpr KeyBinding kDecoupled{
+    .set =
+        [](Config& config, const JsonNode& value) {
+          bool decoupled = false;
+          read_value(value, decoupled);
+          if (decoupled) config.checkpoint.async_save = true;
+        },
+};
+constexpr KeyBinding kDataStates{
+    .set =
+        [](Config& config, const JsonNode& value) {
+          config.checkpoint.async_save = true;
+          for (const JsonNode& child : value.children) {
+            if (child.key != "host_cache_size") continue;
+            constexpr double kMostGib = 1 << 20;
+            const double gib = std::clamp(child.number, 0.0, kMostGib);
+            config.checkpoint.async_buffer_size = static_cast<int64_t>(gib * (1 << 30));
+          }
+        },
+};
+
 constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     block("/checkpoint", "Saving and loading."),
     with_choices(no_effect("/checkpoint/tag_validation", KeyType::string, R"("Warn")",
@@ -34,6 +57,36 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
      .fallback = "false",
      .doc = "Python: what JSON cannot hold of client_state and schedules is pickled, and a load "
             "unpickles it, which runs code of the checkpoint."},
+    {.pointer = "/checkpoint/async_save",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "A save returns when the states are copied; a thread hashes, writes and commits while "
+            "the training goes on. The next save waits for it, and its error is that of the next "
+            "step, the next save or the end.",
+     .nickname = "asynchronous",
+     .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_save>()},
+    {.pointer = "/checkpoint/async_buffer_size",
+     .type = KeyType::integer,
+     .fallback = "0",
+     .range = {.low = 0, .high = 1e15},
+     .doc = "Bytes of each rank's memory for the copy. What is larger passes through it piece by "
+            "piece, and the training waits for that. 0: what the rank saves, but at most 64 MiB "
+            "where its states are offloaded.",
+     .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_buffer_size>()},
+    {.pointer = "/checkpoint/keep_last",
+     .type = KeyType::integer,
+     .fallback = "0",
+     .range = kNonNegative,
+     .doc = "A save removes the older checkpoints of its folder but this many; 0: it removes none.",
+     .nickname = "save_total_limit",
+     .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_last>()},
+    {.pointer = "/checkpoint/keep_every",
+     .type = KeyType::integer,
+     .fallback = "0",
+     .range = kNonNegative,
+     .doc = "Beside keep_last: checkpoints whose step is a multiple of this stay.",
+     .gate = "/checkpoint/keep_last",
+     .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_every>()},
     block("/checkpoint/parallel_write", "Which ranks write what."),
     writer("/checkpoint/parallel_write/pipeline_stage", KeyType::boolean, "false",
            "Ranks of a pipeline stage write in parallel."),
@@ -50,7 +103,11 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     with_choices(writer("/checkpoint/writer/data_parallel", KeyType::string, "null",
                         "Ranks that write in parallel."),
                  "REPLICA|SOCKET|MACHINE"),
-    writer("/checkpoint/writer/decoupled", KeyType::boolean, "false", "Writes in the background."),
+    {.pointer = "/checkpoint/writer/decoupled",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "DeepSpeed's name of /checkpoint/async_save.",
+     .binding = kDecoupled},
 
     block("/nebula", "Azure's checkpoint service."),
     removed(kNebula, KeyType::boolean, "false", "Saves through Nebula."),
@@ -62,7 +119,11 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
           "Seconds between two saves."),
     gated(kNebula, "/nebula/num_of_version_in_retention", KeyType::integer, "2",
           "Checkpoints that are kept."),
-    not_yet("/datastates_ckpt", KeyType::free_form, "null", "DataStates asynchronous checkpoints."),
+    {.pointer = "/datastates_ckpt",
+     .type = KeyType::free_form,
+     .doc = "DeepSpeed's DataStates: turns /checkpoint/async_save on, with host_cache_size GiB as "
+            "its buffer.",
+     .binding = kDataStates},
 
     block("/activation_checkpointing", "Recomputing activations in the backward pass."),
     no_effect("/activation_checkpointing/partition_activations", KeyType::boolean, "false",

@@ -16,6 +16,7 @@ LAYERS = [
     ["environment", "config", "stacks"],
     [
         "agreement",
+        "background_saver",
         "dataloader",
         "leaf_modules",
         "lr_scheduler",

@@ -12,6 +12,7 @@
 #include "comm/agreement.h"
 #include "core/log.h"
 #include "core/printable.h"
+#include "train/claimed_folder.h"
 #include "train/options.h"
 #include "train/run.h"
 #include "train/run_setup.h"
@@ -82,17 +83,35 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
   }
 }
 
+// A run that its launcher has started again continues with its own last checkpoint, whatever it had
+// begun with. Rank 0 looks, so that all do the same.
+CommandLine after_restart(const Parsed& parsed, Agreement& agreement) {
+  bool resumes = false;
+  agreement.run("restart", [&] {
+    if (parsed.problem) std::rethrow_exception(parsed.problem);
+    if (agreement.rank() == 0) {
+      resumes = continues_after_restart(parsed.line.options, job_name());
+    }
+  });
+  CommandLine line = parsed.line;
+  if (agreement.broadcast(resumes ? 1 : 0) == 0) return line;
+  line.options.resume = line.options.save;
+  line.options.init.clear();
+  return line;
+}
+
 int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Device& device,
             StopSignal& stop) {
   RunSetup setup;
-  Agreement(comm, device.inline_stream()).run("set-up", [&] {
-    if (parsed.problem) std::rethrow_exception(parsed.problem);
-    setup = make_run_setup(parsed.line, rank,
+  Agreement agreement(comm, device.inline_stream());
+  const CommandLine line = after_restart(parsed, agreement);
+  agreement.run("set-up", [&] {
+    setup = make_run_setup(line, rank,
                            device.is_host() ? ActivationMemory::host : ActivationMemory::device);
   });
-  if (parsed.line.config) {
+  if (line.config) {
     const Logger log(rank.rank, rank.world_size);
-    for (const std::string& warning : parsed.line.config->warnings) log.warning("{}", warning);
+    for (const std::string& warning : line.config->warnings) log.warning("{}", warning);
   }
   Run run(setup, comm, device, stop);
   return guarded(comm, device, [&] {

@@ -89,6 +89,17 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
                                "Steps between checkpoints; 0: only at the end"),
                 "N", 0)
       ->capture_default_str();
+  app.add_flag("--save_async", options.save_async,
+               "Train on while a checkpoint is written: a step waits for a copy in memory only. "
+               "The same as /checkpoint/async_save in the config");
+  takes_integer(app.add_option("--keep_last", options.keep_last,
+                               "Checkpoints that stay: a save removes older ones; 0: all"),
+                "N", 0)
+      ->capture_default_str();
+  takes_integer(app.add_option("--keep_every", options.keep_every,
+                               "With --keep_last: checkpoints after every N-th step stay too"),
+                "N", 0)
+      ->capture_default_str();
   takes_text(app.add_option("--resume", options.resume,
                             "Continue from the last checkpoint in the --save folder of a run"),
              "DIR");
@@ -207,9 +218,23 @@ void apply_config(CLI::App& app, const Config& config) {
   }
 }
 
+// The config's block /checkpoint, for what neither the command line nor /zerorun/train says.
+void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
+  if (!line.config) return;
+  const CheckpointConfig& given = line.config->config.checkpoint;
+  TrainOptions& options = line.options;
+  if (app.count("--save_async") == 0) options.save_async = given.async_save;
+  if (app.count("--keep_last") == 0) options.keep_last = given.keep_last;
+  if (app.count("--keep_every") == 0) options.keep_every = given.keep_every;
+}
+
 void check(const TrainOptions& options) {
   if (options.save_every > 0 && options.save.empty()) {
     fail<ConfigError>("--save_every {} needs a folder: --save DIR", options.save_every);
+  }
+  if (options.keep_every > 0 && options.keep_last == 0) {
+    fail<ConfigError>("--keep_every {} needs --keep_last N: without it all checkpoints stay",
+                      options.keep_every);
   }
   if (!options.init.empty() && !options.resume.empty()) {
     fail<ConfigError>("--init {} and --resume {}: a run starts from one of them", options.init,
@@ -261,6 +286,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     line.config = load_config(path);
     apply_config(app, line.config->config);
   }
+  take_checkpoint_settings(app, line);
   check(line.options);
   return line;
 }

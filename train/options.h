@@ -24,6 +24,9 @@ struct TrainOptions {
   std::string dtype;
   std::string save = "out/train";
   int64_t save_every = 0;
+  bool save_async = false;
+  int64_t keep_last = 0;
+  int64_t keep_every = 0;
   std::string resume;
   int64_t eval_every = 0;
   std::optional<std::string> sample;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 
 #include "comm/agreement.h"
@@ -13,6 +14,18 @@
 
 namespace zerorun::train {
 
+namespace {
+
+ClaimedFolder claim_folder(const TrainOptions& options, Communicator& comm, Device& device) {
+  ClaimedFolder folder;
+  Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
+    if (comm.rank() == 0 && !options.save.empty()) folder = ClaimedFolder(options, job_name());
+  });
+  return folder;
+}
+
+}  // namespace
+
 Run::Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop)
     : setup_(setup),
       options_(setup.options),
@@ -20,6 +33,7 @@ Run::Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& 
       device_(device),
       stop_(stop),
       log_(comm.rank(), comm.world_size()),
+      folder_(claim_folder(options_, comm, device)),
       trainer_(setup, comm, device) {}
 
 void Run::say(const std::string& text) {
@@ -31,7 +45,25 @@ void Run::say(const std::string& text) {
   }
 }
 
+// What would go wrong after hours goes wrong here.
+void Run::prepare_saves() {
+  if (options_.save.empty()) return;
+  const std::string& moved = folder_.moved_to();
+  if (!moved.empty()) say(fmt::format("{} held another run, now in {}", options_.save, moved));
+  const uint64_t needed = saved_nbytes(trainer_, comm_);
+  Agreement(comm_, device_.inline_stream()).run("room for a checkpoint", [&] {
+    if (is_first()) folder_.check_room(needed);
+  });
+  if (!options_.save_async) return;
+  AsyncOptions options;
+  options.buffer_nbytes = static_cast<uint64_t>(setup_.config.checkpoint.async_buffer_size);
+  options.peer_timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(setup_.config.comm_timeout_s * 1e3));
+  saver_.emplace(trainer_.engine().states(), comm_, options);
+}
+
 void Run::load() {
+  prepare_saves();
   if (options_.resume.empty()) {
     trainer_.initialize();
   } else {
@@ -43,7 +75,6 @@ void Run::load() {
     log_.warning("the text is read as bytes, the model has {} tokens: it will learn bytes anew",
                  setup_.model.vocabulary);
   }
-  if (!options_.save.empty()) check_run_folder(options_.save, comm_, device_);
   describe();
   open_outputs();
 }
@@ -113,6 +144,7 @@ void Run::after_step(const StepReport& report) {
     const double loss = trainer_.evaluate();
     say(fmt::format("step {}: evaluation loss {:.4f}", report.step, loss));
   }
+  if (saver_) saver_->poll();  // throws the error of a save that has failed
   if (due(options_.save_every) && report.step < options_.steps) save();
 }
 
@@ -129,19 +161,16 @@ void Run::write_metrics(const std::function<void()>& write) {
 
 void Run::save() {
   if (saved_step_ == trainer_.position().step) return;
-  if (!claimed_) {
-    const std::string moved =
-        claim_run_folder(options_.save, options_.resume, setup_, comm_, device_);
-    if (!moved.empty()) say(fmt::format("{} held another run, now in {}", options_.save, moved));
-    claimed_ = true;
-  }
-  save_run(options_.save, setup_, trainer_, comm_);
+  if (!has_config_) write_run_config(options_.save, setup_, comm_, device_);
+  has_config_ = true;
+  save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
   saved_step_ = trainer_.position().step;
 }
 
 void Run::save_model() {
   save();
   write_hf_weights(options_.save, trainer_.engine(), comm_);
+  if (saver_) saver_->wait();
 }
 
 void Run::finish() {

@@ -5,11 +5,13 @@
 #include <string>
 
 #include "core/log.h"
+#include "train/claimed_folder.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_setup.h"
 #include "train/stop_signal.h"
 #include "train/trainer.h"
+#include "zerorun/checkpoint.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 
@@ -30,6 +32,7 @@ class Run {
 
  private:
   void say(const std::string& text);
+  void prepare_saves();
   void describe();
   void open_outputs();
   void after_step(const StepReport& report);
@@ -46,13 +49,15 @@ class Run {
   Device& device_;
   StopSignal& stop_;
   Logger log_;
+  ClaimedFolder folder_;  // rank 0's, before the memory of the model is taken
   Trainer trainer_;
+  std::optional<AsyncSaver> saver_;   // with --save_async
   std::optional<Metrics> metrics_;    // rank 0
   std::optional<Progress> progress_;  // rank 0
   int64_t saved_step_ = -1;
   int64_t taken_steps_ = 0;
   int64_t skipped_steps_ = 0;  // of those
-  bool claimed_ = false;       // the --save folder is this run's
+  bool has_config_ = false;    // the --save folder has this run's config.json
 };
 
 }  // namespace zerorun::train

@@ -1,11 +1,7 @@
 #include "train/run_folder.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/file.h"
@@ -25,6 +21,7 @@ using Json = nlohmann::json;
 constexpr const char* kStep = "step";
 constexpr const char* kSamples = "samples";
 constexpr const char* kOptimizer = "optimizer";
+constexpr const char* kModel = "model";
 
 // The settings that decide, besides the position, which tokens a step sees.
 Json data_state(const RunSetup& setup) {
@@ -45,11 +42,8 @@ int64_t read_count(const Json& state, const char* key, const std::string& folder
 }
 
 // States mean something to the rule that made them only; several rules have states of one name.
-void check_optimizer(const std::string& folder, const RunSetup& setup) {
-  const Json state =
-      Json::parse(SavedModel(folder).client_state(), nullptr, /*allow_exceptions=*/false);
+void check_optimizer(const Json& state, const std::string& folder, const RunSetup& setup) {
   const std::string own = rule_name(setup.config.optimizer);
-  if (!state.is_object()) return;
   const Json saved = state.value(kOptimizer, Json(own));  // earlier versions did not say
   if (saved == own) return;
   const bool has_weights = path_exists(folder + "/model.safetensors");
@@ -60,56 +54,73 @@ void check_optimizer(const std::string& folder, const RunSetup& setup) {
       has_weights ? fmt::format(", or start from its weights alone with --init {}", folder) : "");
 }
 
-// "out/train" -> "out/train.1", or the next number that is free.
-std::string free_name(std::string folder) {
-  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
-  int number = 1;
-  while (path_exists(fmt::format("{}.{}", folder, number))) ++number;
-  return fmt::format("{}.{}", folder, number);
+// The network that the states belong to: config.json says it too, but no hash covers that.
+void check_model(const Json& state, const std::string& folder, const RunSetup& setup) {
+  if (!state.contains(kModel)) return;  // earlier versions did not say
+  const Json own = Json::parse(to_json(setup.model));
+  const Json& saved = state[kModel];
+  std::string differences;
+  for (const auto& [key, value] : own.items()) {
+    const Json before = saved.is_object() ? saved.value(key, Json()) : Json();
+    if (before == value) continue;
+    differences += fmt::format("{}{} was {} and is {}", differences.empty() ? "" : ", ", key,
+                               before.dump(), value.dump());
+  }
+  if (differences.empty()) return;
+  fail<CheckpointError>(
+      "--resume {}: the checkpoint is of another model: {}: leave out --model, and restore "
+      "config.json there if it was changed",
+      folder, differences);
 }
 
 }  // namespace
 
-void check_run_folder(const std::string& folder, Communicator& comm, Device& device) {
+void write_run_config(const std::string& folder, const RunSetup& setup, Communicator& comm,
+                      Device& device) {
   Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    if (comm.rank() != 0) return;
-    create_folders(folder);
-    if (::access(folder.c_str(), W_OK) == 0) return;
-    fail<IoError>("--save {}: cannot write there: {}", folder, std::strerror(errno));
+    if (comm.rank() == 0) write_hf_config(folder, setup.model);
   });
 }
 
-std::string claim_run_folder(const std::string& folder, const std::string& resumed,
-                             const RunSetup& setup, Communicator& comm, Device& device) {
-  std::string moved;
-  Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    if (comm.rank() != 0) return;
-    std::error_code ignored;
-    const bool is_resumed =
-        !resumed.empty() && std::filesystem::equivalent(folder, resumed, ignored);
-    if (!is_resumed && path_exists(folder + "/latest")) {
-      moved = free_name(folder);
-      rename_path(folder, moved);
+uint64_t saved_nbytes(Trainer& trainer, Communicator& comm) {
+  EngineStates& states = trainer.engine().states();
+  uint64_t own = checkpoint_nbytes(states);
+  if (comm.rank() == 0) {
+    for (const ParameterSpec& spec : trainer.engine().parameters()) {
+      own += static_cast<uint64_t>(spec.numel()) * size_of(trainer.engine().param_dtype());
     }
-    write_hf_config(folder, setup.model);
-  });
-  return moved;
+  }
+  Agreement agreement(comm, states.device().inline_stream());
+  return static_cast<uint64_t>(agreement.reduce(static_cast<int64_t>(own), ReduceOp::sum));
 }
 
 void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
-              Communicator& comm) {
+              Communicator& comm, AsyncSaver* saver) {
   Json state = data_state(setup);
   state[kOptimizer] = rule_name(setup.config.optimizer);
+  state[kModel] = Json::parse(to_json(setup.model));
   state[kStep] = trainer.position().step;
   state[kSamples] = trainer.position().samples;
-  save_checkpoint(trainer.engine().states(), comm,
-                  {folder, fmt::format("step{}", trainer.position().step), state.dump()});
+  const SaveOptions options = {
+      .directory = folder,
+      .tag = fmt::format("step{}", trainer.position().step),
+      .client_state = state.dump(),
+      .keep = {.last = setup.options.keep_last, .every = setup.options.keep_every}};
+  if (saver != nullptr) {
+    saver->save(options);
+  } else {
+    save_checkpoint(trainer.engine().states(), comm, options);
+  }
 }
 
 std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
                        Communicator& comm) {
-  Agreement(comm, trainer.engine().device().inline_stream())
-      .run("optimizer of the checkpoint", [&] { check_optimizer(folder, setup); });
+  Agreement(comm, trainer.engine().device().inline_stream()).run("settings of the checkpoint", [&] {
+    const Json state = Json::parse(SavedModel(folder).client_state(), nullptr, false);
+    if (!state.is_object()) return;  // resume_run says that train did not save it
+    check_optimizer(state, folder, setup);
+    check_model(state, folder, setup);
+  });
   const LoadedCheckpoint loaded = load_checkpoint(trainer.engine().states(), comm, folder);
   const Json state = Json::parse(loaded.client_state, nullptr, /*allow_exceptions=*/false);
   trainer.set_position({read_count(state, kStep, folder), read_count(state, kSamples, folder)});

@@ -167,6 +167,14 @@ struct OffloadConfig {
   int64_t sub_group_size = 1'000'000'000;
 };
 
+// The checkpoint block: how a run saves.
+struct CheckpointConfig {
+  bool async_save = false;        // training goes on while a thread writes
+  int64_t async_buffer_size = 0;  // bytes of a snapshot; 0: what fits the model
+  int64_t keep_last = 0;          // checkpoints of a run that stay; 0: all
+  int64_t keep_every = 0;         // and those whose step is a multiple; 0: none of them
+};
+
 struct Config {
   BatchConfig batch;
   PrecisionConfig precision;
@@ -174,6 +182,7 @@ struct Config {
   SchedulerConfig scheduler;
   ZeroConfig zero;
   OffloadConfig offload;
+  CheckpointConfig checkpoint;
   double gradient_clipping = 1.0;  // max global L2 norm; 0 = off
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;

@@ -1,6 +1,9 @@
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -67,6 +70,107 @@ void register_saved_model(py::module_& m) {
           "parameter"_a, "out"_a, "All elements of the parameter of that index, into a tensor.");
 }
 
+// A save's options. The buffers' bytes stay the tensors'.
+struct SaveArguments {
+  std::string directory, tag, client_state;
+  bool exclude_frozen = false;
+  bool update_latest = true;
+  std::string configuration;
+  BufferList buffers;
+  std::pair<int64_t, int64_t> keep;  // Retention
+
+  SaveOptions options() const {
+    SaveOptions options{.directory = directory,
+                        .tag = tag,
+                        .client_state = client_state,
+                        .exclude_frozen = exclude_frozen,
+                        .update_latest = update_latest,
+                        .configuration = configuration,
+                        .keep = {.last = keep.first, .every = keep.second}};
+    for (const auto& [name, dtype, shape, data] : buffers) {
+      const TensorView bytes = import_tensor(data, name);
+      options.buffers.push_back({name, dtype, shape, {bytes.as<std::byte>(), bytes.nbytes()}});
+    }
+    return options;
+  }
+};
+
+// Calls `save(options)` of a method or function with the arguments of a save behind its first one.
+template <typename Self, typename Save>
+auto with_save_arguments(const Save& save) {
+  return [save](Self& self, std::string directory, std::string tag, std::string client_state,
+                bool exclude_frozen, bool update_latest, std::string configuration,
+                BufferList buffers, std::pair<int64_t, int64_t> keep) {
+    const SaveArguments arguments{
+        std::move(directory), std::move(tag),           std::move(client_state), exclude_frozen,
+        update_latest,        std::move(configuration), std::move(buffers),      keep};
+    save(self, arguments.options());
+  };
+}
+
+// Python's reference to an AsyncSaver, with the engine that it saves.
+class SaverHandle {
+ public:
+  SaverHandle(const EngineHandle& engine, const AsyncOptions& options) : owner_(engine.owner()) {
+    unlocked(engine, [&](Engine& core) { saver_.emplace(core.states(), *owner_->comm, options); });
+  }
+  SaverHandle(const SaverHandle&) = delete;
+  SaverHandle& operator=(const SaverHandle&) = delete;
+  ~SaverHandle() {  // NOLINT(bugprone-exception-escape): as EngineOwner's
+    const WithoutGil unlocked;
+    saver_.reset();
+  }
+
+  // Calls `work` with the saver and without the GIL, and returns its result.
+  template <typename Work>
+  auto without_gil(const Work& work) {
+    owner_->enter();
+    const py::gil_scoped_release release;
+    return work(*saver_);
+  }
+
+ private:
+  std::shared_ptr<EngineOwner> owner_;
+  std::optional<AsyncSaver> saver_;
+};
+
+void register_async_saver(py::module_& m) {
+  py::class_<SaverHandle>(m, "AsyncSaver", "Saves that a thread writes beside the training.")
+      .def(py::init([](const EngineHandle& engine, uint64_t buffer_nbytes, double peer_timeout) {
+             AsyncOptions options{.buffer_nbytes = buffer_nbytes};
+             options.peer_timeout =
+                 std::chrono::milliseconds(static_cast<int64_t>(peer_timeout * 1e3));
+             return std::make_unique<SaverHandle>(engine, options);
+           }),
+           "engine"_a, "buffer_nbytes"_a, "peer_timeout"_a,
+           "`buffer_nbytes`: of the snapshot, 0: what fits. `peer_timeout`: seconds that rank 0 "
+           "waits for the files of others.")
+      .def("save",
+           with_save_arguments<SaverHandle>([](SaverHandle& self, const SaveOptions& options) {
+             self.without_gil([&](AsyncSaver& saver) { saver.save(options); });
+           }),
+           "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
+           "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
+           "keep"_a = std::pair<int64_t, int64_t>(),
+           "Collective. Returns when the states are copied. Throws the error of the save before.")
+      .def(
+          "poll",
+          [](SaverHandle& self) {
+            return self.without_gil([](AsyncSaver& saver) { return saver.poll(); });
+          },
+          "Collective. True when no save is under way; throws the error of one that failed.")
+      .def(
+          "wait",
+          [](SaverHandle& self) { self.without_gil([](AsyncSaver& saver) { saver.wait(); }); },
+          "Collective. Waits for the last save and throws its error.")
+      .def(
+          "wait_alone",
+          [](SaverHandle& self) {
+            self.without_gil([](AsyncSaver& saver) { saver.wait_alone(); });
+          },
+          "The same without the other ranks, for a program that ends.");
+}
+
 }  // namespace
 
 void register_checkpoint(py::module_& m) {
@@ -75,29 +179,21 @@ void register_checkpoint(py::module_& m) {
       .def_readonly("tag", &LoadedCheckpoint::tag)
       .def_readonly("client_state", &LoadedCheckpoint::client_state)
       .def_readonly("step", &LoadedCheckpoint::step);
-  m.def(
-      "save_checkpoint",
-      [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
-         const std::string& client_state, bool exclude_frozen, bool update_latest,
-         const std::string& configuration, const BufferList& buffers) {
-        SaveOptions options{.directory = directory,
-                            .tag = tag,
-                            .client_state = client_state,
-                            .exclude_frozen = exclude_frozen,
-                            .update_latest = update_latest,
-                            .configuration = configuration};
-        for (const auto& [name, dtype, shape, data] : buffers) {
-          const TensorView bytes = import_tensor(data, name);
-          options.buffers.push_back({name, dtype, shape, {bytes.as<std::byte>(), bytes.nbytes()}});
-        }
-        unlocked(engine, [&](Engine& core) {
-          save_checkpoint(core.states(), *engine.owner()->comm, options);
-        });
-      },
-      "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
-      "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
-      "Collective. `buffers`: (name, dtype as safetensors spells it, shape, a uint8 tensor of the "
-      "bytes), rank 0's. An earlier checkpoint stays loadable until this one is complete.");
+  register_async_saver(m);
+  m.def("save_checkpoint",
+        with_save_arguments<const EngineHandle>(
+            [](const EngineHandle& engine, const SaveOptions& options) {
+              unlocked(engine, [&](Engine& core) {
+                save_checkpoint(core.states(), *engine.owner()->comm, options);
+              });
+            }),
+        "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
+        "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
+        "keep"_a = std::pair<int64_t, int64_t>(),
+        "Collective. `buffers`: (name, dtype as safetensors spells it, shape, a uint8 tensor of "
+        "the bytes), rank 0's. `keep`: the last so many checkpoints, and those whose step is a "
+        "multiple of the second; 0: all, none. An earlier checkpoint stays loadable until this one "
+        "is complete.");
   m.def(
       "load_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,

@@ -122,6 +122,14 @@ void register_scheduler(py::module_& m) {
       .def_readonly("last_batch_iteration", &SchedulerConfig::last_batch_iteration);
 }
 
+void register_checkpoint_config(py::module_& m) {
+  read_only_struct<CheckpointConfig>(m, "CheckpointConfig", "How a run saves.")
+      .def_readonly("async_save", &CheckpointConfig::async_save)
+      .def_readonly("async_buffer_size", &CheckpointConfig::async_buffer_size)
+      .def_readonly("keep_last", &CheckpointConfig::keep_last)
+      .def_readonly("keep_every", &CheckpointConfig::keep_every);
+}
+
 void register_zero(py::module_& m) {
   read_only_struct<ZeroConfig>(m, "ZeroConfig", "What is sharded, and in which portions.")
       .def_readonly("stage", &ZeroConfig::stage)
@@ -145,6 +153,7 @@ void register_whole(py::module_& m) {
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("steps_per_print", &Config::steps_per_print)
       .def_readonly("wall_clock_breakdown", &Config::wall_clock_breakdown)
+      .def_readonly("checkpoint", &Config::checkpoint)
       .def_readonly("comm_timeout_s", &Config::comm_timeout_s)
       .def_readonly("share_parameters", &Config::share_parameters)
       .def_readonly("train_options", &Config::train_options)
@@ -201,6 +210,7 @@ void register_config(py::module_& m) {
   register_optimizer(m);
   register_scheduler(m);
   register_zero(m);
+  register_checkpoint_config(m);
   register_whole(m);
   m.def(
       "parse_config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -49,11 +50,14 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     *,
     save_latest: bool,
     exclude_frozen: bool,
+    blocking: bool,
 ) -> str:
     """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete.
 
-    Raises CheckpointError, ConfigError or IoError on every rank.
+    Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
+    a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
+    shards.saver.wait()
     folder = os.fspath(directory)
     own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
     name = text_of_rank_zero(own, shards.communicator, "tag of the checkpoint")
@@ -68,17 +72,30 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name)
     text = program_state.encode(data, objects, allow_pickle=training.allow_pickle)
-    try:
-        _C.save_checkpoint(
-            shards.core, folder, name, text, exclude_frozen, save_latest, configuration, buffers
-        )
-    except Exception:
+    rules = shards.settings.checkpoint
+    keep = (rules.keep_last, rules.keep_every)
+    arguments = (
+        folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep
+    )  # fmt: skip
+
+    def discard() -> None:
         if record is not None:
             shard_files.discard(shards, folder, record)
-        raise
-    with all_or_none(shards.communicator, "save_checkpoint"):
+
+    def remove_stale() -> None:
         if shards.communicator.rank == 0:
-            shard_files.remove_stale(folder, name, record)
+            with contextlib.suppress(OSError):  # the next save tries again
+                shard_files.remove_stale(folder, name, record)
+
+    try:
+        if not blocking:
+            shards.saver.save(arguments, committed=remove_stale, failed=discard)
+            return name
+        _C.save_checkpoint(shards.core, *arguments)
+    except Exception:
+        discard()
+        raise
+    remove_stale()
     return name
 
 
@@ -129,6 +146,7 @@ def load(  # noqa: PLR0913 - likewise
     not fit is a CheckpointError on every rank, and nothing has changed. Unpickles what was pickled
     of the client_state and the scheduler's state only if the configuration allows that.
     """
+    shards.saver.wait()
     folder = os.fspath(directory)
     if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)

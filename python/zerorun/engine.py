@@ -139,6 +139,7 @@ class ZeroEngine(ShardedModule):
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self.micro_step_applied = False
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
+            self.shards.saver.poll()
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()

@@ -142,6 +142,8 @@ class ShardedModule(nn.Module):
         client_state: dict[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool | None = False,
+        *,
+        blocking: bool | None = None,
     ) -> bool:
         """Saves everything that training needs under `save_dir`/`tag`. Collective.
 
@@ -149,7 +151,10 @@ class ShardedModule(nn.Module):
         returned by :meth:`load_checkpoint`; other objects need ``checkpoint.pickle_client_state``
         in the configuration, else they are a ConfigError. `save_latest`: a load without tag takes
         this one from now on. `exclude_frozen_parameters`: they are not saved, and a load leaves
-        them as they are. Raises CheckpointError or IoError on every rank.
+        them as they are. `blocking`: False returns when the states are copied, and a thread writes
+        while the training goes on; default: as ``checkpoint.async_save`` says. A save waits for the
+        one before. Raises CheckpointError or IoError on every rank, also of a save in the
+        background that has failed, as do :meth:`step` and :meth:`wait_for_checkpoint`.
         """
         checkpoint.save(
             self.shards,
@@ -159,8 +164,14 @@ class ShardedModule(nn.Module):
             client_state,
             save_latest=save_latest,
             exclude_frozen=bool(exclude_frozen_parameters),
+            blocking=not self.settings.checkpoint.async_save if blocking is None else blocking,
         )
         return True
+
+    def wait_for_checkpoint(self) -> None:
+        """Returns when the last save is complete on disk, and raises its error on every rank if it
+        has failed. Collective; nothing to do after a blocking save."""
+        self.shards.saver.wait()
 
     def load_checkpoint(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         self,

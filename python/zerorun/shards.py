@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, torch_groups
+from zerorun.background_saver import BackgroundSaver
 from zerorun.buffers import share_buffers
 from zerorun.engine_partition import EnginePartition
 from zerorun.gather_hooks import GatherHooks
@@ -132,6 +135,11 @@ class Shards:
         """True if a torch optimizer updates the shards, instead of a rule of the core's."""
         return self.settings.optimizer.type == _C.EXTERNAL_OPTIMIZER
 
+    @functools.cached_property
+    def saver(self) -> BackgroundSaver:
+        """What saves beside the training."""
+        return BackgroundSaver(self.core, self.settings)
+
     def _collect_gradients(self) -> None:
         for parameter, index in self.layout.ids.items():
             if self.layout.is_trainable(parameter):
@@ -216,11 +224,17 @@ class Shards:
 
         Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init,
         or with `as_before` only of those that were like that before. A second call does nothing.
-        Collective at stage 3 where ranks do not share parameters (on GPUs); else it only must not
-        come while another rank is within a step.
+        Waits for a save that is under way, and raises its error when all else is done. Collective
+        at stage 3 where ranks do not share parameters (on GPUs); else it only must not come while
+        another rank is within a step.
         """
         if self.core.closed:
             return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.saver.close)
+            self._give_back(as_before)
+
+    def _give_back(self, as_before: bool) -> None:
         try:
             self.leave_gradients()
             if self.gather_hooks is not None:

@@ -134,6 +134,7 @@ def test_a_run_whose_every_step_overflows_is_a_failure_that_can_go_on(train, tmp
 def test_an_interrupted_run_that_cannot_save_says_so(start, tmp_path):
     job = start("--steps", 10**6, "--save", "run")
     wait_for_step_one(job)
+    (tmp_path / "run" / ".train.lock").unlink()
     (tmp_path / "run").rmdir()
     (tmp_path / "run").write_text("a file")
     code, output, errors = interrupt(job)
@@ -176,7 +177,7 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
     )
     assert result.returncode == 1
     assert "File too large" in result.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".train.lock", "config.json"}
 
 
 def verify(zerorun, folder):

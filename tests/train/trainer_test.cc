@@ -20,6 +20,7 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 
 constexpr const char* kModel = R"({
   "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 32})";
@@ -229,7 +230,7 @@ TEST_F(TrainerTest, ASavedModelIsAStartingPoint) {
     trainer.initialize();
     trainer.step(0);
     const auto device = make_cpu_device();
-    claim_run_folder(folder, "", setup, comm, *device);
+    write_run_config(folder, setup, comm, *device);
     write_hf_weights(folder, trainer.engine(), comm);
     const uint64_t hash = trainer.engine().states().parameter_hash();
     if (comm.rank() == 0) expected = hash;
@@ -244,7 +245,7 @@ TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
   run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
     trainer.initialize();
     const auto device = make_cpu_device();
-    claim_run_folder(folder, "", setup, comm, *device);
+    write_run_config(folder, setup, comm, *device);
     write_hf_weights(folder, trainer.engine(), comm);
   });
   const auto error = [&](const char* model) -> std::string {
@@ -263,17 +264,20 @@ TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
               HasSubstr("no tensor transformer.h.2.ln_1.weight"));
 }
 
-TEST_F(TrainerTest, AnotherRunsFolderIsMovedAsideAndTheResumedOneKept) {
+TEST_F(TrainerTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
   const std::string folder = folder_.path("run");
   run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    trainer.initialize();
-    const auto device = make_cpu_device();
-    EXPECT_EQ(claim_run_folder(folder, "", setup, comm, *device), "");
     save_run(folder, setup, trainer, comm);
-    EXPECT_EQ(claim_run_folder(folder, folder + "/.", setup, comm, *device), "");
-    const std::string moved = claim_run_folder(folder, "", setup, comm, *device);
-    EXPECT_EQ(moved, comm.rank() == 0 ? folder + ".1" : "");
-    EXPECT_EQ(resume_run(folder + ".1", setup, trainer, comm), "");
+  });
+  // One head or two: the parameters have the same shapes.
+  std::string changed = read_file(model_);
+  changed.replace(changed.find("\"n_head\": 2"), 11, "\"n_head\": 1");
+  model_ = folder_.write("changed.json", changed);
+  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+    EXPECT_THAT(
+        [&] { resume_run(folder, setup, trainer, comm); },
+        ThrowsMessage<CheckpointError>(AllOf(HasSubstr("another model: n_head was 2 and is 1"),
+                                             HasSubstr("restore config.json"))));
   });
 }
 

@@ -1,0 +1,112 @@
+"""Saves that the core writes while the training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from zerorun import _C
+
+__all__ = ["BackgroundSaver"]
+
+_logger = logging.getLogger("zerorun")
+
+
+def _nothing() -> None:
+    """Follows a save that needs nothing more."""
+
+
+class BackgroundSaver:
+    """The save of an engine that is under way, at most one.
+
+    Its memory is taken at the first save and kept. Whatever goes wrong in the background is raised
+    on every rank, by the next `poll`, `save` or `wait`; an error that nobody has asked for ends the
+    program with exit code 1.
+    """
+
+    def __init__(self, core: _C.Engine, settings: _C.Config) -> None:
+        self._core = core
+        self._settings = settings
+        self._saver: _C.AsyncSaver | None = None
+        self._is_pending = False
+        self._committed: Callable[[], None] = _nothing
+        self._failed: Callable[[], None] = _nothing
+
+    def save(
+        self,
+        arguments: tuple[Any, ...],
+        *,
+        committed: Callable[[], None] = _nothing,
+        failed: Callable[[], None] = _nothing,
+    ) -> None:
+        """Begins a save with these arguments of `_C.AsyncSaver.save`. Collective.
+
+        Waits for the one before and raises its error. `committed` and `failed` are called when the
+        outcome is known here, on every rank; they must not communicate.
+        """
+        self.wait()
+        if self._saver is None:
+            nbytes = self._settings.checkpoint.async_buffer_size
+            self._saver = _C.AsyncSaver(self._core, nbytes, self._settings.comm_timeout_s)
+            atexit.register(_end, weakref.ref(self))
+        self._saver.save(*arguments)
+        self._is_pending, self._committed, self._failed = True, committed, failed
+
+    def poll(self) -> None:
+        """Raises the error of a save that has failed on some rank. Collective."""
+        if self._is_pending:
+            self._take_outcome(self._saver.poll if self._saver else bool)
+
+    def wait(self) -> None:
+        """Returns when nothing is under way; raises the error of the last save. Collective."""
+        self._finish(alone=False)
+
+    def close(self) -> None:
+        """As wait, without the other ranks; then gives the memory back."""
+        try:
+            self._finish(alone=True)
+        finally:
+            self._saver = None
+
+    def _finish(self, *, alone: bool) -> None:
+        if not self._is_pending or self._saver is None:
+            return
+        wait = self._saver.wait_alone if alone else self._saver.wait
+
+        def finish() -> bool:
+            wait()
+            return True
+
+        self._take_outcome(finish)
+
+    def _take_outcome(self, ask: Callable[[], bool]) -> None:
+        """Follows up on the save if `ask` says that it is complete, or raises."""
+        try:
+            complete = ask()
+        except Exception:
+            self._is_pending = False
+            self._failed()
+            raise
+        if complete:
+            self._is_pending = False
+            self._committed()
+
+
+def _end(reference: weakref.ref[BackgroundSaver]) -> None:
+    """At exit: what is under way is finished first. Python ignores errors here, so the process ends
+    at once where one says that a checkpoint is not there."""
+    saver = reference()
+    if saver is None:
+        return
+    try:
+        saver.close()
+    except Exception as error:
+        _logger.error("a checkpoint could not be saved: %s", error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,164 @@
+#include "train/claimed_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "tests/train/temporary_folder.h"
+#include "zerorun/error.h"
+
+namespace zerorun::train::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+class ClaimedFolderTest : public ::testing::Test {
+ protected:
+  TrainOptions options(const std::string& save = "run") const {
+    TrainOptions options;
+    options.save = folder_.path(save);
+    return options;
+  }
+  // Leaves what a run of the job leaves.
+  void make_run(const std::string& name, const std::string& job = "job") const {
+    const ClaimedFolder claimed(options(name), job);
+    folder_.write(name + "/latest", "step1\n");
+    folder_.write(name + "/model.safetensors", "weights");
+  }
+  std::string error_of(const TrainOptions& asked) const {
+    try {
+      const ClaimedFolder claimed(asked, "");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "claimed";
+  }
+
+  const TemporaryFolder folder_;
+};
+
+TEST_F(ClaimedFolderTest, IsMadeAndHeldByOneRun) {
+  const auto first = std::make_unique<ClaimedFolder>(options("deep/run"), "");
+  EXPECT_EQ(first->moved_to(), "");
+  EXPECT_THAT(error_of(options("deep/run")),
+              AllOf(HasSubstr("another run saves there, process "), HasSubstr("another --save")));
+}
+
+TEST_F(ClaimedFolderTest, IsFreeAgainWhenTheRunHasEnded) {
+  { const ClaimedFolder first(options(), ""); }
+  EXPECT_EQ(error_of(options()), "claimed");
+}
+
+TEST_F(ClaimedFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
+  make_run("run");
+  {
+    const ClaimedFolder claimed(options(), "");
+    EXPECT_EQ(claimed.moved_to(), fs::canonical(folder_.path()).string() + "/run.1");
+    EXPECT_EQ(read_file(folder_.path("run.1/latest")), "step1\n");
+    EXPECT_FALSE(fs::exists(folder_.path("run/latest")));
+    EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));
+  }
+  folder_.write("run/latest", "step2\n");
+  TrainOptions resumed = options();
+  resumed.resume = folder_.path("run/.");
+  const ClaimedFolder claimed(resumed, "");
+  EXPECT_EQ(claimed.moved_to(), "");
+  EXPECT_EQ(read_file(folder_.path("run/latest")), "step2\n");
+}
+
+TEST_F(ClaimedFolderTest, ARunningRunIsNotMovedAway) {
+  make_run("run");
+  TrainOptions resumed = options();
+  resumed.resume = resumed.save;
+  const ClaimedFolder running(resumed, "");
+  EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));
+  EXPECT_TRUE(fs::exists(folder_.path("run/latest")));
+}
+
+TEST_F(ClaimedFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
+  folder_.write("run/pytorch_model.bin", "foreign");
+  EXPECT_THAT(error_of(options()), AllOf(HasSubstr("pytorch_model.bin there is not of a run"),
+                                         HasSubstr("give another --save")));
+  EXPECT_EQ(read_file(folder_.path("run/pytorch_model.bin")), "foreign");
+}
+
+TEST_F(ClaimedFolderTest, TheStartingPointCannotBeOverwritten) {
+  make_run("run");
+  TrainOptions asked = options();
+  asked.init = asked.save;
+  EXPECT_THAT(error_of(asked), HasSubstr("--init " + asked.save + " lies in --save"));
+  asked = options();
+  asked.resume = folder_.path("run/step1");
+  folder_.write("run/step1/checkpoint.json", "");
+  EXPECT_THAT(error_of(asked), HasSubstr("lies in --save"));
+  EXPECT_EQ(read_file(folder_.path("run/model.safetensors")), "weights");
+}
+
+TEST_F(ClaimedFolderTest, ALinkStaysAndItsFolderIsKept) {
+  make_run("disk/run");
+  fs::create_symlink(folder_.path("disk/run"), folder_.path("link"));
+  const ClaimedFolder claimed(options("link"), "");
+  EXPECT_TRUE(fs::is_symlink(folder_.path("link")));
+  EXPECT_EQ(read_file(folder_.path("disk/run.1/latest")), "step1\n");
+  EXPECT_TRUE(fs::is_empty(folder_.path("link")) || fs::exists(folder_.path("link/.train.lock")));
+}
+
+TEST_F(ClaimedFolderTest, ALinkToNothingIsRefused) {
+  fs::create_symlink(folder_.path("gone"), folder_.path("link"));
+  EXPECT_THAT(error_of(options("link")), AllOf(HasSubstr("a link to " + folder_.path("gone")),
+                                               HasSubstr("which is not there")));
+  EXPECT_FALSE(fs::exists(folder_.path("gone")));
+}
+
+TEST_F(ClaimedFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
+  make_run("run");
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_.path("run"));
+  TrainOptions asked = options();
+  asked.save = ".";
+  EXPECT_THAT(error_of(asked),
+              AllOf(HasSubstr("--save .: the working folder lies in it"), HasSubstr("--resume")));
+  fs::current_path(before);
+  EXPECT_EQ(read_file(folder_.path("run/latest")), "step1\n");
+}
+
+TEST_F(ClaimedFolderTest, AFileInItsPlaceIsAnError) {
+  folder_.write("file", "mine");
+  EXPECT_THAT(error_of(options("file")), HasSubstr("Not a directory"));
+  EXPECT_THAT(error_of(options("file/deeper")), HasSubstr("Not a directory"));
+}
+
+TEST_F(ClaimedFolderTest, ADiskWithoutRoomIsSaid) {
+  const ClaimedFolder claimed(options(), "");
+  claimed.check_room(1);
+  EXPECT_THAT([&] { claimed.check_room(uint64_t{1} << 62); },
+              ThrowsMessage<IoError>(AllOf(HasSubstr("a checkpoint and the model take"),
+                                           HasSubstr("free some space"))));
+}
+
+TEST_F(ClaimedFolderTest, OnlyARestartContinuesAndOnlyItsOwnJob) {
+  make_run("run", "job-a");
+  const auto continues = [&](const char* count, const char* job) {
+    ::setenv("TORCHELASTIC_RESTART_COUNT", count, 1);
+    const bool result = continues_after_restart(options(), job);
+    ::unsetenv("TORCHELASTIC_RESTART_COUNT");
+    return result;
+  };
+  EXPECT_TRUE(continues("1", "job-a"));
+  EXPECT_FALSE(continues("0", "job-a"));
+  EXPECT_FALSE(continues("1", "job-b"));
+  EXPECT_FALSE(continues("1", ""));
+  EXPECT_FALSE(continues_after_restart(options(), "job-a"));
+  fs::remove(folder_.path("run/latest"));
+  EXPECT_FALSE(continues("1", "job-a"));  // it had saved nothing yet
+}
+
+}  // namespace
+}  // namespace zerorun::train::testing
