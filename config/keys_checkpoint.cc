@@ -68,7 +68,7 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     {.pointer = "/checkpoint/async_buffer_size",
      .type = KeyType::integer,
      .fallback = "0",
-     .range = {.low = 0, .high = 1e15},
+     .range = kNonNegative,
      .doc = "Bytes of each rank's memory for the copy. What is larger passes through it piece by "
             "piece, and the training waits for that. 0: what the rank saves, but at most 64 MiB "
             "where its states are offloaded.",
@@ -85,7 +85,6 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
      .fallback = "0",
      .range = kNonNegative,
      .doc = "Beside keep_last: checkpoints whose step is a multiple of this stay.",
-     .gate = "/checkpoint/keep_last",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_every>()},
     block("/checkpoint/parallel_write", "Which ranks write what."),
     writer("/checkpoint/parallel_write/pipeline_stage", KeyType::boolean, "false",
