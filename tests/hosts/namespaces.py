@@ -109,6 +109,12 @@ class Hosts:
         run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "up")
         self._add_address_6(1)  # it went with the link
 
+    def sent_bytes(self, number: int) -> int:
+        """By one of the hosts to the other."""
+        words = ["ip", "netns", "exec", self.namespaces[number], "cat"]
+        words += ["/sys/class/net/eth0/statistics/tx_bytes"]
+        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
     def _add_address_6(self, number: int) -> None:
         words = ("address", "replace", f"{ADDRESSES_6[number]}/64", "dev", "eth0")
         # Without the second in which the kernel looks for another host of that address.

@@ -93,16 +93,21 @@ def test_a_cut_link_ends_the_job_on_both_hosts(hosts: Hosts) -> None:
         hosts.mend()
 
 
+def text_to_learn(hosts: Hosts) -> str:
+    text = hosts.folder / "text"
+    text.write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    return str(text)
+
+
 def train(hosts: Hosts, options: list[str], steps: int, **more: Path) -> tuple[Job, Path]:
     """A job of the bundled program, and where it writes its metrics."""
     shape = hosts.folder / "model.json"
     shape.write_text(json.dumps({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}))
-    text = hosts.folder / "text"
-    text.write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
     metrics = hosts.folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    program = ["train", "--data", str(text), "--model", str(shape), "--micro_batch", "2"]
+    program = ["train", "--data", text_to_learn(hosts), "--model", str(shape), "--micro_batch", "2"]
     program += ["--sample=", "--steps", str(steps), "--metrics", str(metrics)]
+    program += ["--save", str(hosts.folder / "out")]
     return Job(hosts, options, program, **more), metrics
 
 
@@ -134,6 +139,42 @@ def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Ho
         assert code == 0, errors
         hashes.add(json.loads(metrics.read_text().splitlines()[-1])["param_hash"])
     assert len(hashes) == 1
+
+
+def test_the_link_carries_what_plan_says(hosts: Hosts) -> None:
+    config = hosts.folder / "stage1.json"
+    config.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}})
+    )
+    layout = ["--cpu", "--world_size", "4", "--ranks_per_host", "2"]
+    words = [str(ZERORUN), "plan", str(config), "--model", "nano", *layout]
+    plan = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    table = plan[plan.index("over a host's link") :]
+    (row,) = [line for line in table.splitlines() if line.startswith("stage 1")]
+    number, unit = row.split()[-2:]
+    planned = float(number) * {"KiB": 2**10, "MiB": 2**20}[unit]
+
+    def sent(steps: int) -> int:
+        before = hosts.sent_bytes(0)
+        program = [
+            "train",
+            "--model",
+            "nano",
+            "--seq_len",
+            "32",
+            "--sample=",
+            "--steps",
+            str(steps),
+        ]
+        program += ["--data", text_to_learn(hosts), "--config", str(config)]
+        code, _, errors = Job(hosts, [], program).wait(timeout=240)
+        assert code == 0, errors
+        return hosts.sent_bytes(0) - before
+
+    few, many = sent(1), sent(5)
+    step = (many - few) / 4
+    # Frames have headers and are acknowledged; a step also has its norm and other small messages.
+    assert 0.97 * planned < step < 1.1 * planned
 
 
 def test_an_interface_that_is_not_there_is_the_error(hosts: Hosts) -> None:

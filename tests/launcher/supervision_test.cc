@@ -197,9 +197,16 @@ TEST(Supervision, AFullDiskUnderStandardOutputIsSaidOnceAndTheJobGoesOn) {
 }
 
 TEST(Restart, AFailedJobStartsAnewAsOftenAsItMay) {
+  const Scratch scratch;
+  // Rank 1 fails once rank 0 has said its line, which would end with it.
+  const std::string said = scratch.path() / "said";
   const std::string script =
       "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
-      "test $RANK = 1 && exit 4; test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000";
+      "if test $RANK = 0; then echo > " +
+      said +
+      "$TORCHELASTIC_RESTART_COUNT; exec sleep 1000; fi; "
+      "until test -e " +
+      said + "$TORCHELASTIC_RESTART_COUNT; do sleep 0.01; done; exit 4";
   LauncherProcess job(shell_ranks(2, script, {"--max_restarts", "1"}));
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.output(), HasSubstr("0 0\n"));
