@@ -15,6 +15,9 @@ constexpr int64_t kParameterAlignment = 32;
 // A bucket never holds more than this part of the model unless one parameter does: reduction can
 // only overlap with backward, and gradients can only be freed, when there are several buckets.
 constexpr int64_t kLeastBuckets = 8;
+// A bucket may hold so many matrices of Muon even so: every rank that holds a part of a matrix
+// orthogonalizes all of it, so ranks that share a single one would do the same work.
+constexpr int64_t kLeastMatrices = 2;
 
 int64_t align_up(int64_t value, int64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -106,6 +109,7 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   std::map<Kind, std::vector<SizedParameter>> replicated;
   int64_t persistent_total = 0;
   int64_t largest = 0;
+  int64_t largest_matrix = 0;
   int64_t total = 0;
   for (size_t i = 0; i < specs.size(); ++i) {
     if (!specs[i].alias_of.empty()) continue;
@@ -122,16 +126,20 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
     } else {
       replicated[kind].push_back(parameter);
       largest = std::max(largest, parameter.numel);
+      if (kind.second) largest_matrix = std::max(largest_matrix, parameter.numel);
       total += parameter.numel;
     }
   }
-  const int64_t cap = std::min(zero.reduce_bucket_size, std::max(largest, total / kLeastBuckets));
+  const auto cap = [&](int64_t least) {
+    return std::min(zero.reduce_bucket_size, std::max(least, total / kLeastBuckets));
+  };
   std::vector<BucketPlan> plans;
   plans.reserve(sharded.size() + replicated.size());
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
   for (const auto& [kind, parameters] : replicated) {
     const auto [trainable, use_muon] = kind;
-    fill_replicated(parameters, {.trainable = trainable, .use_muon = use_muon}, cap, plans);
+    const int64_t least = use_muon ? std::max(largest, kLeastMatrices * largest_matrix) : largest;
+    fill_replicated(parameters, {.trainable = trainable, .use_muon = use_muon}, cap(least), plans);
   }
   // Backward completes a bucket with its first parameter.
   std::stable_sort(plans.begin(), plans.end(), [](const BucketPlan& a, const BucketPlan& b) {

@@ -117,6 +117,32 @@ TEST(Buckets, AParameterLargerThanTheSizeGoesAlone) {
   EXPECT_EQ(plans[1].parameters[0].parameter, 1);
 }
 
+// A rank orthogonalizes every matrix that it holds a part of.
+TEST(Buckets, HoldMatricesOfMuonThatTwoRanksShareWithoutCuttingOne) {
+  constexpr int64_t kWidth = 128;
+  Model model;
+  model.add(256 * kWidth, 0);
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const int64_t columns : {3 * kWidth, kWidth, 4 * kWidth, 4 * kWidth}) {
+      model.add(kWidth * columns, 1 + layer);
+      model.specs.back().use_muon = true;
+    }
+  }
+  ZeroConfig zero;
+  zero.stage = 2;
+  int matrices = 0;
+  for (const BucketPlan& plan : model.plan(zero)) {
+    if (!plan.use_muon) continue;
+    const BucketLayout layout = lay_out(plan.parameters, 2, 1);
+    for (const int64_t begin : {int64_t{0}, layout.shard_numel}) {
+      matrices += static_cast<int>(layout.intervals(begin, begin + layout.shard_numel).size());
+    }
+  }
+  EXPECT_EQ(matrices, 16);
+  zero.reduce_bucket_size = 1000;
+  EXPECT_EQ(model.plan(zero).size(), 17u) << "the configured size is a limit in any case";
+}
+
 TEST(Buckets, StageThreeKeepsSmallParametersGatheredAndGroupsTheRestByModule) {
   Model model;
   for (int module = 0; module < 3; ++module) {
