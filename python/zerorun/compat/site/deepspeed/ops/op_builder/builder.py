@@ -22,8 +22,8 @@ class OpBuilder:
     def load(self, verbose: bool = True) -> Any:
         raise NotImplementedError(
             f"{type(self).__name__}.load() is not part of zerorun: its kernels are compiled into "
-            "it and run in deepspeed.initialize's optimizer and offloading; nothing is built at run "
-            "time"
+            "it and run in deepspeed.initialize's optimizer and offloading; nothing is built at "
+            "run time"
         )
 
     builder = jit_load = load
