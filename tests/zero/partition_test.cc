@@ -119,12 +119,12 @@ TEST(Buckets, AParameterLargerThanTheSizeGoesAlone) {
 
 // A rank orthogonalizes every matrix that it holds a part of.
 TEST(Buckets, HoldMatricesOfMuonThatTwoRanksShareWithoutCuttingOne) {
-  constexpr int64_t kWidth = 128;
+  constexpr int64_t kModelWidth = 128;
   Model model;
-  model.add(256 * kWidth, 0);
+  model.add(256 * kModelWidth, 0);
   for (int layer = 0; layer < 4; ++layer) {
-    for (const int64_t columns : {3 * kWidth, kWidth, 4 * kWidth, 4 * kWidth}) {
-      model.add(kWidth * columns, 1 + layer);
+    for (const int64_t columns : {3 * kModelWidth, kModelWidth, 4 * kModelWidth, 4 * kModelWidth}) {
+      model.add(kModelWidth * columns, 1 + layer);
       model.specs.back().use_muon = true;
     }
   }
