@@ -1,6 +1,6 @@
 // One rank of a job on several hosts: all_reduce of fp32, by turns with zerorun and with Gloo's own
 // algorithm among all ranks, over the same links. Rank 0 prints one JSON object: the least time of
-// each, and their ratio. bench/comm/hosts.py starts the ranks.
+// each, that of all their processors, and the ratios. bench/comm/hosts.py starts the ranks.
 //
 //   bench_links STORE_FOLDER INTERFACE_ADDRESS [--mib 64] [--repeats 10]
 #include <gloo/allreduce.h>
@@ -8,6 +8,7 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -59,37 +60,65 @@ class Bench {
           static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
       gloo::allreduce(all_reduce);
     };
-    float zerorun_time = 1e9F;
-    float gloo_time = 1e9F;
+    Taken zerorun;
+    Taken gloo;
     for (int repeat = 0; repeat <= options_.repeats; ++repeat) {
       std::fill_n(values.as<float>(), numel, 1.0F);
-      const float first = measure(ours);
-      const float second = measure(theirs);
+      const Taken first = measure(ours);
+      const Taken second = measure(theirs);
       if (repeat == 0) continue;  // connections grow their windows
-      zerorun_time = std::min(zerorun_time, first);
-      gloo_time = std::min(gloo_time, second);
+      zerorun.keep_least(first);
+      gloo.keep_least(second);
     }
     if (communicator_->rank() != 0) return;
     std::printf(
         "{\"transport\": \"%s\", \"ranks\": %d, \"ranks_per_host\": %d, \"mib\": %lld, "
-        "\"zerorun_ms\": %.2f, \"gloo_ms\": %.2f, \"ratio\": %.2f}\n",
+        "\"zerorun_ms\": %.2f, \"gloo_ms\": %.2f, \"ratio\": %.2f, "
+        "\"zerorun_cpu_ms\": %.2f, \"gloo_cpu_ms\": %.2f, \"cpu_ratio\": %.2f}\n",
         communicator_->transport().c_str(), communicator_->world_size(),
         communicator_->local_world_size(), static_cast<long long>(options_.mib),
-        1e3 * static_cast<double>(zerorun_time), 1e3 * static_cast<double>(gloo_time),
-        static_cast<double>(gloo_time / zerorun_time));
+        1e3 * static_cast<double>(zerorun.seconds), 1e3 * static_cast<double>(gloo.seconds),
+        static_cast<double>(gloo.seconds / zerorun.seconds),
+        1e3 * static_cast<double>(zerorun.cpu_seconds), 1e3 * static_cast<double>(gloo.cpu_seconds),
+        static_cast<double>(gloo.cpu_seconds / zerorun.cpu_seconds));
   }
 
  private:
-  // The slowest rank's time.
-  float measure(const std::function<void()>& call) {
+  struct Taken {
+    float seconds = 1e9F;      // of the slowest rank
+    float cpu_seconds = 1e9F;  // of all ranks; where a machine has other work it says more
+
+    void keep_least(const Taken& other) {
+      seconds = std::min(seconds, other.seconds);
+      cpu_seconds = std::min(cpu_seconds, other.cpu_seconds);
+    }
+  };
+
+  static double cpu_seconds() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    const auto seconds = [](const timeval& time) {
+      return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+    };
+    return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  }
+
+  Taken measure(const std::function<void()>& call) {
     using Clock = std::chrono::steady_clock;
     communicator_->barrier(*stream_, "start");
+    const double cpu = cpu_seconds();
     const Clock::time_point begin = Clock::now();
     call();
-    float taken = std::chrono::duration<float>(Clock::now() - begin).count();
-    const TensorView slowest = view_of(std::span<float>(&taken, 1));
-    communicator_->all_reduce(slowest, slowest, ReduceOp::max, Output::overwrite, *stream_, "time");
+    Taken taken{std::chrono::duration<float>(Clock::now() - begin).count(),
+                static_cast<float>(cpu_seconds() - cpu)};
+    combine(taken.seconds, ReduceOp::max);
+    combine(taken.cpu_seconds, ReduceOp::sum);
     return taken;
+  }
+
+  void combine(float& value, ReduceOp op) {
+    const TensorView view = view_of(std::span<float>(&value, 1));
+    communicator_->all_reduce(view, view, op, Output::overwrite, *stream_, "time");
   }
 
   const std::shared_ptr<Communicator> communicator_;

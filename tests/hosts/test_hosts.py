@@ -156,16 +156,8 @@ def test_the_link_carries_what_plan_says(hosts: Hosts) -> None:
 
     def sent(steps: int) -> int:
         before = hosts.sent_bytes(0)
-        program = [
-            "train",
-            "--model",
-            "nano",
-            "--seq_len",
-            "32",
-            "--sample=",
-            "--steps",
-            str(steps),
-        ]
+        program = ["train", "--model", "nano", "--seq_len", "32", "--steps", str(steps)]
+        program += ["--sample=", "--save="]
         program += ["--data", text_to_learn(hosts), "--config", str(config)]
         code, _, errors = Job(hosts, [], program).wait(timeout=240)
         assert code == 0, errors
