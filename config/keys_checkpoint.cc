@@ -34,8 +34,8 @@ constexpr KeyBinding kDataStates{
           config.checkpoint.async_save = true;
           for (const JsonNode& child : value.children) {
             if (child.key != "host_cache_size") continue;
-            constexpr double kMostGib = 1 << 20;
-            const double gib = std::clamp(child.number, 0.0, kMostGib);
+            constexpr double kMaxGib = 1 << 20;
+            const double gib = std::clamp(child.number, 0.0, kMaxGib);
             config.checkpoint.async_buffer_size = static_cast<int64_t>(gib * (1 << 30));
           }
         },

@@ -95,7 +95,8 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     except Exception:
         discard()
         raise
-    remove_stale()
+    with all_or_none(shards.communicator, "save_checkpoint"):  # nobody returns before it is done
+        remove_stale()
     return name
 
 

@@ -59,7 +59,7 @@ def case_the_configurations_optimizer_is_the_same(_folder: Path) -> None:
         keys = {"optimizer": {"type": "AdamW", "params": params}}
         engine, optimizer, *_ = zerorun.initialize(make(), config=config(stage, **keys))
         assert_close(train(engine), expected)
-        assert optimizer.param_groups[0]["lr"] == torch.tensor(1e-2).item()
+        assert optimizer.param_groups[0]["lr"] == 1e-2
         engine.destroy()
 
 
