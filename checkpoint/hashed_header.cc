@@ -42,12 +42,11 @@ std::string encode_hashed_header(std::vector<HashedTensor>& tensors) {
     tensor.hashes.resize(chunks_of(tensor.nbytes));
     for (const uint64_t hash : tensor.hashes) hashes += to_hex(hash);
   }
-  const std::string header =
-      encode_safetensors_header(entries,
-                                {{kFormatKey, kFormatName},
-                                 {kVersionKey, std::to_string(kFormatVersion)},
-                                 {kHashesKey, hashes}},
-                                kHeaderAlignment);
+  std::string header = encode_safetensors_header(entries,
+                                                 {{kFormatKey, kFormatName},
+                                                  {kVersionKey, std::to_string(kFormatVersion)},
+                                                  {kHashesKey, hashes}},
+                                                 kHeaderAlignment);
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].begin = entries[i].begin;
   return header;
 }

@@ -96,6 +96,7 @@ std::optional<Manifest::ShardFile> write_buffers(const std::filesystem::path& pa
     return safetensors_size_of(a->dtype) > safetensors_size_of(b->dtype);
   });
   std::vector<HashedTensor> tensors;
+  tensors.reserve(sorted.size());
   for (const NamedTensor* buffer : sorted) {
     tensors.push_back({buffer->name, buffer->dtype, buffer->shape, buffer->bytes.size()});
   }

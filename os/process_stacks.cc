@@ -36,7 +36,7 @@ constexpr std::string_view kEnd = "end\n";
 constexpr std::chrono::milliseconds kPause{10};
 constexpr int kMaxFrames = 64;
 constexpr int kOwnFrames = 2;  // of the handler and of the kernel's return from it
-constexpr uint64_t kMaxBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxTextBytes = uint64_t{1} << 20;
 
 int native_stack_signal() { return SIGRTMAX - 9; }
 
@@ -69,7 +69,7 @@ void write_native_stack(int /*signal*/, siginfo_t* info, void* /*context*/) {
 
 bool catches(pid_t pid, int signal) {
   std::string text;
-  if (try_read_text(fmt::format("/proc/{}/status", pid), kMaxBytes, text) != 0) return false;
+  if (try_read_text(fmt::format("/proc/{}/status", pid), kMaxTextBytes, text) != 0) return false;
   constexpr std::string_view kField = "SigCgt:\t";
   const size_t at = text.find(kField);
   if (at == std::string::npos) return false;
@@ -80,7 +80,7 @@ bool catches(pid_t pid, int signal) {
 
 std::string content_of(const std::string& path, size_t from) {
   std::string text;
-  if (try_read_text(path, kMaxBytes, text) != 0 || text.size() <= from) return {};
+  if (try_read_text(path, kMaxTextBytes, text) != 0 || text.size() <= from) return {};
   return text.substr(from);
 }
 

@@ -84,7 +84,7 @@ Collectives::Collectives(const CommunicatorOptions& options, Topology topology)
          .address = choose_address(options),
          .timeout = options.timeout});
     watch_ = std::make_unique<Watch>(options_, topology_, local_.control(), *links_);
-    window_ = local_.allocate(2 * kHalves * kWindowBytes, Sharing::per_host);
+    window_ = local_.allocate(size_t{2} * kHalves * kWindowBytes, Sharing::per_host);
   } catch (...) {
     local_.control().leave();
     throw;

@@ -60,6 +60,7 @@ RankActivity Control::activity(int peer) const {
 
 std::vector<RankActivity> Control::activities() const {
   std::vector<RankActivity> ranks;
+  ranks.reserve(static_cast<size_t>(world_size_));
   for (int peer = 0; peer < world_size_; ++peer) ranks.push_back(activity(peer));
   return ranks;
 }
