@@ -138,16 +138,15 @@ void kill_descendants() {
 }
 
 bool end_descendants(std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   sigset_t child_signal;
   sigemptyset(&child_signal);
   sigaddset(&child_signal, SIGCHLD);
   for (;;) {
     kill_descendants();
     if (!reap_children()) return true;
-    const auto left = deadline - Clock::now();
-    if (left <= Clock::duration::zero()) return false;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return false;
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     const timespec wait = {static_cast<time_t>(ns / 1'000'000'000),
                            static_cast<long>(ns % 1'000'000'000)};

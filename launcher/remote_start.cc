@@ -139,6 +139,7 @@ std::vector<RemoteCommand> remote_commands(const Cluster& cluster, const RemoteC
       break;
   }
   std::vector<RemoteCommand> commands;
+  commands.reserve(nodes.size());
   for (const int node : nodes) {
     commands.push_back(ssh_command(cluster, context, node, static_cast<int>(commands.size())));
   }

@@ -14,7 +14,7 @@ namespace {
 std::vector<int> chosen_cpus(const std::string& core_list) {
   std::vector<int> allowed = allowed_cpus();
   if (core_list.empty()) return allowed;
-  const std::vector<int> wanted = parse_cpu_list(core_list);
+  std::vector<int> wanted = parse_cpu_list(core_list);
   if (wanted.empty() || core_list.find_first_not_of("0123456789,-") != std::string::npos) {
     fail<ConfigError>("--bind_core_list '{}': expected numbers of CPUs, as in 0-3,8", core_list);
   }
