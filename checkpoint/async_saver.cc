@@ -103,8 +103,13 @@ void AsyncSaver::Impl::finish() {
   if (!save) return;
   const std::unique_ptr<BackgroundSave> ending = std::move(save);
   Agreement agreement(comm, engine.device().inline_stream());
-  agreement.run("save: write", [&] { ending->wait_written(); });
-  agreement.run("save: commit", [&] { ending->wait_committed(); });
+  try {
+    agreement.run("save: write", [&] { ending->wait_written(); });
+    agreement.run("save: commit", [&] { ending->wait_committed(); });
+  } catch (const IoError&) {
+    ending->discard();  // what a rank wrote after rank 0 had failed
+    throw;
+  }
 }
 
 AsyncSaver::AsyncSaver(EngineStates& engine, Communicator& comm, const AsyncOptions& options)

@@ -91,14 +91,18 @@ void BackgroundSave::run() noexcept {
     committed_.set_value();
   } catch (...) {
     failed_ = true;
-    step->set_exception(std::current_exception());
     queue_.close();
     std::error_code ignored;
     const fs::path path = save_.folder.shard(job_.rank);
     if (step == &written_) fs::rename(unfinished(path), given_up(path), ignored);
-    if (job_.rank == 0) save_.folder.discard();
+    discard();
+    step->set_exception(std::current_exception());
   }
   done_ = true;
+}
+
+void BackgroundSave::discard() {
+  if (job_.rank == 0) save_.folder.discard();
 }
 
 void BackgroundSave::write_file() {

@@ -48,6 +48,8 @@ class BackgroundSave {
   void wait_written() { written_.get_future().get(); }
   // Waits for the commit, which is rank 0's, and throws its error.
   void wait_committed() { committed_.get_future().get(); }
+  // Removes what ranks have written of a save that failed.
+  void discard();
   // The thread stops at the next piece.
   void cancel();
 

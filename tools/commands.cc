@@ -62,7 +62,8 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
                                  "Optimizer steps, for a schedule whose length is \"auto\""),
                 "N", 1, kMaxCount);
   show->callback([&arguments] {
-    print_text(show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
+    print_text(
+        show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
   });
   add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
       ->callback([] { print_text(json_schema()); });

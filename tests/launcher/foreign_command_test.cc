@@ -65,7 +65,8 @@ INSTANTIATE_TEST_SUITE_P(
         ForeignCase{
             "torchrun's standalone", {"--standalone", "--nproc-per-node=2", "--role=x"}, ""},
         ForeignCase{"tee", {"--nproc_per_node=2", "--tee=3"}, "output is in "},
-        ForeignCase{"tee with a folder", {"--nproc_per_node=2", "-t", "3", "--log_dir", "LOGS"}, ""},
+        ForeignCase{
+            "tee with a folder", {"--nproc_per_node=2", "-t", "3", "--log_dir", "LOGS"}, ""},
         ForeignCase{"redirects, silent", {"--num_gpus=2", "-r", "3", "--log_dir", "LOGS"}, ""},
         ForeignCase{
             "log of each rank, silent", {"--num_gpus=2", "--enable_each_rank_log", "LOGS"}, ""},
