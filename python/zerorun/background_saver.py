@@ -29,9 +29,10 @@ class BackgroundSaver:
     program with exit code 1.
     """
 
-    def __init__(self, core: _C.Engine, settings: _C.Config) -> None:
+    def __init__(self, core: _C.Engine, settings: _C.Config, communicator: _C.Communicator) -> None:
         self._core = core
         self._settings = settings
+        self._communicator = communicator
         self._saver: _C.AsyncSaver | None = None
         self._is_pending = False
         self._committed: Callable[[], None] = _nothing
@@ -60,7 +61,7 @@ class BackgroundSaver:
     def poll(self) -> None:
         """Raises the error of a save that has failed on some rank. Collective."""
         if self._is_pending:
-            self._take_outcome(self._saver.poll if self._saver else bool)
+            self._take_outcome(self._saver.poll if self._saver else bool, alone=False)
 
     def wait(self) -> None:
         """Returns when nothing is under way; raises the error of the last save. Collective."""
@@ -82,9 +83,9 @@ class BackgroundSaver:
             wait()
             return True
 
-        self._take_outcome(finish)
+        self._take_outcome(finish, alone=alone)
 
-    def _take_outcome(self, ask: Callable[[], bool]) -> None:
+    def _take_outcome(self, ask: Callable[[], bool], *, alone: bool) -> None:
         """Follows up on the save if `ask` says that it is complete, or raises."""
         try:
             complete = ask()
@@ -95,6 +96,8 @@ class BackgroundSaver:
         if complete:
             self._is_pending = False
             self._committed()
+            if not alone:  # every rank sees what that has changed
+                self._communicator.barrier()
 
 
 def _end(reference: weakref.ref[BackgroundSaver]) -> None:

@@ -138,7 +138,7 @@ class Shards:
     @functools.cached_property
     def saver(self) -> BackgroundSaver:
         """What saves beside the training."""
-        return BackgroundSaver(self.core, self.settings)
+        return BackgroundSaver(self.core, self.settings, self.communicator)
 
     def _collect_gradients(self) -> None:
         for parameter, index in self.layout.ids.items():
