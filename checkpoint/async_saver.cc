@@ -26,7 +26,7 @@ uint64_t resident_nbytes(EngineStates& engine) {
   const auto specs = engine.parameters();
   engine.visit_states(StateAccess::shape, [&](const StateInterval& interval) {
     const bool trainable = specs[static_cast<size_t>(interval.parameter)].trainable;
-    if (trainable ? interval.on_host : interval.param_on_host) return;
+    if (!interval.owned || (trainable ? interval.on_host : interval.param_on_host)) return;
     const auto add = [&](const TensorView& view) {
       nbytes += SnapshotQueue::memory_for(view.nbytes());
     };
@@ -133,8 +133,11 @@ AsyncSaver::~AsyncSaver() {
 
 void AsyncSaver::save(const SaveOptions& options) {
   impl_->finish();
+  if (options.node_local) {
+    fail<ConfigError>("asynchronous saves need a file system that all ranks share");
+  }
   Agreement agreement(impl_->comm, impl_->engine.device().inline_stream());
-  PreparedSave prepared = prepare_save(impl_->engine, agreement, options);
+  PreparedSave prepared = prepare_save(impl_->engine, impl_->comm, options);
   impl_->save = std::make_unique<BackgroundSave>(
       std::move(prepared), make_job(options, agreement, impl_->options.peer_timeout),
       std::span(impl_->memory.data(), impl_->memory.nbytes()));

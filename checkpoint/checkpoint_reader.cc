@@ -65,7 +65,9 @@ File CheckpointReader::open(int shard) const {
 File CheckpointReader::open(const Manifest::ShardFile& entry) const {
   const fs::path path = folder_ / entry.name;
   if (!path_exists(path)) {
-    fail<CheckpointError>("{} is missing, although {} lists it", path.string(), kManifestName);
+    fail<CheckpointError>(
+        "{} is missing, although {} lists it{}", path.string(), kManifestName,
+        entry.host.empty() ? "" : fmt::format(": it was written on the host {}", entry.host));
   }
   File file = File::open_to_read(path);
   if (file.size() != entry.nbytes) {
@@ -76,7 +78,9 @@ File CheckpointReader::open(const Manifest::ShardFile& entry) const {
 }
 
 std::vector<HashedTensor> CheckpointReader::read_header(const Manifest::ShardFile& entry) const {
-  const File file = open(entry);
+  const fs::path own_header = header_path(folder_ / entry.name);
+  const bool is_elsewhere = !path_exists(folder_ / entry.name) && path_exists(own_header);
+  const File file = is_elsewhere ? File::open_to_read(own_header) : open(entry);
   const std::string path = file.path().string();
   if (entry.header_nbytes > kMaxHeaderNbytes) {
     fail<CheckpointError>("{}: header of {} bytes; expected at most {}", path, entry.header_nbytes,

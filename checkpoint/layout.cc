@@ -24,6 +24,7 @@ namespace {
 constexpr std::string_view kShardPrefix = "rank";
 constexpr std::string_view kBuffersPrefix = "buffers-";
 constexpr std::string_view kShardSuffix = ".safetensors";
+constexpr std::string_view kHeaderSuffix = ".header";
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr size_t kMaxTagNbytes = 200;  // file systems allow 255, and temporary names add 22
 
@@ -110,6 +111,13 @@ bool is_shard_name(std::string_view name) {
   const size_t dash = name.find('-');
   return dash != name.npos && all_digits(name.substr(0, dash)) &&
          from_hex(name.substr(dash + 1)).has_value();
+}
+
+fs::path header_path(fs::path file) { return file += kHeaderSuffix; }
+
+bool is_header_name(std::string_view name) {
+  return name.ends_with(kHeaderSuffix) &&
+         is_shard_name(name.substr(0, name.size() - kHeaderSuffix.size()));
 }
 
 std::string buffers_name(uint64_t save_id) {

@@ -12,6 +12,8 @@ namespace zerorun {
 //   <directory>/latest                                   the tag that was saved last
 //   <directory>/<tag>/checkpoint.json                    the manifest; without it, not a checkpoint
 //   <directory>/<tag>/rank00000-<16 hex digits>.safetensors  what one rank saved
+//   <directory>/<tag>/<the same>.header                  its first bytes, on the disks of hosts
+//                                                        that do not keep the file itself
 //   <directory>/<tag>/buffers-<16 hex digits>.safetensors    what no rank's shard holds
 //   <directory>/.<name>.tmp-<16 hex digits>              unfinished, or left by a crash
 inline constexpr const char* kManifestName = "checkpoint.json";
@@ -20,6 +22,9 @@ inline constexpr const char* kLatestName = "latest";
 // `save_id` is random, so that the files of two saves never have the same name.
 std::string shard_name(int rank, uint64_t save_id);
 bool is_shard_name(std::string_view name);
+// The header of a file, on a disk that does not have the file itself.
+std::filesystem::path header_path(std::filesystem::path file);
+bool is_header_name(std::string_view name);
 std::string buffers_name(uint64_t save_id);
 bool is_buffers_name(std::string_view name);
 // Beside `path`, on the same file system.

@@ -12,6 +12,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_match.h"
+#include "checkpoint/node_local.h"
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
@@ -45,6 +46,8 @@ class Load {
   const CheckpointReader& checkpoint() const { return checkpoint_; }
   // Finds what this rank needs. Throws CheckpointError when the model is another.
   void plan(bool strict);
+  // By file: whether this rank reads of it.
+  std::vector<bool> needed_files() const;
   // Checks the hashes of all that apply() will read.
   void verify();
   // Overwrites this rank's part of the engine's states.
@@ -118,6 +121,14 @@ void Load::add(int parameter, int kind, int64_t begin, TensorView destination) {
   }
 }
 
+std::vector<bool> Load::needed_files() const {
+  std::vector<bool> needed(checkpoint_.manifest().shards.size());
+  for (const Transfer& transfer : transfers_) {
+    needed[static_cast<size_t>(transfer.record->shard)] = true;
+  }
+  return needed;
+}
+
 const File& Load::file_of(const Transfer& transfer) {
   if (transfer.record->shard != shard_) {
     shard_ = transfer.record->shard;
@@ -162,6 +173,21 @@ void Load::apply() {
   }
 }
 
+// Where hosts keep files for themselves: copies those that ranks need and do not see.
+void bring_missing(Communicator& comm, Stream& stream, const Load& load,
+                   const std::string& directory) {
+  Agreement agreement(comm, stream);
+  const std::vector<bool> needed = load.needed_files();
+  const Manifest& saved = load.checkpoint().manifest();
+  bool is_missing = false;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    const std::filesystem::path path = load.checkpoint().folder() / saved.shards[i].name;
+    is_missing = is_missing || (needed[i] && !path_exists(path));
+  }
+  if (agreement.reduce(is_missing ? 1 : 0, ReduceOp::max) == 0) return;
+  bring_files(agreement, Disks(comm, stream, directory), saved, load.checkpoint().folder(), needed);
+}
+
 }  // namespace
 
 LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
@@ -176,7 +202,7 @@ LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
   });
   const bool same_for_all =
       agreement.reduce(id, ReduceOp::min) == agreement.reduce(id, ReduceOp::max);
-  agreement.run("load: verify", [&] {
+  agreement.run("load: plan", [&] {
     if (!same_for_all) {
       fail<CheckpointError>(
           "the ranks see different checkpoints in {}: all ranks must load from "
@@ -184,8 +210,9 @@ LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
           directory);
     }
     load->plan(strict);
-    load->verify();
   });
+  bring_missing(comm, engine.device().inline_stream(), *load, directory);
+  agreement.run("load: verify", [&] { load->verify(); });
   // Every rank has verified what it needs; only now the engine changes.
   agreement.run("load: apply", [&] { load->apply(); });
   engine.refresh_from_masters();

@@ -75,10 +75,12 @@ nlohmann::ordered_json encode_group(const ParameterGroup& group) {
 }
 
 nlohmann::ordered_json encode_shard(const Manifest::ShardFile& shard) {
-  return {{"name", shard.name},
-          {"nbytes", shard.nbytes},
-          {"header_nbytes", shard.header_nbytes},
-          {"header_xxh3", to_hex(shard.header_hash)}};
+  nlohmann::ordered_json json = {{"name", shard.name},
+                                 {"nbytes", shard.nbytes},
+                                 {"header_nbytes", shard.header_nbytes},
+                                 {"header_xxh3", to_hex(shard.header_hash)}};
+  if (!shard.host.empty()) json["host"] = shard.host;
+  return json;
 }
 
 nlohmann::ordered_json encode_loss_scaler(const LossScalerState& state) {
@@ -200,6 +202,7 @@ Manifest::ShardFile decode_shard(const JsonReader& json, bool (*is_name)(std::st
   shard.header_nbytes =
       static_cast<uint64_t>(json.integer("header_nbytes", 0, static_cast<int64_t>(shard.nbytes)));
   shard.header_hash = json.hash("header_xxh3");
+  if (json.has("host")) shard.host = json.text("host");
   return shard;
 }
 

@@ -31,6 +31,7 @@ struct Manifest {
     uint64_t nbytes = 0;
     uint64_t header_nbytes = 0;
     uint64_t header_hash = 0;
+    std::string host{};  // that it was written on, where each host keeps its own
   };
 
   std::string zerorun_version;

@@ -65,10 +65,7 @@ bool is_end_of(std::string_view end, std::string_view name) {
 }
 
 std::string meant_by(const std::string& name, const std::vector<std::string>& candidates) {
-  std::string nearest = nearest_name(name, candidates);
-  for (const std::string& candidate : candidates) {
-    if (is_end_of(name, candidate) || is_end_of(candidate, name)) nearest = candidate;
-  }
+  const std::string nearest = nearest_parameter(name, candidates);
   return nearest.empty() ? std::string() : fmt::format(" (nearest: {})", nearest);
 }
 
@@ -135,6 +132,13 @@ class Comparison {
 };
 
 }  // namespace
+
+std::string nearest_parameter(const std::string& name, const std::vector<std::string>& candidates) {
+  for (const std::string& candidate : candidates) {
+    if (is_end_of(name, candidate) || is_end_of(candidate, name)) return candidate;
+  }
+  return nearest_name(name, candidates);
+}
 
 void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint,
                       bool strict) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/manifest.h"
 
@@ -11,5 +13,9 @@ namespace zerorun {
 // the checkpoint in the message. Not `strict`: either may have parameters that the other lacks.
 void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint,
                       bool strict);
+
+// The parameter that was meant by a name which the other side does not have: the same one with or
+// without a wrapper's prefix, else the nearest; empty when none is near.
+std::string nearest_parameter(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace zerorun

@@ -11,6 +11,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/safetensors_format.h"
 #include "checkpoint/shard_writer.h"
+#include "comm/agreement.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -58,7 +59,9 @@ Manifest make_manifest(EngineStates& engine, const SaveOptions& options) {
 
 }  // namespace
 
-PreparedSave prepare_save(EngineStates& engine, Agreement& agreement, const SaveOptions& options) {
+PreparedSave prepare_save(EngineStates& engine, Communicator& comm, const SaveOptions& options) {
+  Stream& stream = engine.device().inline_stream();
+  Agreement agreement(comm, stream);
   std::optional<Manifest> manifest;
   std::optional<ShardPlan> plan;
   std::string tag;
@@ -77,13 +80,19 @@ PreparedSave prepare_save(EngineStates& engine, Agreement& agreement, const Save
   if (is_first) {
     for (const NamedTensor& buffer : options.buffers) own += buffer.bytes.size();
   }
-  const int64_t needed = agreement.reduce(static_cast<int64_t>(own), ReduceOp::sum);
+  Disks disks = options.node_local ? Disks(comm, stream, options.directory) : Disks(comm, stream);
+  const int leader = disks.leader_of(agreement.rank());
+  const auto sizes = agreement.gather(std::vector<int64_t>{static_cast<int64_t>(own)});
+  int64_t needed = 0;  // on this rank's disk
+  for (int rank = 0; rank < agreement.world_size(); ++rank) {
+    if (disks.leader_of(rank) == leader) needed += sizes[static_cast<size_t>(rank)];
+  }
   SaveFolder folder({options.directory, tag, static_cast<uint64_t>(id)},
                     static_cast<uint64_t>(needed));
   agreement.run("save: make folder", [&] {
-    if (is_first) folder.make();
+    if (disks.leads(agreement.rank())) folder.make();
   });
-  return {std::move(*manifest), std::move(*plan), std::move(folder)};
+  return {std::move(*manifest), std::move(*plan), std::move(folder), std::move(disks)};
 }
 
 // Those with the largest elements first, so that all are aligned to theirs.

@@ -5,10 +5,10 @@
 #include <optional>
 #include <span>
 
+#include "checkpoint/disks.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save_folder.h"
 #include "checkpoint/shard_file.h"
-#include "comm/agreement.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
@@ -18,11 +18,12 @@ struct PreparedSave {
   Manifest manifest;  // without files
   ShardPlan plan;
   SaveFolder folder;
+  Disks disks;
 };
 
 // Collective. Throws ConfigError for options that cannot be followed, IoError for a disk; then
 // nothing is left behind.
-PreparedSave prepare_save(EngineStates& engine, Agreement& agreement, const SaveOptions& options);
+PreparedSave prepare_save(EngineStates& engine, Communicator& comm, const SaveOptions& options);
 
 // Writes the file of tensors besides the model's; nothing when there are none.
 std::optional<Manifest::ShardFile> write_buffers(const std::filesystem::path& path,

@@ -157,7 +157,7 @@ void Export::write() {
   HostBuffer buffer(engine_.device());
   engine_.visit_states(StateAccess::read, [&](const StateInterval& interval) {
     const auto places = places_.find(interval.parameter);
-    if (places == places_.end()) return;
+    if (!interval.owned || places == places_.end()) return;
     const uint64_t skipped = static_cast<uint64_t>(interval.begin) * size_of(engine_.param_dtype());
     buffer.download(interval.param, [&](uint64_t offset, std::span<const std::byte> bytes) {
       for (const uint64_t begin : places->second) {

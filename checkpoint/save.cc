@@ -1,12 +1,17 @@
+#include <array>
+#include <cstring>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/host_buffer.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/node_local.h"
 #include "checkpoint/prepared_save.h"
 #include "checkpoint/shard_writer.h"
 #include "comm/agreement.h"
 #include "core/check.h"
+#include "os/process_identity.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
@@ -23,6 +28,25 @@ Manifest::ShardFile write_shard(EngineStates& engine, const PreparedSave& save, 
     });
   });
   return writer.finish();
+}
+
+// Of a checkpoint that each host keeps for itself: which host has which file, and on every disk
+// what all ranks read. The manifest becomes rank 0's, so that all disks have the same.
+void complete_disks(Communicator& comm, Stream& stream, PreparedSave& save) {
+  Agreement agreement(comm, stream);
+  constexpr size_t kNameNbytes = 64;
+  const bool is_first = agreement.rank() == 0;
+  std::array<int64_t, kNameNbytes / sizeof(int64_t)> own{};
+  const std::string name = host_name().substr(0, kNameNbytes - 1);
+  std::memcpy(own.data(), name.data(), name.size());
+  const std::vector<int64_t> names = agreement.gather(own);
+  for (size_t rank = 0; rank < save.manifest.shards.size(); ++rank) {
+    save.manifest.shards[rank].host = reinterpret_cast<const char*>(&names[rank * own.size()]);
+  }
+  const std::string text =
+      share_text(comm, stream, is_first ? encode_manifest(save.manifest) : "", 0);
+  save.manifest = decode_manifest(text, save.folder.place().string());
+  bring_headers(agreement, save.disks, save.manifest, save.folder.temporary());
 }
 
 // What each rank wrote, on all of them.
@@ -48,8 +72,9 @@ uint64_t checkpoint_nbytes(EngineStates& engine) { return ShardPlan(engine).nbyt
 
 void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options) {
   Agreement agreement(comm, engine.device().inline_stream());
-  PreparedSave save = prepare_save(engine, agreement, options);
+  PreparedSave save = prepare_save(engine, comm, options);
   const bool is_first = agreement.rank() == 0;
+  const bool leads = save.disks.leads(agreement.rank());
   Manifest::ShardFile own;
   try {
     agreement.run("save: write", [&] {
@@ -62,13 +87,19 @@ void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions
       }
     });
     save.manifest.shards = gather_shards(agreement, save.folder, own);
+    if (options.node_local) complete_disks(comm, engine.device().inline_stream(), save);
+    // Rank 0's disk comes last: the checkpoint that its `latest` names is on all of them.
+    agreement.run("save: commit on other disks", [&] {
+      if (leads && !is_first) save.folder.commit(save.manifest, options.update_latest);
+    });
     agreement.run("save: commit", [&] {
-      if (!is_first) return;
-      save.folder.commit(save.manifest, options.update_latest);
-      save.folder.remove_superfluous(options.keep);
+      if (is_first) save.folder.commit(save.manifest, options.update_latest);
+    });
+    agreement.run("save: retention", [&] {
+      if (leads) save.folder.remove_superfluous(options.keep);
     });
   } catch (...) {
-    if (is_first) save.folder.discard();
+    if (leads) save.folder.discard();
     throw;
   }
 }

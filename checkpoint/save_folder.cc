@@ -74,14 +74,20 @@ void SaveFolder::commit(const Manifest& manifest, bool update_latest) {
 void SaveFolder::replace_tag(const Manifest& manifest) {
   const fs::path folder = place();
   std::set<std::string> current;
-  for (const Manifest::ShardFile& shard : manifest.shards) current.insert(shard.name);
-  if (manifest.buffers) current.insert(manifest.buffers->name);
+  const auto add = [&](const std::string& name) {
+    if (path_exists(temporary_ / name)) current.insert(name);
+  };
+  for (const Manifest::ShardFile& shard : manifest.shards) {
+    add(shard.name);
+    add(header_path(shard.name).string());
+  }
+  if (manifest.buffers) add(manifest.buffers->name);
   const auto remove_shards = [&](bool (*wanted)(bool is_current)) {
     std::error_code error;
     for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
       std::error_code ignored;
-      const bool ours = is_shard_name(name) || is_buffers_name(name);
+      const bool ours = is_shard_name(name) || is_header_name(name) || is_buffers_name(name);
       if (ours && wanted(current.contains(name))) fs::remove(it->path(), ignored);
     }
   };

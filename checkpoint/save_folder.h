@@ -22,6 +22,7 @@ class SaveFolder {
   // `needed`: bytes of the files of all ranks.
   SaveFolder(Names names, uint64_t needed);
 
+  const std::filesystem::path& temporary() const { return temporary_; }
   std::filesystem::path shard(int rank) const;
   std::filesystem::path buffers() const;
   std::filesystem::path place() const { return names_.directory / names_.tag; }  // once committed

@@ -57,7 +57,7 @@ void ShardPlan::visit(StateAccess access, const Visit& visit) const {
   const auto specs = engine_.parameters();
   engine_.visit_states(access, [&](const StateInterval& interval) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
-    if (!wanted_(spec)) return;
+    if (!interval.owned || !wanted_(spec)) return;
     const auto use = [&](const std::string& kind, int64_t begin, TensorView data) {
       if (data.numel > 0) visit(spec, kind, begin, data);
     };

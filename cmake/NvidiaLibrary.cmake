@@ -1,6 +1,7 @@
 # find_nvidia_library(NAME header soname wheel): looks for a library of NVIDIA's in the CUDA toolkit,
 # the system, and the PyPI package whose folder is site-packages/nvidia/<wheel>, in that order. Sets
-# NAME_INCLUDE_DIR and NAME_LIBRARY; the library may be missing where only headers are installed.
+# NAME_INCLUDE_DIR and NAME_LIBRARY; the library may be missing where only headers are installed. For
+# a wheel, which is used on other machines, NAME_LIBRARY is where the toolkit has it as a rule.
 function(find_nvidia_library name header soname wheel)
   file(GLOB sites ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages)
   if(Python_EXECUTABLE)
@@ -16,4 +17,7 @@ function(find_nvidia_library name header soname wheel)
   find_library(${name}_LIBRARY ${soname} HINTS ${CUDAToolkit_LIBRARY_DIR})
   find_library(${name}_LIBRARY ${soname} PATHS ${sites} PATH_SUFFIXES lib NO_DEFAULT_PATH)
   mark_as_advanced(${name}_INCLUDE_DIR ${name}_LIBRARY)
+  if(SKBUILD)
+    set(${name}_LIBRARY /usr/local/cuda/lib64/${soname} PARENT_SCOPE)
+  endif()
 endfunction()

@@ -2,26 +2,45 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "comm/family.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 
-// The error of every call after Communicator::abort, in a job of one rank.
+// The error of every call of a communicator of one rank, after an abort of it or of its family.
 class Aborted {
  public:
-  void set(std::string_view reason) noexcept {
+  // `rank`: its number in the job.
+  Aborted(int rank, std::shared_ptr<Family> family) : rank_(rank), family_(std::move(family)) {}
+
+  void abort(std::string_view reason) noexcept {
+    try {
+      const std::string text = fmt::format("rank {} aborted the job: {}", rank_, reason);
+      fail(text);
+      family_->fail(text);
+    } catch (const std::bad_alloc&) {
+      fail("aborted");
+    }
+  }
+  void fail(std::string_view error) noexcept {
     const std::lock_guard lock(mutex_);
     if (!text_.empty()) return;
     try {
-      text_ = fmt::format("rank 0 aborted the job: {}", reason);
+      text_ = error;
     } catch (const std::bad_alloc&) {
       text_ = "aborted";
     }
+  }
+  std::string error() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
   }
   void check() const {
     const std::lock_guard lock(mutex_);
@@ -29,6 +48,8 @@ class Aborted {
   }
 
  private:
+  const int rank_;
+  const std::shared_ptr<Family> family_;
   mutable std::mutex mutex_;
   std::string text_;
 };

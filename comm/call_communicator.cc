@@ -1,22 +1,17 @@
 #include "comm/call_communicator.h"
 
-#include <chrono>
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "comm/agreement.h"
+#include "comm/rendezvous/host_store.h"
 #include "device/cpu/cpu_stream.h"
 
 namespace zerorun {
-
-namespace {
-
-double seconds_now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
-}  // namespace
 
 Event CallCommunicator::all_reduce(TensorView in, TensorView out, ReduceOp op, Output output,
                                    Stream& stream, std::string_view label) {
@@ -66,54 +61,69 @@ Event CallCommunicator::barrier(Stream& stream, std::string_view label) {
 }
 
 Event CallCommunicator::start(CollectiveCall call, Stream& stream) {
-  check_call(call, rank_, world_size_);
-  std::shared_ptr<const CollectiveObserver> observer;
-  {
-    const CollectiveCount added = count_of(call);
-    const std::lock_guard lock(mutex_);
-    CollectiveCount& count = stats_.by_op[static_cast<size_t>(call.op)];
-    count.calls += added.calls;
-    count.elements += added.elements;
-    count.bytes += added.bytes;
-    observer = observer_;
-  }
-  if (observer == nullptr) {
-    submit(std::move(call), stream);
+  check_call(call, rank(), world_size());
+  if (!options_.group.empty()) call.label = fmt::format("{}: {}", options_.group, call.label);
+  ledger_->add(call);
+  if (ledger_->asked()) {
+    submit_observed(std::move(call), stream);
   } else {
-    submit_observed(std::move(call), stream, observer);
+    submit(std::move(call), stream);
   }
   return stream.record();
 }
 
-void CallCommunicator::submit_observed(CollectiveCall call, Stream& stream,
-                                       const std::shared_ptr<const CollectiveObserver>& observer) {
+void CallCommunicator::submit_observed(CollectiveCall call, Stream& stream) {
   const auto span = std::make_shared<CollectiveSpan>(
       CollectiveSpan{.op = call.op, .label = call.label, .bytes = count_of(call).bytes});
   auto* const host = dynamic_cast<CpuStream*>(&stream);
   if (host == nullptr) {
     span->begin_s = span->end_s = std::numeric_limits<double>::quiet_NaN();
     submit(std::move(call), stream);
-    (*observer)(*span);
+    ledger_->tell(*span);
     return;
   }
-  host->submit([span] { span->begin_s = seconds_now(); });
+  host->submit([span] { span->begin_s = steady_seconds(); });
   submit(std::move(call), stream);
-  host->submit([span, observer] {
-    span->end_s = seconds_now();
-    (*observer)(*span);
+  host->submit([span, ledger = ledger_] {
+    span->end_s = steady_seconds();
+    ledger->tell(*span);
   });
 }
 
-void CallCommunicator::observe(CollectiveObserver observer) {
-  std::shared_ptr<const CollectiveObserver> next;
-  if (observer) next = std::make_shared<const CollectiveObserver>(std::move(observer));
-  const std::lock_guard lock(mutex_);
-  observer_ = std::move(next);
+std::shared_ptr<Communicator> CallCommunicator::split(int color, int key, std::string_view name) {
+  const std::unique_ptr<Stream> own = options_.device ? nullptr : make_inline_stream();
+  Stream& stream = own ? *own : options_.device->inline_stream();
+  Agreement agreement(*this, stream);
+  GroupOptions group = group_of(agreement.gather(std::array<int64_t, 2>{color, key}), color);
+  group.name = fmt::format("{}/split{}/{}", options_.name, ++splits_, color);
+  group.group = name;
+  if (!group.store && world_size() > 1) {
+    group.store = make_host_store(*this, stream, options_.timeout);
+  }
+  std::shared_ptr<Communicator> made;
+  // The store has to stay until all have met.
+  agreement.run("a split into groups", [&] {
+    if (color >= 0) made = make_group(group);
+  });
+  return made;
 }
 
-CommStats CallCommunicator::stats() const {
-  const std::lock_guard lock(mutex_);
-  return stats_;
+GroupOptions CallCommunicator::group_of(const std::vector<int64_t>& words, int color) const {
+  std::vector<std::pair<int64_t, int>> members;  // key, rank
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const auto at = 2 * static_cast<size_t>(peer);
+    if (words[at] == color) members.emplace_back(words[at + 1], peer);
+  }
+  std::sort(members.begin(), members.end());
+  GroupOptions group = options_;
+  group.parent = ledger_;
+  group.world_size = static_cast<int>(members.size());
+  group.numbers.clear();
+  for (const auto& [key, peer] : members) {
+    if (peer == rank()) group.rank = static_cast<int>(group.numbers.size());
+    group.numbers.push_back(options_.number(peer));
+  }
+  return group;
 }
 
 }  // namespace zerorun

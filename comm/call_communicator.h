@@ -1,9 +1,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 
 #include "comm/collective_call.h"
+#include "comm/group_options.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {
@@ -11,8 +11,8 @@ namespace zerorun {
 // The base of all communicators: it checks and counts each call, and a transport runs it.
 class CallCommunicator : public Communicator {
  public:
-  int rank() const final { return rank_; }
-  int world_size() const final { return world_size_; }
+  int rank() const final { return options_.rank; }
+  int world_size() const final { return options_.world_size; }
   Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output, Stream& stream,
                    std::string_view label) final;
   Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
@@ -21,26 +21,33 @@ class CallCommunicator : public Communicator {
                    std::string_view label) final;
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) final;
   Event barrier(Stream& stream, std::string_view label) final;
-  CommStats stats() const final;
-  void observe(CollectiveObserver observer) final;
+  std::shared_ptr<Communicator> split(int color, int key, std::string_view name) final;
+  CommStats stats() const final { return ledger_->stats(); }
+  Subscription observe(CollectiveObserver observer) final {
+    return ledger_->observe(std::move(observer));
+  }
 
  protected:
-  CallCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  // Without a store in `options`, split() makes one for ranks of a host.
+  explicit CallCommunicator(GroupOptions options)
+      : options_(std::move(options)), ledger_(std::make_shared<CallLedger>(options_.parent)) {}
 
  private:
+  // Makes the communicator of some of the ranks.
+  virtual std::shared_ptr<Communicator> make_group(const GroupOptions& options) = 0;
   // Submits the collective of `call`, which has been checked, to the stream.
   virtual void submit(CollectiveCall call, Stream& stream) = 0;
 
   Event start(CollectiveCall call, Stream& stream);
   // submit, between two looks at the clock.
-  void submit_observed(CollectiveCall call, Stream& stream,
-                       const std::shared_ptr<const CollectiveObserver>& observer);
+  void submit_observed(CollectiveCall call, Stream& stream);
 
-  const int rank_;
-  const int world_size_;
-  mutable std::mutex mutex_;
-  CommStats stats_;                                     // guarded by mutex_, like the next
-  std::shared_ptr<const CollectiveObserver> observer_;  // null: nobody asked
+  // The options of the group of this color; of nobody when there is none.
+  GroupOptions group_of(const std::vector<int64_t>& words, int color) const;
+
+  const GroupOptions options_;
+  const std::shared_ptr<CallLedger> ledger_;
+  int64_t splits_ = 0;
 };
 
 }  // namespace zerorun

@@ -4,6 +4,7 @@
 
 #include "comm/device_communicator.h"
 #include "comm/hierarchical/communicator.h"
+#include "comm/host_communicator.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/self_communicator.h"
 #include "comm/shm/communicator.h"
@@ -38,7 +39,11 @@ std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
            "got rank {} of {}", options.rank, options.world_size);
   // The transport follows from where the memory is and how many ranks there are.
   if (options.device && !options.device->is_host()) return make_device_communicator(options);
-  if (options.world_size == 1) return make_self_communicator();
+  return make_host_communicator(GroupOptions(options));
+}
+
+std::shared_ptr<Communicator> make_host_communicator(const GroupOptions& options) {
+  if (options.world_size == 1) return make_self_communicator(options);
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
            options.world_size);
   Topology topology = Topology::discover(options);

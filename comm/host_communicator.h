@@ -1,11 +1,15 @@
 #pragma once
 
+#include <memory>
 #include <utility>
 
 #include "comm/call_communicator.h"
 #include "device/cpu/cpu_stream.h"
 
 namespace zerorun {
+
+// Makes a communicator for host memory; the transport follows from where the ranks are.
+std::shared_ptr<Communicator> make_host_communicator(const GroupOptions& options);
 
 // The base of communicators for host memory: each call is one task of a CpuStream.
 class HostCommunicator : public CallCommunicator {
@@ -15,6 +19,9 @@ class HostCommunicator : public CallCommunicator {
  private:
   void submit(CollectiveCall call, Stream& stream) final {
     submit(std::move(call), cpu_stream(stream));
+  }
+  std::shared_ptr<Communicator> make_group(const GroupOptions& options) final {
+    return make_host_communicator(options);
   }
   // Submits one task to the stream.
   virtual void submit(CollectiveCall call, CpuStream& stream) = 0;

@@ -4,22 +4,30 @@
 #include <string>
 #include <utility>
 
-#include "comm/call_communicator.h"
+#include "comm/host_communicator.h"
 #include "comm/link_bound.h"
 #include "core/check.h"
-#include "device/cpu/cpu_stream.h"
 #include "device/drain.h"
 
 namespace zerorun {
 
 namespace {
 
+// Of the communicator below, whose calls have the labels of those above.
+GroupOptions on_host(GroupOptions options) {
+  options.device = nullptr;
+  options.name += "/staged";
+  options.group.clear();
+  options.parent = nullptr;
+  return options;
+}
+
 class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
  public:
-  HostStagedCommunicator(const CommunicatorOptions& options, std::shared_ptr<Communicator> host)
-      : CallCommunicator(options.rank, options.world_size),
+  explicit HostStagedCommunicator(const GroupOptions& options)
+      : CallCommunicator(options),
         device_(options.device),
-        host_(std::move(host)),
+        host_(make_host_communicator(on_host(options))),
         worker_(make_worker_stream("zr-staged")) {}
   HostStagedCommunicator(const HostStagedCommunicator&) = delete;
   HostStagedCommunicator& operator=(const HostStagedCommunicator&) = delete;
@@ -51,6 +59,9 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
     Event free;
   };
 
+  std::shared_ptr<Communicator> make_group(const GroupOptions& options) override {
+    return std::make_shared<HostStagedCommunicator>(options);
+  }
   Staging& stage(const CollectiveCall& call, size_t nbytes);
   void grow(const std::string& label, size_t nbytes);
   void submit(CollectiveCall call, Stream& stream) override;
@@ -138,10 +149,7 @@ void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
 
 std::shared_ptr<Communicator> make_host_staged_communicator(const CommunicatorOptions& options) {
   ZR_CHECK(options.device != nullptr, "got no device to copy from");
-  CommunicatorOptions on_host = options;
-  on_host.device = nullptr;
-  on_host.name += "/staged";
-  return std::make_shared<HostStagedCommunicator>(options, make_communicator(on_host));
+  return std::make_shared<HostStagedCommunicator>(GroupOptions(options));
 }
 
 }  // namespace zerorun

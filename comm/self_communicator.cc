@@ -31,11 +31,16 @@ void run(const CollectiveCall& call) {
 
 class SelfCommunicator final : public HostCommunicator {
  public:
-  SelfCommunicator() : HostCommunicator(0, 1) {}
+  explicit SelfCommunicator(const GroupOptions& options)
+      : HostCommunicator(options),
+        aborted_(std::make_shared<Aborted>(options.own_number(), options.family)),
+        kin_(options.family->join(
+            {.tell = [aborted = aborted_](auto error) { aborted->fail(error); },
+             .ask = [aborted = aborted_] { return aborted->error(); }})) {}
 
   std::string transport() const override { return "self"; }
   bool reads_peers() const override { return true; }
-  void abort(std::string_view reason) noexcept override { aborted_->set(reason); }
+  void abort(std::string_view reason) noexcept override { aborted_->abort(reason); }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing /*sharing*/) override {
     aborted_->check();
@@ -57,13 +62,14 @@ class SelfCommunicator final : public HostCommunicator {
   }
 
   // Tasks share it: they may outlive the communicator.
-  const std::shared_ptr<Aborted> aborted_ = std::make_shared<Aborted>();
+  const std::shared_ptr<Aborted> aborted_;
+  const std::shared_ptr<void> kin_;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_self_communicator() {
-  return std::make_shared<SelfCommunicator>();
+std::shared_ptr<Communicator> make_self_communicator(const GroupOptions& options) {
+  return std::make_shared<SelfCommunicator>(options);
 }
 
 }  // namespace zerorun

@@ -2,11 +2,11 @@
 
 #include <memory>
 
-#include "zerorun/communicator.h"
+#include "comm/group_options.h"
 
 namespace zerorun {
 
-// Makes the communicator of a job of one rank: an ordinary one, whose collectives copy.
-std::shared_ptr<Communicator> make_self_communicator();
+// Makes the communicator of a group of one rank: an ordinary one, whose collectives copy.
+std::shared_ptr<Communicator> make_self_communicator(const GroupOptions& options);
 
 }  // namespace zerorun

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -120,11 +119,10 @@ std::string StallReport::table() const {
     operation_width = std::max(operation_width, rank.operation.size());
   }
   std::string text = fmt::format("{}\n", reason_);
-  const auto out = std::back_inserter(text);
   const auto line = [&](const auto& number, const auto& host, const auto& pid,
                         const auto& operation, const auto& activity) {
-    fmt::format_to(out, "  {:>4}  {:<{}}  {:>7}  {:<{}}  {}\n", number, host, host_width, pid,
-                   operation, operation_width, activity);
+    text += fmt::format("  {:>4}  {:<{}}  {:>7}  {:<{}}  {}\n", number, host, host_width, pid,
+                        operation, operation_width, activity);
   };
   line("rank", "host", "pid", "last operation", "now");
   size_t waiting = 0;
@@ -133,11 +131,11 @@ std::string StallReport::table() const {
     line(rank.rank, rank.host, rank.pid, rank.operation, activity_text(rank));
   }
   if (waiting > kMaxWaitingLines) {
-    fmt::format_to(out, "  and {} more ranks that wait\n", waiting - kMaxWaitingLines);
+    text += fmt::format("  and {} more ranks that wait\n", waiting - kMaxWaitingLines);
   }
   const size_t silent =
       static_cast<size_t>(world_size_) - std::min<size_t>(ranks_.size(), world_size_);
-  if (silent > 0) fmt::format_to(out, "  {} ranks are on hosts that did not answer\n", silent);
+  if (silent > 0) text += fmt::format("  {} ranks are on hosts that did not answer\n", silent);
   size_t shown = 0;
   for (const RankActivity& rank : ranks_) {
     if (!rank.waits_for && ++shown <= kMaxStacks) text += stacks_text(rank);
@@ -151,7 +149,7 @@ std::string StallReport::json() const {
   return dump({{"reason", reason_}, {"world_size", world_size_}, {"ranks", ranks}}, 2) + '\n';
 }
 
-void StallReport::publish(int rank) const {
+void StallReport::publish(int rank, int job_size) const {
   std::string written;
   try {
     const auto given = read_environment("ZERORUN_STALL_FILE");
@@ -161,7 +159,7 @@ void StallReport::publish(int rank) const {
   } catch (const std::exception& error) {
     written = fmt::format("  not written as JSON: {}", error.what());
   }
-  Logger(rank, world_size_).log(LogLevel::error, "the job stands still: {}{}", table(), written);
+  Logger(rank, job_size).log(LogLevel::error, "the job stands still: {}{}", table(), written);
 }
 
 std::string encode_activities(const std::vector<RankActivity>& ranks) {

@@ -9,7 +9,7 @@
 
 namespace zerorun {
 
-// What a rank was doing when collectives stalled.
+// The activity of a rank when collectives stalled.
 struct RankActivity {
   int rank = 0;
   int pid = 0;
@@ -37,7 +37,8 @@ class StallReport {
   std::string json() const;
   // Prints the table on standard error and writes the JSON to ZERORUN_STALL_FILE or to a new file
   // in the folder of temporary files, which the last line names.
-  void publish(int rank) const;
+  // `rank` of `job_size` says it.
+  void publish(int rank, int job_size) const;
 
  private:
   std::string reason_;

@@ -136,6 +136,16 @@ CLI::Option* takes_one_of(CLI::Option* option, const std::vector<std::string>& c
       });
 }
 
+std::vector<std::string> choices_of(const CLI::Option& option) {
+  // Its type names them; a word for other values is in capitals.
+  const std::vector<std::string> words = CLI::detail::split(option.get_type_name(), '|');
+  const bool are_choices =
+      words.size() > 1 && std::none_of(words.begin(), words.end(), [](auto& word) {
+        return word.empty() || (word[0] >= 'A' && word[0] <= 'Z');
+      });
+  return are_choices ? words : std::vector<std::string>();
+}
+
 CLI::Option* add_accelerator(CLI::App& app, Accelerator& accelerator) {
   const auto set = [&accelerator](const std::string& name) {
     accelerator = name == "cpu"    ? Accelerator::cpu

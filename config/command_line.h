@@ -29,6 +29,8 @@ CLI::Option* takes_number(CLI::Option* option, const std::string& word, double l
 // Any text but the empty one.
 CLI::Option* takes_text(CLI::Option* option, const std::string& word);
 CLI::Option* takes_one_of(CLI::Option* option, const std::vector<std::string>& choices);
+// The choices of such an option; of others nothing.
+std::vector<std::string> choices_of(const CLI::Option& option);
 
 // --accelerator auto|cpu|cuda.
 CLI::Option* add_accelerator(CLI::App& app, Accelerator& accelerator);

@@ -156,6 +156,18 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
   }
 }
 
+void check_shard_group(const GivenKeys& keys, ConfigProblems& problems) {
+  constexpr std::string_view kSize = "/zerorun/shard_group_size";
+  constexpr std::string_view kMics = "/zero_optimization/mics_shard_size";
+  const JsonNode* size = given_value(keys, kSize);
+  const JsonNode* mics = given_value(keys, kMics);
+  const auto asks = [](const JsonNode* node) { return node != nullptr && node->number > 0; };
+  if (asks(size) && asks(mics) && size->number != mics->number) {
+    problems.add(kMics, mics->where, "{} contradicts {} {} at {}:{}; remove one of them",
+                 to_text(*mics), kSize, to_text(*size), size->where.line, size->where.column);
+  }
+}
+
 void check_schedule(const GivenKeys& keys, const SchedulerConfig& scheduler,
                     ConfigProblems& problems) {
   for (const KeyProblem& problem : schedule_problems(scheduler)) {
@@ -174,6 +186,16 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
     problems.add(kOption, option->where, "{} contradicts {} {} at {}:{}; remove one of them",
                  to_text(*option), kKey, to_text(*key), key->where.line, key->where.column);
   }
+}
+
+void check_checkpoint(const GivenKeys& keys, const CheckpointConfig& config,
+                      ConfigProblems& problems) {
+  constexpr std::string_view kNodeLocal = "/checkpoint/use_node_local_storage";
+  const JsonNode* node_local = given_value(keys, kNodeLocal);
+  if (node_local == nullptr || !node_local->boolean || !config.async_save) return;
+  problems.add(
+      kNodeLocal, node_local->where,
+      "true contradicts asynchronous saves, which need a file system that all ranks share");
 }
 
 }  // namespace
@@ -229,8 +251,10 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_lamb(keys, config.optimizer, problems);
   check_loss_scale(keys, config.precision.loss_scaler, problems);
   check_offload(keys, config, problems);
+  check_shard_group(keys, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
+  check_checkpoint(keys, config.checkpoint, problems);
 }
 
 }  // namespace zerorun

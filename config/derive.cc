@@ -87,6 +87,10 @@ bool says_auto(const GivenKeys& keys, std::string_view pointer) {
   return key != keys.end() && is_auto(*key->second.spec, *key->second.node);
 }
 
+void derive_shard_group(const GivenKeys& keys, ZeroConfig& zero) {
+  if (says_auto(keys, "/zerorun/shard_group_size")) zero.shard_group_size = kRanksOfHost;
+}
+
 void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& scheduler) {
   if (says_auto(keys, "/scheduler/params/warmup_num_steps")) {
     scheduler.warmup_num_steps = kAutoSteps;
@@ -215,6 +219,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   derive_muon(keys, config.optimizer);
   derive_torch_adam(keys, config.optimizer);
   derive_offload(keys, config.offload);
+  derive_shard_group(keys, config.zero);
   derive_scheduler(keys, config.optimizer.lr, config.scheduler);
   return config;
 }

@@ -9,13 +9,20 @@ namespace zerorun {
 namespace {
 
 constexpr std::string_view kElastic = "/elasticity/enabled";
-constexpr std::string_view kTuning = "/autotuning/enabled";
 constexpr std::string_view kPld = "/progressive_layer_drop/enabled";
 constexpr std::string_view kEigen = "/eigenvalue/enabled";
 constexpr std::string_view kData = "/data_efficiency/enabled";
 constexpr std::string_view kHybrid = "/hybrid_engine/enabled";
 constexpr std::string_view kTensor = "/tensor_parallel/autotp_size";
+constexpr std::string_view kTunesAll =
+    "stages, micro-batches, offloading and buckets are tried one after another";
 constexpr std::string_view kNoPipeline = "concerns PipelineModule only, which zerorun has not";
+
+// A key that `zerorun tune` reads.
+constexpr KeySpec tuned(std::string_view pointer, unsigned type, std::string_view fallback,
+                        std::string_view doc) {
+  return {.pointer = pointer, .type = type, .fallback = fallback, .doc = doc};
+}
 
 constexpr auto kOtherKeys = std::to_array<KeySpec>({
     block("/elasticity", "Batch sizes that suit many numbers of GPUs."),
@@ -35,35 +42,47 @@ constexpr auto kOtherKeys = std::to_array<KeySpec>({
           "Ignores the batch keys."),
     gated(kElastic, "/elasticity/version", KeyType::number, "0.2", "Version of the rules."),
 
-    block("/autotuning", "Search for fast settings."),
-    not_yet(kTuning, KeyType::boolean, "false", "Searches before training."),
-    gated(kTuning, "/autotuning/fast", KeyType::boolean, "true", "Shorter search."),
-    gated(kTuning, "/autotuning/results_dir", KeyType::string, R"("autotuning_results")",
-          "Folder of results."),
-    gated(kTuning, "/autotuning/exps_dir", KeyType::string, R"("autotuning_exps")",
-          "Folder of experiments."),
-    gated(kTuning, "/autotuning/overwrite", KeyType::boolean, "true", "Overwrites results."),
-    gated(kTuning, "/autotuning/start_profile_step", KeyType::integer, "3", "First step timed."),
-    gated(kTuning, "/autotuning/end_profile_step", KeyType::integer, "5", "Last step timed."),
-    gated(kTuning, "/autotuning/metric", KeyType::string, R"("throughput")", "What is maximized."),
-    gated(kTuning, "/autotuning/metric_path", KeyType::string, "null", "File of the metric."),
-    gated(kTuning, "/autotuning/tuner_type", KeyType::string, R"("gridsearch")", "Kind of search."),
-    gated(kTuning, "/autotuning/tuner_early_stopping", KeyType::integer, "5",
-          "Experiments without progress before it stops."),
-    gated(kTuning, "/autotuning/tuner_num_trials", KeyType::integer, "50", "Experiments."),
-    gated(kTuning, "/autotuning/arg_mappings", KeyType::free_form, "null",
-          "Script options per key."),
-    gated(kTuning, "/autotuning/max_train_batch_size", KeyType::integer, "null", "Largest batch."),
-    gated(kTuning, "/autotuning/min_train_batch_size", KeyType::integer, "1", "Smallest batch."),
-    gated(kTuning, "/autotuning/max_train_micro_batch_size_per_gpu", KeyType::integer, "1024",
+    block("/autotuning", "Search for fast settings, by `zerorun tune`."),
+    no_effect("/autotuning/enabled", KeyType::boolean, "false", "Searches before training.",
+              "a training does not search: start `zerorun tune` or `deepspeed --autotuning`"),
+    tuned("/autotuning/results_dir", KeyType::string, R"("autotuning_results")",
+          "Folder of the trials, their table and the best configuration."),
+    tuned("/autotuning/start_profile_step", KeyType::integer, "3", "First step timed."),
+    tuned("/autotuning/end_profile_step", KeyType::integer, "5",
+          "Last step timed, with which a trial ends."),
+    with_choices(tuned("/autotuning/metric", KeyType::string, R"("throughput")",
+                       "What is best: most tokens or samples per second, or the shortest step "
+                       "(latency)."),
+                 "throughput|latency|flops"),
+    tuned("/autotuning/tuner_early_stopping", KeyType::integer, "5",
+          "Trials without progress before it stops."),
+    tuned("/autotuning/tuner_num_trials", KeyType::integer, "50", "Trials at most."),
+    tuned("/autotuning/arg_mappings", KeyType::free_form, "null",
+          "Option of the script for `train_micro_batch_size_per_gpu`."),
+    tuned("/autotuning/max_train_batch_size", KeyType::integer, "null", "Largest batch."),
+    tuned("/autotuning/max_train_micro_batch_size_per_gpu", KeyType::integer, "1024",
           "Largest micro-batch."),
-    gated(kTuning, "/autotuning/min_train_micro_batch_size_per_gpu", KeyType::integer, "1",
+    tuned("/autotuning/min_train_micro_batch_size_per_gpu", KeyType::integer, "1",
           "Smallest micro-batch."),
-    gated(kTuning, "/autotuning/num_tuning_micro_batch_sizes", KeyType::integer, "3",
-          "Micro-batches tried."),
-    gated(kTuning, "/autotuning/mp_size", KeyType::integer, "1", "Ranks per model replica."),
-    gated(kTuning, "/autotuning/model_info", KeyType::free_form, "null", "Size of the model."),
-    gated(kTuning, "/autotuning/model_info_path", KeyType::string, "null", "File with it."),
+    tuned("/autotuning/num_tuning_micro_batch_sizes", KeyType::integer, "3",
+          "Micro-batches tried, each twice the one before."),
+    no_effect("/autotuning/fast", KeyType::boolean, "true", "Shorter search.", kTunesAll),
+    no_effect("/autotuning/exps_dir", KeyType::string, R"("autotuning_exps")",
+              "Folder of experiments.", "trials lie in results_dir"),
+    no_effect("/autotuning/overwrite", KeyType::boolean, "true", "Overwrites results.",
+              "trials of the same names are replaced"),
+    no_effect("/autotuning/metric_path", KeyType::string, "null", "File of the metric.",
+              "trials have metrics files of their own"),
+    no_effect("/autotuning/tuner_type", KeyType::string, R"("gridsearch")", "Kind of search.",
+              kTunesAll),
+    no_effect("/autotuning/min_train_batch_size", KeyType::integer, "1", "Smallest batch.",
+              "the batch of the configuration is the smallest"),
+    no_effect("/autotuning/mp_size", KeyType::integer, "1", "Ranks per model replica.",
+              "models are sharded, not split"),
+    no_effect("/autotuning/model_info", KeyType::free_form, "null", "Size of the model.",
+              "the first trial tells it, or --model"),
+    no_effect("/autotuning/model_info_path", KeyType::string, "null", "File with it.",
+              "the first trial tells it, or --model"),
 
     block("/pipeline", "Pipeline parallelism."),
     no_effect("/pipeline/stages", KeyType::integer | KeyType::string, R"("auto")", "Stages.",

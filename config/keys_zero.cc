@@ -14,6 +14,18 @@ constexpr KeyBinding bind_zero() {
   return bind_member<&Config::zero, Member>();
 }
 
+constexpr KeyBinding kMicsShardSize{
+    .set =
+        [](Config& config, const JsonNode& value) {
+          if (value.number > 0) read_value(value, config.zero.shard_group_size);
+        },
+    .get =
+        [](const Config& config) {
+          return std::to_string(config.zero.shard_group_size > 0 ? config.zero.shard_group_size
+                                                                 : -1);
+        },
+};
+
 constexpr auto kZeroKeys = std::to_array<KeySpec>({
     {.pointer = "/zero_optimization",
      .type = KeyType::block | KeyType::boolean,
@@ -154,9 +166,15 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
             "ZeRO++: reduces gradients in int4."),
     removed("/zero_optimization/zeropp_loco_param", KeyType::free_form, "null",
             "ZeRO++: error feedback."),
-    removed("/zero_optimization/mics_shard_size", KeyType::integer, "-1", "MiCS: shard group."),
-    removed("/zero_optimization/mics_hierarchical_params_gather", KeyType::boolean, "false",
-            "MiCS: gathers inside a host first."),
+    {.pointer = "/zero_optimization/mics_shard_size",
+     .type = KeyType::integer,
+     .fallback = "-1",
+     .range = {.low = -1},
+     .doc = "MiCS: the same as /zerorun/shard_group_size; -1: all ranks.",
+     .binding = kMicsShardSize},
+    no_effect("/zero_optimization/mics_hierarchical_params_gather", KeyType::boolean, "false",
+              "MiCS: gathers inside a host first.",
+              "a byte crosses the link of a host once anyway, and NCCL has its own ways"),
     no_effect("/zero_optimization/memory_efficient_linear", KeyType::boolean, "true",
               "Replaces PyTorch's linear function (stage 3).", kPython),
     no_effect("/zero_optimization/pipeline_loading_checkpoint", KeyType::boolean, "false",

@@ -38,6 +38,15 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
      .fallback = "true",
      .doc = "Stage 3 with several CPU ranks on a host: gathered parameters exist once per host.",
      .binding = bind_member<&Config::share_parameters>()},
+    {.pointer = "/zerorun/shard_group_size",
+     .type = KeyType::integer,
+     .fallback = "0",
+     .range = kNonNegative,
+     .doc =
+         "Ranks that share one copy of what the stage shards (stages 1 to 3): gathers stay among "
+         "them, and groups add their sums of gradients. They are neighbours in rank order, and "
+         "the number divides that of all ranks; 0: all. \"auto\": the ranks of a host.",
+     .binding = bind_member<&Config::zero, &ZeroConfig::shard_group_size>()},
 
     {.pointer = "/zerorun/metrics",
      .type = KeyType::string,
@@ -45,7 +54,7 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
      .doc = "File of a PyTorch program for one JSON object per step (docs/metrics.md) of rank 0; "
             "other ranks write theirs beside it, `m.rank1.jsonl` for `m.jsonl`.",
      .nickname = "metrics_file"},
-    block("/zerorun/trace", "A timeline of some steps of a PyTorch program."),
+    block("/zerorun/trace", "A timeline of some steps."),
     {.pointer = "/zerorun/trace/file",
      .type = KeyType::string,
      .fallback = "null",

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 
 namespace zerorun {
 
@@ -18,7 +17,7 @@ void move_character(std::string_view& text, std::string& out) {
   if (size > 0) {
     out += text.substr(0, size);
   } else {
-    fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<uint8_t>(text.front()));
+    out += fmt::format("\\x{:02x}", static_cast<uint8_t>(text.front()));
   }
   text.remove_prefix(std::max<size_t>(size, 1));
 }

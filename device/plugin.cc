@@ -27,7 +27,7 @@ fs::path own_file() {
 std::string find_plugin(std::string_view name) {
   const fs::path here = own_file().parent_path();
   constexpr auto kFolders = std::to_array<std::string_view>(
-      {".", "../lib", "../" ZERORUN_LIBDIR, "../../lib", "../../" ZERORUN_LIBDIR, "../../.."});
+      {".", "lib", "../lib", "../" ZERORUN_LIBDIR, "../../lib", "../../" ZERORUN_LIBDIR});
   for (const std::string_view folder : kFolders) {
     const fs::path file = (here / folder / name).lexically_normal();
     std::error_code error;

@@ -18,9 +18,6 @@ Listener reserve_master_port(const std::string& host, uint16_t port);
 // elsewhere; the job's secret keeps others out.
 Listener reserve_open_port(uint16_t port);
 
-// True if `host`, a name or address, is of this machine. A name that nobody knows is not.
-bool is_own_address(const std::string& host);
-
 // "host:29500", "[::1]:29500" or "host", with `port` where none is written. Throws ConfigError for
 // other text, as the value of `option`.
 struct Endpoint {

@@ -159,7 +159,7 @@ std::string first_address(const std::vector<HostSlots>& hosts) {
   }
 }
 
-// What --rdzv_endpoint, --master_addr or MASTER_ADDR say; an empty host where none does.
+// The endpoint that --rdzv_endpoint, --master_addr or MASTER_ADDR names; an empty host if none.
 Endpoint given_endpoint(const HostRequest& hosts, const ThisHost& here) {
   const uint16_t port = hosts.master_port;
   if (!hosts.endpoint.empty()) return parse_endpoint("--rdzv_endpoint", hosts.endpoint, port);

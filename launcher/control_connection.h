@@ -22,7 +22,7 @@ class ControlConnection {
 
   int fd() const { return socket_.get(); }
   bool open() const { return static_cast<bool>(socket_); }
-  // What poll() should wait for.
+  // The events that poll() should wait for.
   short events() const;
   void send(const ControlMessage& message);
   // Moves bytes both ways, and returns the messages that are complete. A connection that ended, or

@@ -8,8 +8,8 @@
 
 namespace zerorun {
 
-// What launchers on several hosts tell each other: a kind, and named values, any bytes, of which a
-// name may have several.
+// A message between the launchers of several hosts: a kind, and named values of any bytes. A name
+// may have several values.
 class ControlMessage {
  public:
   explicit ControlMessage(std::string kind) : kind_(std::move(kind)) {}

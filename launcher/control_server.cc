@@ -9,7 +9,7 @@ namespace zerorun {
 
 namespace {
 
-constexpr size_t kMaxStrangers = 1024;
+constexpr size_t kMaxUnauthenticated = 1024;
 constexpr std::chrono::seconds kIntroductionTime{10};
 
 }  // namespace
@@ -20,8 +20,8 @@ ControlServer::ControlServer(Listener listener) : listener_(std::move(listener))
 
 std::vector<int> ControlServer::descriptors() const {
   std::vector<int> found = {listener_.socket.get()};
-  for (const Stranger& stranger : strangers_) {
-    if (stranger.connection.open()) found.push_back(stranger.connection.fd());
+  for (const Unauthenticated& client : unauthenticated_) {
+    if (client.connection.open()) found.push_back(client.connection.fd());
   }
   return found;
 }
@@ -31,9 +31,9 @@ void ControlServer::accept_new() {
     FileDescriptor socket(
         ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
-    if (strangers_.size() >= kMaxStrangers) strangers_.pop_front();
-    strangers_.push_back({.connection = ControlConnection(std::move(socket)),
-                          .since = ControlConnection::Clock::now()});
+    if (unauthenticated_.size() >= kMaxUnauthenticated) unauthenticated_.pop_front();
+    unauthenticated_.push_back({.connection = ControlConnection(std::move(socket)),
+                                .since = ControlConnection::Clock::now()});
   }
 }
 
@@ -41,19 +41,19 @@ std::vector<ControlServer::Arrival> ControlServer::service(const Accepts& accept
   accept_new();
   std::vector<Arrival> arrivals;
   const auto now = ControlConnection::Clock::now();
-  for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
-    for (ControlMessage& message : stranger->connection.service()) {
-      if (stranger->said.empty()) stranger->said.push_back(std::move(message));
+  for (auto client = unauthenticated_.begin(); client != unauthenticated_.end();) {
+    for (ControlMessage& message : client->connection.service()) {
+      if (client->said.empty()) client->said.push_back(std::move(message));
     }
-    const bool introduced = !stranger->said.empty() && stranger->said.front().is("join");
-    if (introduced && stranger->connection.open() && accepts(stranger->said.front())) {
-      stranger->connection.trust();
-      arrivals.push_back({std::move(stranger->connection), std::move(stranger->said.front())});
-      stranger = strangers_.erase(stranger);
-    } else if (!stranger->connection.open() || now - stranger->since > kIntroductionTime) {
-      stranger = strangers_.erase(stranger);
+    const bool introduced = !client->said.empty() && client->said.front().is("join");
+    if (introduced && client->connection.open() && accepts(client->said.front())) {
+      client->connection.trust();
+      arrivals.push_back({std::move(client->connection), std::move(client->said.front())});
+      client = unauthenticated_.erase(client);
+    } else if (!client->connection.open() || now - client->since > kIntroductionTime) {
+      client = unauthenticated_.erase(client);
     } else {
-      ++stranger;
+      ++client;
     }
   }
   return arrivals;

@@ -10,9 +10,9 @@
 
 namespace zerorun {
 
-// Where the coordinator is reached by the launchers of the other hosts. Whoever connects is a
-// stranger until its first message, which says who it is; strangers that are not accepted are
-// bounded in number, bytes and time.
+// The socket at which the coordinator hears the launchers of the other hosts. A connection is
+// unauthenticated until its first message, which says who it is; unauthenticated ones are bounded
+// in number, bytes and time.
 class ControlServer {
  public:
   struct Arrival {
@@ -25,13 +25,13 @@ class ControlServer {
   explicit ControlServer(Listener listener);
 
   uint16_t port() const { return listener_.port; }
-  // Its own socket and those of strangers.
+  // Its own socket and those of unauthenticated connections.
   std::vector<int> descriptors() const;
   // Those whose message `accepts` takes; one whose time may still come is asked about again.
   std::vector<Arrival> service(const Accepts& accepts);
 
  private:
-  struct Stranger {
+  struct Unauthenticated {
     ControlConnection connection;
     ControlConnection::Clock::time_point since;
     std::vector<ControlMessage> said{};
@@ -40,7 +40,7 @@ class ControlServer {
   void accept_new();
 
   Listener listener_;
-  std::list<Stranger> strangers_;  // oldest first
+  std::list<Unauthenticated> unauthenticated_;  // oldest first
 };
 
 }  // namespace zerorun

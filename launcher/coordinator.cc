@@ -269,10 +269,10 @@ void Coordinator::refuse(const std::string& why, int code) {
 }
 
 void Coordinator::begin_if_ready() {
-  const auto settled = [](const Node& node) {
+  const auto answered = [](const Node& node) {
     return node.in(Node::State::ready) || node.in(Node::State::gone);
   };
-  if (std::all_of(nodes_.begin(), nodes_.end(), settled)) begin();
+  if (std::all_of(nodes_.begin(), nodes_.end(), answered)) begin();
 }
 
 void Coordinator::begin() {

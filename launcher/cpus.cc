@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 
@@ -75,8 +74,8 @@ std::string format_cpu_list(std::span<const int> cpus) {
   for (size_t i = 0; i < cpus.size();) {
     size_t last = i;
     while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
-    fmt::format_to(std::back_inserter(text), "{}{}", text.empty() ? "" : ",", cpus[i]);
-    if (last > i) fmt::format_to(std::back_inserter(text), "-{}", cpus[last]);
+    text += fmt::format("{}{}", text.empty() ? "" : ",", cpus[i]);
+    if (last > i) text += fmt::format("-{}", cpus[last]);
     i = last + 1;
   }
   return text;

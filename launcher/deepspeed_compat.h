@@ -20,9 +20,6 @@ struct CompatFolders {
 // In the installation or build tree that the launcher belongs to.
 std::optional<CompatFolders> find_compat(const std::filesystem::path& launcher_directory);
 
-// True when `python` has DeepSpeed itself: in its site-packages, the user's, or on PYTHONPATH.
-bool has_deepspeed(const std::filesystem::path& python, const Environment& environment);
-
 // The folders for a Python program: when they are `wanted`, and when it would find no DeepSpeed
 // otherwise. Throws ConfigError when they are wanted and not there. ZERORUN_COMPAT=0 turns them
 // off.

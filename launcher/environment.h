@@ -18,7 +18,7 @@ std::optional<std::string> find_variable(const Environment& environment, const s
 // As execve wants it: "NAME=value".
 std::vector<std::string> environment_block(const Environment& environment);
 
-// Where the ranks of one host stand among all ranks of a job.
+// The place of one host's ranks among all ranks of a job.
 struct HostPlace {
   int local_world_size = 1;
   int first_rank = 0;  // the rank of this host's first process
@@ -27,7 +27,7 @@ struct HostPlace {
   int nodes = 1;
 };
 
-// What torchrun tells its ranks of the run that they belong to.
+// The facts of a run that torchrun tells its ranks.
 struct RunSettings {
   std::string id = "none";
   std::string role = "default";

@@ -62,7 +62,7 @@ Meeting decide_meeting(const LaunchOptions& options, const Cluster& cluster, con
   return meeting;
 }
 
-// What options say to the ranks through variables.
+// The variables that tell ranks the options of the launcher.
 Environment variables_of_options(const LaunchOptions& options) {
   Environment variables;
   if (options.hosts.comm_timeout_s) {
@@ -173,21 +173,20 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
 
 std::string describe_job(const Job& job) {
   std::string text;
-  const auto out = std::back_inserter(text);
   int rank = job.cluster.first_rank();
   for (const RankPlan& plan : job.ranks) {
-    fmt::format_to(out, "rank {} on {}\n", rank++, job.host);
+    text += fmt::format("rank {} on {}\n", rank++, job.host);
     for (const auto& [name, value] : plan.variables) {
       // A reader of the plan must not be able to join the job.
       const bool secret = name == "ZERORUN_JOB_SECRET";
-      fmt::format_to(out, "  env      {}={}\n", name, secret ? "<secret>" : shell_quote(value));
+      text += fmt::format("  env      {}={}\n", name, secret ? "<secret>" : shell_quote(value));
     }
-    fmt::format_to(out, "  cpus     {}\n",
-                   plan.cpus.empty() ? "not bound" : format_cpu_list(plan.cpus));
+    text += fmt::format("  cpus     {}\n",
+                        plan.cpus.empty() ? "not bound" : format_cpu_list(plan.cpus));
     std::vector<std::string> words;
     std::transform(plan.command.begin(), plan.command.end(), std::back_inserter(words),
                    shell_quote);
-    fmt::format_to(out, "  command  {}\n", fmt::join(words, " "));
+    text += fmt::format("  command  {}\n", fmt::join(words, " "));
   }
   return text;
 }

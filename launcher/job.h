@@ -25,8 +25,8 @@ struct RankPlan {
   std::string error_file;  // where PyTorch's @record writes an exception
 };
 
-// Where the ranks of a job meet, and what they know each other by. The launcher of the first host
-// decides, and tells the others.
+// The address at which the ranks of a job meet, and the secret that proves who belongs to it. The
+// launcher of the first host decides, and tells the others.
 struct Meeting {
   std::string master_addr{};  // empty: this launcher decides
   uint16_t master_port = 0;

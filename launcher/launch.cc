@@ -66,7 +66,7 @@ std::string control_host(const Cluster& cluster) {
   return address_towards(cluster.hosts.front().host);
 }
 
-// What the launchers on other hosts get, as "NAME=value": torchrun's PET_* are options here.
+// The environment of launchers on other hosts, as "NAME=value": torchrun's PET_* are options here.
 std::vector<std::string> forwarded_variables(const Environment& environment,
                                              const LaunchOptions& options) {
   Environment forwarded = exported_variables(environment, options.remote.exports);
@@ -98,8 +98,8 @@ CoordinatedJob coordinate(const std::vector<std::string>& arguments, const Launc
   return job;
 }
 
-// Whether this launcher is the place where the others of a job that is started by hand come to:
-// it is the first host's, or it has no number and is the first to take the port of its own host.
+// In a job that is started by hand, the other launchers come to this one if it is the first
+// host's, or if it has no number and is the first to take the port of its own host.
 bool serves_by_hand(const Cluster& cluster) {
   if (cluster.node_rank >= 0) return cluster.node_rank == 0;
   try {
@@ -126,7 +126,6 @@ int join_by_hand(const LaunchOptions& options, const ThisHost& here, const Clust
 
 std::string describe_commands(const CoordinatedJob& job) {
   std::string text;
-  const auto out = std::back_inserter(text);
   for (const RemoteCommand& command : job.commands) {
     std::vector<std::string> words;
     std::transform(command.words.begin(), command.words.end(), std::back_inserter(words),
@@ -135,11 +134,11 @@ std::string describe_commands(const CoordinatedJob& job) {
     for (const int node : command.nodes) {
       hosts += (hosts.empty() ? "" : ", ") + job.cluster.hosts[static_cast<size_t>(node)].host;
     }
-    fmt::format_to(out, "launcher on {}\n", hosts);
+    text += fmt::format("launcher on {}\n", hosts);
     for (const auto& [name, value] : command.variables) {
-      fmt::format_to(out, "  env      {}={}\n", name, shell_quote(value));
+      text += fmt::format("  env      {}={}\n", name, shell_quote(value));
     }
-    fmt::format_to(out, "  command  {}\n", fmt::join(words, " "));
+    text += fmt::format("  command  {}\n", fmt::join(words, " "));
   }
   return text;
 }

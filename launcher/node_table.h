@@ -52,7 +52,7 @@ std::string list_nodes(const std::vector<Node>& nodes, Matches matches) {
   return text.empty() ? "none" : text;
 }
 
-// What the ends of all nodes mean for the job.
+// The outcome of the job, judged from how its nodes ended.
 struct Verdict {
   int code = 0;
   std::string report{};   // for the end of the output

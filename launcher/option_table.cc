@@ -16,7 +16,7 @@ struct ForeignOption {
   std::string_view advice;
 };
 constexpr auto kForeign = std::to_array<ForeignOption>({
-    {"--autotuning", "there is no autotuner; 'zerorun plan' says what fits into memory"},
+    {"--autotuning", "it stands before a Python script; 'zerorun tune --help' tunes any program"},
     {"--run_path", "name the script as PROGRAM"},
     {"--logs_specs", "use --log_dir, --redirects and --tee"},
     {"--event_log_handler", "the launcher records no events; use --log_dir"},
@@ -46,17 +46,6 @@ constexpr std::string_view kDescription =
     "launcher and of torchrun are taken too.";
 
 constexpr std::string_view kFooter =
-    "Tools (a tool's name is one only as the first word; each has its own --help):\n"
-    "  zerorun plan          bytes of each rank for a configuration and a model\n"
-    "  zerorun config        check, show and document configurations\n"
-    "  zerorun ckpt verify   check every byte of checkpoints\n"
-    "  zerorun ckpt import   make a checkpoint of DeepSpeed's, FSDP2's or Hugging Face's files\n"
-    "  zerorun ckpt export   write a checkpoint's model for Hugging Face or FSDP2\n"
-    "  zerorun report        a page about runs, from their metrics files; --serve follows one\n"
-    "  zerorun monitor       pass a metrics file on to TensorBoard, CSV files, wandb or Comet\n"
-    "  zerorun bench nvme    measure a disk as offload uses it\n"
-    "  zerorun env           describe this machine, for bug reports\n"
-    "  zerorun version       print the version\n\n"
     "Examples:\n"
     "  zerorun --num_gpus 2 train\n"
     "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --save out/\n"

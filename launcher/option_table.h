@@ -26,7 +26,7 @@ struct RawOptions {
 // of DeepSpeed's launcher and those of torchrun.
 void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw);
 
-// What to say of an option of another launcher that cannot work here; empty for other names.
+// The advice for an option of another launcher that cannot work here; empty for other names.
 std::string_view advice_on_foreign(std::string_view name);
 
 }  // namespace zerorun

@@ -162,7 +162,7 @@ std::vector<int> parse_rank_list(const std::string& text) {
   return ranks;
 }
 
-// What the values mean together.
+// Derives what depends on several values.
 void finish_options(const RawOptions& raw, LaunchOptions& options) {
   options.grace_period = std::chrono::milliseconds(static_cast<int64_t>(raw.grace_seconds * 1000));
   if (!raw.launcher_arguments.empty()) {
@@ -209,12 +209,13 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   return options;
 }
 
-std::string help_text() {
+std::string help_text(const std::string& tools) {
   LaunchOptions options;
   RawOptions raw;
   CLI::App app("", "zerorun");
   define_options(app, options, raw);
   app.get_option("PROGRAM")->required();  // as the usage line is to show it
+  app.footer(tools + app.get_footer());
   return app.help();
 }
 

@@ -88,10 +88,11 @@ struct LaunchOptions {
 // `arguments` without the launcher's own name. Options come first; from PROGRAM on nothing is
 // looked at. Throws ConfigError: for an unknown option it names the nearest one, for an option of
 // other launchers that cannot work here it says so. `environment` has torchrun's variables PET_*,
-// each of which stands for the option of its name where that is not given.
+// each of which gives the option of its name where the command line does not.
 LaunchOptions parse_options(const std::vector<std::string>& arguments,
                             const Environment& environment = {});
 
-std::string help_text();
+// `tools`: the text about commands that stands between the options and the examples.
+std::string help_text(const std::string& tools);
 
 }  // namespace zerorun

@@ -13,8 +13,8 @@
 namespace zerorun {
 
 PidFile::PidFile() : path_(fmt::format("/tmp/{}.deepspeed", getpid())), owner_(getpid()) {
-  // What an earlier process of this number has left is replaced, a link by somebody else not
-  // followed.
+  // A file that an earlier process of this number left behind is replaced; a link that somebody
+  // else put there is not followed.
   unlink(path_.c_str());
   const FileDescriptor file(
       open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));

@@ -41,7 +41,7 @@ pid_t spawn(const SpawnRequest& request, const FileDescriptor& failure);
 
 // Orphans among this process's descendants become its children instead of init's.
 void adopt_orphans();
-// Whether this process has a child, also one that has ended and is not reaped.
+// True if this process has a child, also one that has ended and is not reaped.
 bool has_children();
 // All processes below this one.
 std::vector<pid_t> descendants();

@@ -32,8 +32,13 @@ std::optional<fs::path> find_bundled(const std::string& name, const fs::path& la
   return fs::weakly_canonical(program);
 }
 
-// An activated environment first, then the one zerorun is installed in, then PATH.
+// What ZERORUN_PYTHON names first, then an activated environment, then the one zerorun is installed
+// in, then PATH.
 fs::path find_python(const ProgramSearch& search) {
+  if (!search.python.empty()) {
+    if (is_executable(search.python)) return search.python;
+    fail<ConfigError>("ZERORUN_PYTHON='{}': expected an executable file", search.python);
+  }
   if (!search.virtual_env.empty()) {
     fs::path python = fs::path(search.virtual_env) / "bin" / "python";
     if (is_executable(python)) return python;
@@ -111,6 +116,7 @@ ProgramSearch ProgramSearch::here() {
   ProgramSearch search;
   search.launcher_directory = fs::read_symlink("/proc/self/exe", error).parent_path();
   search.path = find_variable(environment, "PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+  search.python = find_variable(environment, "ZERORUN_PYTHON").value_or("");
   search.virtual_env = find_variable(environment, "VIRTUAL_ENV").value_or("");
   return search;
 }

@@ -30,6 +30,7 @@ struct ProgramRequest {
 struct ProgramSearch {
   std::filesystem::path launcher_directory;  // of the running zerorun
   std::string path;                          // PATH
+  std::string python;                        // ZERORUN_PYTHON
   std::string virtual_env;                   // VIRTUAL_ENV
 
   // This process's.

@@ -19,7 +19,7 @@ struct RankProcess {
   bool stopped = false;  // by somebody else than the launcher
 };
 
-// Where the output of all ranks goes, and what they all inherit.
+// The outputs and descriptors that all ranks of this host share.
 struct RankSurroundings {
   OutputQueue& output;
   OutputQueue& errors;

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <charconv>
-#include <iterator>
 
 #include "core/check.h"
 #include "launcher/shell_quote.h"
@@ -14,7 +13,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// What a shell on another host runs. `pdsh` puts the host's place among its targets for %n.
+// The command line that a shell on another host runs. `pdsh` puts the host's place among its
+// targets for %n.
 std::string node_script(const RemoteContext& context, int command, const std::string& index,
                         bool lifeline) {
   const NodeArguments arguments = {.endpoint_host = context.endpoint_host,
@@ -23,15 +23,14 @@ std::string node_script(const RemoteContext& context, int command, const std::st
                                    .index = index,
                                    .lifeline = lifeline};
   std::string script;
-  const auto out = std::back_inserter(script);
   if (!context.venv_script.empty()) {
-    fmt::format_to(out, ". {} || exit; ", shell_quote(context.venv_script));
+    script += fmt::format(". {} || exit; ", shell_quote(context.venv_script));
   }
-  fmt::format_to(out, "cd {} || exit; ", shell_quote(context.directory));
-  fmt::format_to(out, "z={}; [ -x \"$z\" ] || z=zerorun; exec \"$z\"",
-                 shell_quote(context.launcher));
+  script += fmt::format("cd {} || exit; ", shell_quote(context.directory));
+  script +=
+      fmt::format("z={}; [ -x \"$z\" ] || z=zerorun; exec \"$z\"", shell_quote(context.launcher));
   for (const std::string& word : arguments.words()) {
-    fmt::format_to(out, " {}", shell_quote(word));
+    script += fmt::format(" {}", shell_quote(word));
   }
   return script;
 }

@@ -10,7 +10,7 @@
 
 namespace zerorun {
 
-// What every command that starts launchers on other hosts has in common.
+// The settings that all commands which start launchers on other hosts share.
 struct RemoteContext {
   std::string launcher;     // this zerorun's path; where another host has none there, its PATH
   std::string directory;    // to run in
@@ -28,7 +28,7 @@ struct RemoteCommand {
   bool lifeline = false;
 };
 
-// What a launcher prints first, before its token.
+// A launcher prints this first, before its token.
 inline constexpr std::string_view kTokenMark = "zerorun-node-token ";
 
 // One ssh for each host, or one pdsh, srun or mpirun for all: of every host of the cluster but

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
-#include <iterator>
 #include <string_view>
 
 #include "launcher/signals.h"
@@ -112,28 +111,26 @@ std::string summarize_failure(const RankFailure& failure) {
 
 std::string describe_failure(const RankFailure& failure) {
   std::string text;
-  const auto out = std::back_inserter(text);
   if (failure.ranks > 1 && !failure.lines_in_view && !failure.last_lines.empty()) {
-    fmt::format_to(out, "[zerorun] last lines of rank {}:\n", failure.rank);
-    for (const std::string& line : failure.last_lines) fmt::format_to(out, "  {}\n", line);
+    text += fmt::format("[zerorun] last lines of rank {}:\n", failure.rank);
+    for (const std::string& line : failure.last_lines) text += fmt::format("  {}\n", line);
   }
   if (failure.exception && !said(failure, failure.exception->message)) {
-    fmt::format_to(out, "[zerorun] exception of rank {}: {}\n", failure.rank,
-                   failure.exception->message);
-    if (failure.last_lines.empty()) fmt::format_to(out, "{}\n", failure.exception->traceback);
+    text += fmt::format("[zerorun] exception of rank {}: {}\n", failure.rank,
+                        failure.exception->message);
+    if (failure.last_lines.empty()) text += fmt::format("{}\n", failure.exception->traceback);
   }
   if (!failure.stopped.empty()) {
-    fmt::format_to(
-        out,
+    text += fmt::format(
         "[zerorun] error: {} was stopped (SIGSTOP); the others waited for it, until rank "
         "{} of {} {}\n",
         describe_stopped(failure), failure.rank, failure.ranks, describe_end(failure.status));
     return text;
   }
-  fmt::format_to(out, "[zerorun] error: rank {} of {} (pid {} on {}) {}\n", failure.rank,
-                 failure.ranks, failure.pid, failure.host, describe_end(failure.status));
+  text += fmt::format("[zerorun] error: rank {} of {} (pid {} on {}) {}\n", failure.rank,
+                      failure.ranks, failure.pid, failure.host, describe_end(failure.status));
   const std::string cause = likely_cause(failure);
-  if (!cause.empty()) fmt::format_to(out, "[zerorun] likely cause: {}\n", cause);
+  if (!cause.empty()) text += fmt::format("[zerorun] likely cause: {}\n", cause);
   return text;
 }
 

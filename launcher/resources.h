@@ -53,7 +53,7 @@ void check_combination(const RankRequest& request, int nodes);
 // Throws ConfigError for text that is no number.
 std::optional<int> number_of_ranks(const RankRequest& request);
 
-// Whether ranks here run on GPUs. Throws ConfigError when they are asked for and cannot.
+// True if ranks here run on GPUs. Throws ConfigError when they are asked for and cannot.
 bool runs_on_gpus(const RankRequest& request, const HostResources& host);
 
 // --include and --exclude pick slots of the base set; they and a count exclude each other. Without

@@ -46,7 +46,7 @@ std::optional<unsigned> named_streams(std::string_view value, int local_rank) {
 
 RankStreams plan_streams(const OutputRequest& request, int local_rank, bool speaks) {
   const unsigned tee = named_streams(request.tee, local_rank).value_or(0);
-  // What --tee names is printed, also where --redirects names it too.
+  // --tee wins over --redirects: a stream that both name is printed.
   const unsigned files_only = named_streams(request.redirects, local_rank).value_or(0) & ~tee;
   const bool by_stream = !request.tee.empty() || !request.redirects.empty();
   const bool chosen = request.shown_ranks.empty() ||

@@ -7,7 +7,7 @@ namespace zerorun {
 
 struct OutputRequest;
 
-// Where one stream of a rank goes.
+// The destinations of one stream of a rank.
 struct StreamPlan {
   bool shown = true;    // on the terminal
   bool logged = false;  // in the rank's file under the log folder
@@ -23,8 +23,8 @@ struct RankStreams {
   bool operator==(const RankStreams&) const = default;
 };
 
-// What --log_dir, --redirects, --tee and --local_ranks_filter say for a rank. With --log_dir alone
-// all is logged and local rank 0 of the first host (`speaks`) still prints.
+// The streams of a rank under --log_dir, --redirects, --tee and --local_ranks_filter. With
+// --log_dir alone all is logged and local rank 0 of the first host (`speaks`) still prints.
 RankStreams plan_streams(const OutputRequest& request, int local_rank, bool speaks);
 
 // Throws ConfigError unless `value` of `option` is torchrun's: "3", or "0:1,2:3" by local rank,

@@ -99,7 +99,7 @@ class Supervisor {
   std::vector<RankProcess> ranks_;
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;  // of the present phase
-  // What the end of the ranks means.
+  // Why the ranks of this host ended.
   struct Fate {
     std::optional<int> stop_signal;  // somebody asked for it
     std::optional<int> failed_rank;  // the first one of this host, from 0

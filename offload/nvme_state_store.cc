@@ -156,7 +156,9 @@ void NvmeStateStore::start_reading(Chunk& chunk) {
   chunk.slot = slots_.take(*read_stream_);
   read_stream_->wait(chunk.written);
   std::byte* const data = data_of(chunk.slot);
-  cpu_stream(*read_stream_).submit([this, &chunk, data] { read(chunk, data); });
+  cpu_stream(*read_stream_).submit_work("read", chunk.nbytes, [this, &chunk, data] {
+    read(chunk, data);
+  });
   chunk.read = read_stream_->record();
 }
 
@@ -191,7 +193,9 @@ void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
   }
   chunk.verified = chunk.exposed = false;
   write_stream_->wait(stream.record());
-  cpu_stream(*write_stream_).submit([this, &chunk, data, nbytes] { write(chunk, data, nbytes); });
+  cpu_stream(*write_stream_).submit_work("write", nbytes, [this, &chunk, data, nbytes] {
+    write(chunk, data, nbytes);
+  });
   chunk.written = write_stream_->record();
   slots_.release(chunk.slot, chunk.written);
 }

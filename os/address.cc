@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "core/check.h"
 #include "os/file_descriptor.h"
@@ -29,7 +30,8 @@ struct Address {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
 };
 
-Address look_up(const std::string& host) {
+// In the order in which a caller should try them; at least one.
+std::vector<Address> look_up_all(const std::string& host) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_DGRAM;
@@ -39,11 +41,16 @@ Address look_up(const std::string& host) {
     fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  Address address;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  address.size = found->ai_addrlen;
-  return address;
+  std::vector<Address> addresses;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    Address& address = addresses.emplace_back();
+    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+    address.size = one->ai_addrlen;
+  }
+  return addresses;
 }
+
+Address look_up(const std::string& host) { return look_up_all(host).front(); }
 
 bool is_of_loopback(const Address& address) {
   if (address.storage.ss_family == AF_INET) {
@@ -76,8 +83,8 @@ std::string text_of(const Address& address) {
   return text.data();
 }
 
-// Of an interface: one of the family, 0 for any. Other hosts do not reach link-local addresses of
-// IPv6 by their numbers alone.
+// An address of the interface and of the family, 0 for any. Other hosts do not reach link-local
+// addresses of IPv6 by their numbers alone.
 std::optional<Address> address_of_interface(const std::string& name, int family) {
   ifaddrs* found = nullptr;
   if (getifaddrs(&found) != 0) return std::nullopt;
@@ -97,15 +104,31 @@ std::optional<Address> address_of_interface(const std::string& name, int family)
   return std::nullopt;
 }
 
-bool is_own(Address address) {
-  // Any port will do.
-  if (address.storage.ss_family == AF_INET) {
-    reinterpret_cast<sockaddr_in&>(address.storage).sin_port = 0;
-  } else {
-    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_port = 0;
+bool same_number(const sockaddr* one, const sockaddr* other) {
+  if (one == nullptr || one->sa_family != other->sa_family) return false;
+  if (one->sa_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(one)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(other)->sin_addr.s_addr;
   }
-  const FileDescriptor socket(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return socket && ::bind(socket.get(), address.get(), address.size) == 0;
+  return one->sa_family == AF_INET6 &&
+         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(one)->sin6_addr,
+                            &reinterpret_cast<const sockaddr_in6*>(other)->sin6_addr);
+}
+
+// The first address of `host` that is this machine's. Names that nobody knows have none.
+std::optional<Address> own_address_among(const std::string& host) try {
+  ifaddrs* found = nullptr;
+  if (getifaddrs(&found) != 0) found = nullptr;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(found, &freeifaddrs);
+  for (const Address& address : look_up_all(host)) {
+    if (is_of_loopback(address)) return address;
+    for (const ifaddrs* entry = found; entry != nullptr; entry = entry->ifa_next) {
+      if (same_number(entry->ifa_addr, address.get())) return address;
+    }
+  }
+  return std::nullopt;
+} catch (const CommError&) {
+  return std::nullopt;
 }
 
 }  // namespace
@@ -115,6 +138,8 @@ bool is_loopback(const std::string& host) {
 }
 
 bool resolves_to_loopback(const std::string& host) { return is_of_loopback(look_up(host)); }
+
+bool is_own_address(const std::string& host) { return own_address_among(host).has_value(); }
 
 std::string any_address_like(const std::string& host) {
   return look_up(host).storage.ss_family == AF_INET6 ? "::" : "0.0.0.0";
@@ -136,12 +161,8 @@ std::string own_address_of(const std::string& name, const std::string& like) {
     if (!address) fail<CommError>("network interface '{}' has no address", name);
     return text_of(*address);
   }
-  std::optional<Address> address;
-  try {
-    address = look_up(name);
-  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): the error below says more
-  }
-  if (!address || !is_own(*address)) {
+  const std::optional<Address> address = own_address_among(name);
+  if (!address) {
     fail<CommError>("'{}' is neither a network interface nor an address of this host", name);
   }
   return text_of(*address);

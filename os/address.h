@@ -12,6 +12,9 @@ bool is_loopback(const std::string& host);
 // no address.
 bool resolves_to_loopback(const std::string& host);
 
+// True if `host`, a name or address, is of this machine. A name that nobody knows is not.
+bool is_own_address(const std::string& host);
+
 // The address that means all of this host's, of the family of `host`.
 std::string any_address_like(const std::string& host);
 

@@ -10,7 +10,7 @@ namespace zerorun {
 
 namespace {
 
-// Of broken files: no table of symbols is as large.
+// A larger table of symbols is that of a broken file.
 constexpr uint64_t kMaxTable = uint64_t{1} << 30;
 
 template <typename T>

@@ -150,7 +150,7 @@ void answer_stack_requests() {
 ProcessStacks stacks_of(const ProcessIdentity& process, std::chrono::milliseconds patience) {
   const Clock::time_point until = Clock::now() + patience;
   const auto stat = read_process_stat(process.pid);
-  // What is stopped answers when it goes on, and then nobody listens.
+  // A stopped process answers when it goes on, and then nobody listens.
   if (!is_running(process) || !stat || stat->state == 'T' || stat->state == 't') return {};
   return {.native = native_stack_of(process.pid, until),
           .python = python_stack_of(process.pid, until)};

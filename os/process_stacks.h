@@ -7,13 +7,13 @@
 
 namespace zerorun {
 
-// Where a process is: what to look at when it hangs.
+// The functions in which a process is: the first thing to look at when it hangs.
 struct ProcessStacks {
   std::string native;  // functions of its main thread, innermost first
   std::string python;  // of all threads, as Python's faulthandler writes them
 };
 
-// Where Python's faulthandler answers: the signal at which it writes, and the name of the file
+// The two ends of Python's faulthandler: the signal at which it writes, and the name of the file
 // (memfd_create(2)) to which it does. The package registers both.
 int python_stack_signal();
 inline constexpr const char* kPythonStackFile = "zerorun python stacks";

@@ -20,6 +20,7 @@ LAYERS = [
         "dataloader",
         "leaf_modules",
         "lr_scheduler",
+        "module_zero_grad",
         "optimizer_probe",
         "partition",
         "plain_values",
@@ -40,15 +41,18 @@ LAYERS = [
     ["shards"],
     ["shard_states", "state_access"],
     ["optimizer", "shard_files", "interchange"],
-    ["checkpoint", "foreign_checkpoint"],
+    ["checkpoint", "foreign_checkpoint", "state_dict_out"],
+    ["state_dict_in"],
+    ["torch_state_dicts"],
     ["sharded_module", "sharded_optimizer"],
     ["engine"],
     ["observers"],
     ["initialization"],
     ["sharding"],
     ["zero", "consolidate", "compat", "report"],
+    ["top", "tune"],
     ["conversion"],
-    ["__init__"],
+    ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # They gather names of many modules for users.

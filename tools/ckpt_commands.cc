@@ -123,13 +123,11 @@ void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
 }  // namespace
 
 void define_ckpt(CLI::App& tools, CkptArguments& arguments) {
-  CLI::App* ckpt = add_tool(
-      tools, "ckpt", "Lists, shows, checks, compares and removes checkpoints",
-      "Examples:\n"
-      "  zerorun ckpt ls out/train\n"
-      "  zerorun ckpt verify out/train\n\n"
-      "zerorun ckpt import and export convert from and to other programs' checkpoints: see their "
-      "--help.");
+  CLI::App* ckpt =
+      add_tool(tools, "ckpt", "Lists, shows, checks, compares, removes and converts checkpoints",
+               "Examples:\n"
+               "  zerorun ckpt ls out/train\n"
+               "  zerorun ckpt verify out/train");
   ckpt->require_subcommand(1);
   define_ls(*ckpt, arguments);
   define_show(*ckpt, arguments);

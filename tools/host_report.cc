@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -80,9 +79,8 @@ std::string describe_libraries() {
 std::string host_report() {
   const auto programs = bundled_programs(ProgramSearch::here().launcher_directory);
   std::string text;
-  const auto out = std::back_inserter(text);
   const auto line = [&](std::string_view name, std::string_view value) {
-    fmt::format_to(out, "{:<10} {}\n", name, value);
+    text += fmt::format("{:<10} {}\n", name, value);
   };
   line("zerorun", ZERORUN_VERSION);
   line("host", host_name());
@@ -94,12 +92,16 @@ std::string host_report() {
   line("programs", programs.empty() ? "none" : fmt::format("{}", fmt::join(programs, ", ")));
   line("compiler", __VERSION__);
   line("libraries", describe_libraries());
-  fmt::format_to(out, "\nenvironment variables that zerorun reads\n");
+  return text + "\n" + environment_report();
+}
+
+std::string environment_report() {
+  std::string text = "environment variables that zerorun reads\n";
   for (const EnvironmentVariable& variable : environment_variables()) {
     std::string value = read_environment(variable.name).value_or("(unset)");
     if (variable.name == "ZERORUN_JOB_SECRET" && value != "(unset)") value = "(secret)";
-    fmt::format_to(out, "  {:<22} {}\n  {:<22}   = {}\n", variable.name, variable.meaning, "",
-                   value);
+    text +=
+        fmt::format("  {:<22} {}\n  {:<22}   = {}\n", variable.name, variable.meaning, "", value);
   }
   return text;
 }

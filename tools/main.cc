@@ -13,6 +13,7 @@
 #include "launcher/node_launcher.h"
 #include "launcher/options.h"
 #include "tools/commands.h"
+#include "tools/help.h"
 #include "zerorun/error.h"
 #include "zerorun/version.h"
 
@@ -31,7 +32,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   const LaunchOptions options = parse_options(arguments, inherited_environment());
   if (options.help) {
-    std::fputs(help_text().c_str(), stdout);
+    std::fputs(help_text(list_commands()).c_str(), stdout);
     return 0;
   }
   if (options.version) return run_tool({"version"}).value_or(0);

@@ -83,6 +83,7 @@ class Planner {
   Planner(const PlanOptions& options, ParsedConfig parsed);
 
   std::string report() const;
+  std::string json() const;
   // Returns a line about what was written.
   std::string write_fit() const;
 
@@ -92,6 +93,7 @@ class Planner {
   Setting fastest(const std::string& nvme_path) const;
   Json configuration(const Setting& setting, const std::string& nvme_path) const;
   std::string details() const;
+  std::string groups() const;
   std::string table() const;
   int ranks_per_host() const {
     return options_.ranks_per_host > 0 ? std::min(options_.ranks_per_host, options_.world_size)
@@ -151,6 +153,9 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
                         .total_steps = 1000,
                         .warmup_steps = 0});
   config_ = parsed.config;
+  if (config_.zero.shard_group_size == kRanksOfHost) {
+    config_.zero.shard_group_size = ranks_per_host();
+  }
   limits_ = {limit_of(options.device_memory, "--gpu_memory"),
              limit_of(options.host_memory, "--host_memory"), limit_of(options.disk, "--disk")};
   const double per_token =
@@ -184,11 +189,20 @@ Need Planner::need_of(const Config& config) const {
 Need Planner::need_of(const Setting& setting) const {
   Config config = config_;
   config.zero.stage = setting.stage;
+  if (setting.stage == 0) config.zero.shard_group_size = 0;
   config.offload.optimizer.device = setting.optimizer;
   config.offload.optimizer.ratio = setting.ratio;
   config.offload.param.device = setting.param;
   if (setting.param == OffloadDevice::nvme) config.offload.param.max_in_cpu = 0;
   return need_of(config);
+}
+
+// What is to be said of shard groups; empty where all ranks share one copy.
+std::string Planner::groups() const {
+  const int64_t ranks = config_.zero.shard_group_size;
+  if (ranks == 0 || ranks == options_.world_size) return {};
+  return fmt::format(", {} shard groups of {} rank{}", options_.world_size / ranks, ranks,
+                     ranks == 1 ? "" : "s");
 }
 
 std::string Planner::details() const {
@@ -197,10 +211,10 @@ std::string Planner::details() const {
   std::string text =
       fmt::format("{}; {} rank{}, {} per host\n", model_.description, options_.world_size,
                   options_.world_size == 1 ? "" : "s", ranks_per_host());
-  text += fmt::format("{}: {}, {}\nbytes of a rank\n", config_.source,
+  text += fmt::format("{}: {}, {}{}\nbytes of a rank\n", config_.source,
                       describe({config_.zero.stage, config_.offload.optimizer.device,
                                 config_.offload.optimizer.ratio, config_.offload.param.device}),
-                      zerorun::name_of(config_.precision.param_dtype));
+                      zerorun::name_of(config_.precision.param_dtype), groups());
   const auto line = [&](std::string_view name, int64_t nbytes) {
     text += fmt::format("  {:<12} {:>12}\n", name, text_of(nbytes));
   };
@@ -232,6 +246,23 @@ std::string Planner::table() const {
                         limits_.any() ? limits_.allow(need) ? "  yes" : "  no" : "");
   }
   return text;
+}
+
+std::string Planner::json() const {
+  Json settings = Json::array();
+  for (const Setting& setting : by_speed()) {
+    const Need need = need_of(setting);
+    settings.push_back({{"setting", describe(setting)},
+                        {"stage", setting.stage},
+                        {"offload_optimizer", name_of(setting.optimizer)},
+                        {"ratio", setting.ratio},
+                        {"offload_param", name_of(setting.param)},
+                        {"device_bytes", need.device},
+                        {"host_bytes", need.host},
+                        {"disk_bytes", need.disk},
+                        {"fits", limits_.allow(need)}});
+  }
+  return Json{{"settings", settings}}.dump(1);
 }
 
 std::string Planner::report() const {
@@ -342,7 +373,7 @@ std::string Planner::write_fit() const {
 std::string plan_report(const PlanOptions& options) {
   const Planner planner(options, parsed_config(options));
   const std::string written = options.fit.empty() ? "" : planner.write_fit();
-  return written + planner.report();
+  return options.json ? planner.json() : written + planner.report();
 }
 
 }  // namespace zerorun

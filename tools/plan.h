@@ -19,11 +19,12 @@ struct PlanOptions {
   int64_t seq_len = 0;
   bool recompute = false;
   std::string fit;  // where to write the fastest configuration that fits
+  bool json = false;
 };
 
 // Bytes per rank by category for the configuration, and a table over stages and offload settings.
-// Writes the file of `fit`, with the micro-batch that it fits with; throws ConfigError when nothing
-// in the table fits, naming what is closest.
+// As JSON: the table alone. Writes the file of `fit`, with the micro-batch that it fits with;
+// throws ConfigError when nothing in the table fits, naming what is closest.
 std::string plan_report(const PlanOptions& options);
 
 }  // namespace zerorun

@@ -6,15 +6,13 @@
 #include <vector>
 
 #include "tools/byte_size.h"
-#include "zero/bucket.h"
-#include "zero/model_spec.h"
-#include "zero/sharding.h"
+#include "zero/sharded_model.h"
 
 namespace zerorun {
 
 namespace {
 
-// What becomes of the elements of all buckets.
+// The elements of all buckets, by how they travel.
 struct Numels {
   int64_t reduced = 0;
   int64_t sharded = 0;     // gathered before use
@@ -53,19 +51,16 @@ int64_t bytes_of(int64_t numel, int64_t times, size_t nbytes, double part) {
 LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs,
                       const HostLayout& layout) {
   if (layout.hosts() == 1) return {};
-  size_t groups = 1;
-  for (const ParameterSpec& spec : specs) {
-    groups = std::max(groups, static_cast<size_t>(spec.group) + 1);
-  }
-  const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
-  const ModelSpec model(with_rules({specs.begin(), specs.end()}, rules.size() > 1), groups);
-  const Sharding sharding =
-      make_sharding(config, model.specs(), rules.front(), layout.world_size, 0, layout.cpu);
-  const Numels numels = count(make_buckets(sharding, model.numels(), model.modules()));
+  const ShardedModel model(config, specs, layout.world_size, layout.cpu);
+  const Sharding& sharding = model.sharding;
+  const Numels numels = count(model.buckets);
 
   // A host keeps the slices of its own ranks, a ring's last rank what it sums.
-  const double peers = layout.cpu ? layout.hosts() : layout.world_size;
-  const double part = (peers - 1) / peers;
+  const auto sent = [](int peers) { return (peers - 1.0) / peers; };
+  const int hosts_of_group =
+      (sharding.shard_ranks + layout.ranks_per_host - 1) / layout.ranks_per_host;
+  const int peers = layout.cpu ? hosts_of_group : hosts_of_group > 1 ? sharding.shard_ranks : 1;
+  const double part = sent(peers);
   const bool bound = config.precision.communication_dtype.has_value();
   const size_t sum = layout.cpu && layout.ranks_per_host > 1 && !bound
                          ? size_of(DType::fp32)
@@ -77,6 +72,12 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
   const size_t param = size_of(sharding.param_dtype);
   LinkTraffic traffic;
   traffic.gradients = bytes_of(numels.reduced, times, whole ? sum + result : sum, part);
+  if (sharding.replicas() > 1) {
+    // Each host has a part of the group's shards, which it sends to the other replicas.
+    const int copies = layout.cpu ? layout.hosts() / hosts_of_group : sharding.replicas();
+    traffic.gradients += bytes_of(numels.reduced / hosts_of_group, times,
+                                  2 * size_of(sharding.partial_dtype), sent(copies));
+  }
   traffic.parameters = bytes_of(numels.sharded, gathers_of(sharding, numels.sharded), param, part) +
                        (whole ? 0 : bytes_of(numels.replicated, 1, param, part));
   return traffic;
@@ -92,6 +93,7 @@ std::string link_table(const Config& config, std::span<const ParameterSpec> spec
     Config at_stage = config;
     at_stage.zero.stage = stage;
     at_stage.offload = {};
+    if (stage == 0) at_stage.zero.shard_group_size = 0;
     const LinkTraffic traffic = plan_link(at_stage, specs, layout);
     text += fmt::format("{:<42}{:>13}{:>13}{:>13}\n", fmt::format("stage {}", stage),
                         text_of(traffic.gradients), text_of(traffic.parameters),

@@ -22,7 +22,9 @@ int64_t resident_nbytes(const Config& config, std::span<const ParameterSpec> spe
   if (!is_own_master || config.offload.optimizer.device != OffloadDevice::none) return stored;
   int64_t numel = 0;
   for (const ParameterSpec& spec : specs) numel += spec.alias_of.empty() ? spec.numel() : 0;
-  return stored + numel / world_size * static_cast<int64_t>(size_of(config.precision.param_dtype));
+  const int64_t group = config.zero.shard_group_size;
+  return stored + numel / (group > 0 ? group : world_size) *
+                      static_cast<int64_t>(size_of(config.precision.param_dtype));
 }
 
 // By the option of the bundled program, else by DeepSpeed's block.

@@ -1,14 +1,17 @@
 #include "tools/python_tool.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 
 #include "core/check.h"
-#include "launcher/program.h"
+#include "launcher/python_package.h"
+#include "tools/tool.h"
 
 namespace zerorun {
 
@@ -18,43 +21,107 @@ namespace {
 struct PythonTool {
   std::vector<std::string> words;
   std::string module;
-  bool keeps_words = false;  // the module reads them too
+  const char* about;
+  bool keeps_words = false;     // the module reads them too
+  bool starts_zerorun = false;  // it gets this command's path
 };
 
 const std::vector<PythonTool>& python_tools() {
   static const std::vector<PythonTool> tools = {
-      {{"report"}, "zerorun.report"},
-      {{"monitor"}, "zerorun.monitor"},
-      {{"ckpt", "import"}, "zerorun", true},
-      {{"ckpt", "export"}, "zerorun", true},
+      {{"report"}, "zerorun.report", "Makes a page about runs; --serve follows them"},
+      {{"monitor"},
+       "zerorun.monitor",
+       "Passes a metrics file on to TensorBoard, CSV files, wandb or Comet"},
+      {{"top"}, "zerorun.top", "Shows the ranks of a running job"},
+      {{"tune"}, "zerorun.tune", "Finds the fastest configuration by short runs", false, true},
+      {{"ckpt", "import"},
+       "zerorun",
+       "Makes a checkpoint of DeepSpeed's, FSDP2's or Hugging Face's files",
+       true},
+      {{"ckpt", "export"}, "zerorun", "Writes a model for Hugging Face or FSDP2", true},
   };
   return tools;
 }
 
+// DeepSpeed's `--autotuning tune|run` among the launcher's options, before the script.
+bool asks_for_tuning(const std::vector<std::string>& arguments) {
+  const auto script = std::find_if(arguments.begin(), arguments.end(),
+                                   [](const std::string& word) { return word.ends_with(".py"); });
+  return script != arguments.end() &&
+         std::any_of(arguments.begin(), script, [](const std::string& word) {
+           return word == "--autotuning" || word.starts_with("--autotuning=");
+         });
+}
+
+// Lets the tool find the package. Throws ConfigError.
+void choose_python(PythonCommand& command, const std::string& tool, const ProgramSearch& search) {
+  std::string& python = command.words.front();
+  if (has_package(python, "zerorun", command.environment)) return;
+  const std::optional<OwnPackage> own = find_own_package(search.launcher_directory);
+  if (!own || ::access(own->python.c_str(), X_OK) != 0) {
+    fail<ConfigError>(
+        "zerorun {} is written in Python, and {} does not have the package zerorun{}; activate the "
+        "environment that has it, or pip install zerorun into this one",
+        tool, python, own ? fmt::format(", nor is there {}", own->python.string()) : "");
+  }
+  python = own->python.string();
+  std::string& path = command.environment["PYTHONPATH"];
+  path = own->folder.string() + (path.empty() ? "" : ":" + path);
+}
+
+PythonCommand module_command(const PythonTool& tool, const ProgramSearch& search,
+                             const Environment& environment) {
+  PythonCommand command = {find_program({.name = tool.module, .module = true}, search).command,
+                           environment};
+  choose_python(command, fmt::format("{}", fmt::join(tool.words, " ")), search);
+  if (tool.starts_zerorun) {
+    command.words.push_back("--command=" + (search.launcher_directory / "zerorun").string());
+  }
+  return command;
+}
+
 }  // namespace
 
-std::optional<std::vector<std::string>> python_tool_command(
-    const std::vector<std::string>& arguments) {
+void define_python_tools(CLI::App& tools) {
+  for (const PythonTool& tool : python_tools()) {
+    CLI::App* const parent =
+        tool.words.size() == 1 ? &tools : tools.get_subcommand(tool.words.front());
+    add_tool(*parent, tool.words.back().c_str(), tool.about, "");
+  }
+}
+
+std::optional<PythonCommand> python_tool_command(const std::vector<std::string>& arguments,
+                                                 const ProgramSearch& search,
+                                                 const Environment& environment) {
+  if (asks_for_tuning(arguments)) {
+    PythonCommand command =
+        module_command({{"tune"}, "zerorun.tune", "", false, true}, search, environment);
+    command.words.insert(command.words.end(), arguments.begin(), arguments.end());
+    return command;
+  }
   for (const PythonTool& tool : python_tools()) {
     const auto end =
         arguments.begin() + static_cast<ptrdiff_t>(std::min(tool.words.size(), arguments.size()));
     if (!std::equal(arguments.begin(), end, tool.words.begin(), tool.words.end())) continue;
-    const Program program =
-        find_program({.name = tool.module, .module = true}, ProgramSearch::here());
-    std::vector<std::string> command = program.command;
-    command.insert(command.end(), tool.keeps_words ? arguments.begin() : end, arguments.end());
+    PythonCommand command = module_command(tool, search, environment);
+    command.words.insert(command.words.end(), tool.keeps_words ? arguments.begin() : end,
+                         arguments.end());
     return command;
   }
   return std::nullopt;
 }
 
-void become(const std::vector<std::string>& command) {
-  std::vector<char*> words;
-  words.reserve(command.size() + 1);
-  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
-  ::execv(words.front(), words.data());
-  fail<IoError>("cannot execute {}: {}", command.front(), std::strerror(errno));
+void become(const PythonCommand& command) {
+  const auto pointers = [](std::vector<std::string>& words) {
+    std::vector<char*> found;
+    for (std::string& word : words) found.push_back(word.data());
+    found.push_back(nullptr);
+    return found;
+  };
+  std::vector<std::string> words = command.words;
+  std::vector<std::string> variables = environment_block(command.environment);
+  ::execve(words.front().c_str(), pointers(words).data(), pointers(variables).data());
+  fail<IoError>("cannot execute {}: {}", words.front(), std::strerror(errno));
 }
 
 }  // namespace zerorun

@@ -36,6 +36,7 @@ void Metrics::write(const StepReport& report) {
       {"comm_ms", report.comm_ms},
       {"optimizer_ms", report.optimizer_ms},
       {"tokens_per_s", report.tokens_per_s},
+      {"mfu", report.mfu ? nlohmann::ordered_json(*report.mfu) : nlohmann::ordered_json()},
       {"model_state_bytes", report.model_state_bytes},
       {"peak_rss_bytes", report.peak_rss_bytes},
   };

@@ -1,5 +1,7 @@
 #include "train/options.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -115,6 +117,19 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
              "FILE");
 }
 
+void add_timeline_options(CLI::App& app, TrainOptions& options) {
+  begin_group(app, "Timeline");
+  takes_text(app.add_option("--trace", options.trace,
+                            "File for a timeline of all ranks, to be opened in Perfetto "
+                            "(ui.perfetto.dev); the config's zerorun.trace.file"),
+             "FILE");
+  takes_integer(app.add_option("--trace_steps", options.trace_steps,
+                               "Its first and last step. Default: the config's, else the second "
+                               "to the fourth of the run"),
+                "FIRST LAST", 1)
+      ->expected(2);
+}
+
 void add_device_options(CLI::App& app, TrainOptions& options) {
   begin_group(app, "Device");
   add_accelerator(app, options.accelerator);
@@ -228,7 +243,28 @@ void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
   if (app.count("--keep_every") == 0) options.keep_every = given.keep_every;
 }
 
+// The config's block /zerorun/trace, for what the command line does not say.
+void take_trace_settings(const CLI::App& app, CommandLine& line) {
+  if (!line.config) return;
+  TrainOptions& options = line.options;
+  for (const ConfigValue& given : line.config->values) {
+    if (given.is_default) continue;
+    const auto value = nlohmann::json::parse(given.value, nullptr, false);
+    if (given.pointer == "/zerorun/trace/file" && app.count("--trace") == 0 && value.is_string()) {
+      options.trace = value.get<std::string>();
+    }
+    if (given.pointer == "/zerorun/trace/steps" && app.count("--trace_steps") == 0) {
+      options.trace_steps = value.get<std::vector<int64_t>>();
+    }
+  }
+}
+
 void check(const TrainOptions& options) {
+  if (const auto& steps = options.trace_steps;
+      !steps.empty() && (steps.size() != 2 || steps[0] > steps[1])) {
+    fail<ConfigError>("--trace_steps: got {}, expected the first and the last step",
+                      fmt::join(steps, " "));
+  }
   if (options.save_every > 0 && options.save.empty()) {
     fail<ConfigError>("--save_every {} needs a folder: --save DIR", options.save_every);
   }
@@ -260,17 +296,23 @@ std::vector<std::string> in_reverse(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-CommandLine parse_command_line(const std::vector<std::string>& arguments) {
-  CommandLine line;
-  CLI::App app(kAbout, "train");
+void define_options(CLI::App& app, TrainOptions& options) {
+  app.description(kAbout);
   app.footer(kFooter);
   use_plain_help(app);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add_job_options(app, line.options);
-  add_output_options(app, line.options);
-  add_device_options(app, line.options);
-  add_sampling_options(app, line.options);
+  add_job_options(app, options);
+  add_output_options(app, options);
+  add_device_options(app, options);
+  add_timeline_options(app, options);
+  add_sampling_options(app, options);
   add_config_options(app);
+}
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  CLI::App app("", "train");
+  define_options(app, line.options);
   app.allow_extras();
   try {
     app.parse(in_reverse(arguments));
@@ -287,6 +329,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     apply_config(app, line.config->config);
   }
   take_checkpoint_settings(app, line);
+  take_trace_settings(app, line);
   check(line.options);
   return line;
 }

@@ -8,6 +8,10 @@
 #include "zerorun/config.h"
 #include "zerorun/device.h"
 
+namespace CLI {
+class App;
+}  // namespace CLI
+
 namespace zerorun::train {
 
 // Settings from the command line and from the block "zerorun.train" of the config; the defaults 0
@@ -33,6 +37,10 @@ struct TrainOptions {
   bool recompute = false;
   std::string metrics;
 
+  // Of a timeline, also from the block "zerorun.trace" of the config.
+  std::string trace;
+  std::vector<int64_t> trace_steps;  // the first and the last, from 1; empty: three early ones
+
   // On the command line only.
   Accelerator accelerator = Accelerator::automatic;
   bool tf32 = false;
@@ -48,6 +56,9 @@ struct CommandLine {
   std::optional<ParsedConfig> config;
   std::string help;  // not empty: the text that was asked for
 };
+
+// Defines the options of train, grouped by subject as its help shows them.
+void define_options(CLI::App& app, TrainOptions& options);
 
 // `arguments` without the program's name. Reads the config, if one is named; the command line wins
 // over it. Throws ConfigError naming the option or the config's JSON pointer.

@@ -62,7 +62,7 @@ class Gathered {
   ModuleId module_;
 };
 
-class EngineParameters final : public ParameterAccess {
+class EngineParameters : public ParameterAccess {
  public:
   explicit EngineParameters(Engine& engine) : engine_(engine) {}
   ParameterId parameter_id(std::string_view name) const override {

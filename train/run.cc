@@ -45,7 +45,7 @@ void Run::say(const std::string& text) {
   }
 }
 
-// What would go wrong after hours goes wrong here.
+// Finds what would otherwise go wrong after hours of training.
 void Run::prepare_saves() {
   if (options_.save.empty()) return;
   const std::string& moved = folder_.moved_to();
@@ -103,6 +103,8 @@ void Run::open_outputs() {
     metrics_.emplace(options_.metrics,
                      options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
   });
+  if (!options_.metrics.empty()) trainer_.measure_peak();
+  open_timeline();
   if (!is_first()) return;
   ProgressOptions progress;
   progress.first_step = trainer_.position().step;
@@ -113,6 +115,19 @@ void Run::open_outputs() {
   progress_.emplace(stdout, progress);
 }
 
+void Run::open_timeline() {
+  if (options_.trace.empty()) return;
+  const int64_t step = trainer_.position().step;
+  TimelineOptions timeline{.file = options_.trace, .first_step = step + 2, .last_step = step + 4};
+  if (!options_.trace_steps.empty()) {
+    timeline.first_step = options_.trace_steps.front();
+    timeline.last_step = options_.trace_steps.back();
+  }
+  Agreement(comm_, device_.inline_stream()).run("timeline of the run", [&] {
+    trainer_.trace(std::move(timeline));
+  });
+}
+
 int Run::train() {
   stop_.hold();
   if (!options_.resume.empty() && trainer_.position().step >= options_.steps) {
@@ -120,6 +135,12 @@ int Run::train() {
         "no step to take: {} is after step {}, and --steps {} counts from the start of its run",
         options_.resume, trainer_.position().step, options_.steps));
   }
+  const int signal = take_steps();
+  trace([](Timeline& timeline) { return timeline.finish(); });
+  return signal;
+}
+
+int Run::take_steps() {
   while (trainer_.position().step < options_.steps) {
     const Trainer::Outcome outcome = trainer_.step(stop_.received());
     after_step(outcome.report);
@@ -140,6 +161,7 @@ void Run::after_step(const StepReport& report) {
   if (report.skipped) ++skipped_steps_;
   if (progress_) progress_->report(report);
   write_metrics([&] { metrics_->write(report); });
+  trace([&](Timeline& timeline) { return timeline.end_step(report.step); });
   if (due(options_.eval_every) && setup_.batches->evaluation_sequences() > 0) {
     const double loss = trainer_.evaluate();
     say(fmt::format("step {}: evaluation loss {:.4f}", report.step, loss));
@@ -156,6 +178,16 @@ void Run::write_metrics(const std::function<void()>& write) {
   } catch (const IoError& error) {
     log_.warning("{}; the run goes on without it", error.what());
     metrics_.reset();
+  }
+}
+
+void Run::trace(const std::function<std::string(Timeline&)>& work) {
+  if (trainer_.timeline() == nullptr) return;
+  try {
+    const std::string line = work(*trainer_.timeline());
+    if (!line.empty()) say(line);
+  } catch (const IoError& error) {
+    log_.warning("{}; the run goes on without a timeline", error.what());
   }
 }
 

@@ -35,8 +35,13 @@ class Run {
   void prepare_saves();
   void describe();
   void open_outputs();
+  void open_timeline();
+  // As train, without its ends.
+  int take_steps();
   void after_step(const StepReport& report);
   void write_metrics(const std::function<void()>& write);
+  // `work` returns a line about the timeline's file, or "".
+  void trace(const std::function<std::string(Timeline&)>& work);
   void save();
   void save_model();
   void sample();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace zerorun::train {
 
@@ -18,6 +19,7 @@ struct StepReport {
   double comm_ms = 0.0;           // doing or waiting for reductions and gathers
   double optimizer_ms = 0.0;      // norm, update and publishing of the parameters
   double tokens_per_s = 0.0;      // of all ranks
+  std::optional<double> mfu{};    // part of the ranks' peak; unset: the peak is not known
   int64_t model_state_bytes = 0;  // of this rank, like the next
   int64_t peak_rss_bytes = 0;
 };

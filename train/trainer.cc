@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/observers.h"
 #include "train/make_kernels.h"
+#include "train/model_flops.h"
 
 namespace zerorun::train {
 
@@ -90,16 +92,37 @@ void Trainer::follow_schedule() {
   }
 }
 
+void Trainer::measure_peak() {
+  std::array<float, 1> peak = {static_cast<float>(
+      measure_peak_flops(device_, *kernels_, setup_.config.precision.param_dtype))};
+  add_over_ranks(peak, "peak of the ranks");
+  peak_flops_ = peak[0];
+}
+
+void Trainer::trace(TimelineOptions options) {
+  timeline_ = Timeline::create(*engine_, comm_, std::move(options), position_.step);
+  parameters_.use_timeline(timeline_.get());
+}
+
+void Trainer::accumulate(double loss_scale) {
+  for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
+    const double begin = steady_seconds();
+    const Batch batch = setup_.batches->training(position_.samples, micro_step);
+    const double loaded = steady_seconds();
+    model_.forward_backward(batch, loss_scale);
+    if (timeline_ != nullptr) {
+      timeline_->add("data", "", begin, loaded);
+      timeline_->add("forward and backward", "", loaded, steady_seconds());
+    }
+    engine_->end_micro_step();
+  }
+}
+
 Trainer::Outcome Trainer::step(int received) {
   engine_->take_timings();
   const Clock::time_point start = Clock::now();
   follow_schedule();
-  const double loss_scale = engine_->loss_scale();
-  for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
-    const Batch batch = setup_.batches->training(position_.samples, micro_step);
-    model_.forward_backward(batch, loss_scale);
-    engine_->end_micro_step();
-  }
+  accumulate(engine_->loss_scale());
   device_.inline_stream().synchronize();  // engine_->step() would wait as well
   const Clock::time_point computed = Clock::now();
   const EngineTimings during = engine_->take_timings();
@@ -124,6 +147,10 @@ Trainer::Outcome Trainer::step(int received) {
   report.optimizer_ms = 1e3 * after.optimizer_s;
   report.tokens_per_s = static_cast<double>(setup_.batch.global_batch() * setup_.batch.seq_len) /
                         report.step_ms * 1e3;
+  if (peak_flops_ > 0.0) {
+    report.mfu =
+        report.tokens_per_s * flops_per_token(setup_.model, setup_.batch.seq_len) / peak_flops_;
+  }
   report.model_state_bytes = engine_->model_state_bytes();
   report.peak_rss_bytes = peak_rss_bytes();
   return {report, agreement.signal};

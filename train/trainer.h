@@ -9,9 +9,11 @@
 #include "train/parameters.h"
 #include "train/run_setup.h"
 #include "train/step_report.h"
+#include "train/traced_parameters.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
 #include "zerorun/lr_schedule.h"
+#include "zerorun/timeline.h"
 
 namespace zerorun::train {
 
@@ -42,6 +44,14 @@ class Trainer {
   // Mean loss over the first of the sequences that are kept for evaluation.
   double evaluate();
 
+  // Measures what the ranks' kernels can do at most, for StepReport::mfu.
+  void measure_peak();
+
+  // Begins a timeline of this trainer's steps. Not collective; throws on rank 0 what
+  // Timeline::create throws.
+  void trace(TimelineOptions options);
+  Timeline* timeline() { return timeline_.get(); }  // null: none
+
   Position position() const { return position_; }
   void set_position(Position position) { position_ = position; }
   Engine& engine() { return *engine_; }
@@ -54,6 +64,8 @@ class Trainer {
     int signal = 0;
   };
   Agreement agree(double loss_sum, int received);
+  // Forward and backward of all micro-steps, and their reductions.
+  void accumulate(double loss_scale);
   // Each value's sum over the ranks.
   void add_over_ranks(std::span<float> values, std::string_view label);
   // Learning rates of the coming step. A function of the applied steps, so skipped ones do not
@@ -66,8 +78,10 @@ class Trainer {
   const std::unique_ptr<Kernels> kernels_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<LrSchedule> schedule_;
-  EngineParameters parameters_;
+  TracedParameters parameters_;
   Model model_;
+  std::unique_ptr<Timeline> timeline_;
+  double peak_flops_ = 0.0;  // per second, of all ranks; 0: not measured
   Position position_;
 };
 

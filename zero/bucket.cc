@@ -23,7 +23,7 @@ StoredRange stored_range(const Sharding& sharding, const BucketPlan& plan,
                          const BucketLayout& layout) {
   StoredRange stored{.numel = layout.padded_numel()};
   if (sharding.policy.shard_state) {
-    stored = {.begin = sharding.rank * layout.shard_numel, .numel = layout.shard_numel};
+    stored = {.begin = sharding.shard_rank() * layout.shard_numel, .numel = layout.shard_numel};
   }
   stored.host_from = stored.numel;
   stored.offloaded = plan.trainable && sharding.offloads_states();
@@ -75,13 +75,14 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
   for (BucketPlan& plan : plan_buckets(sharding.specs, numels, modules, sharding.zero)) {
     Bucket& bucket = buckets.emplace_back();
     bucket.index = static_cast<int>(buckets.size()) - 1;
-    bucket.layout = lay_out(plan.parameters, sharding.world_size, sharding.parameter_alignment);
+    bucket.layout = lay_out(plan.parameters, sharding.shard_ranks, sharding.parameter_alignment);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
       return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
     };
     bucket.label = fmt::format("bucket {} ({} .. {})", bucket.index, name(plan.parameters.front()),
                                name(plan.parameters.back()));
-    bucket.owned_begin = sharding.rank * bucket.layout.shard_numel;
+    bucket.owned_begin = sharding.shard_rank() * bucket.layout.shard_numel;
+    bucket.owned = sharding.replica() == 0;
     bucket.stored = stored_range(sharding, plan, bucket.layout);
     bucket.moves_params = sharding.moves_parameters() && plan.shard_params;
     bucket.plan = std::move(plan);
@@ -91,7 +92,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
   return buckets;
 }
 
-std::vector<Interval> Bucket::owned_intervals(int64_t begin, int64_t numel) const {
+std::vector<Interval> Bucket::shard_intervals(int64_t begin, int64_t numel) const {
   const int64_t first = std::max(stored.begin + begin, owned_begin);
   const int64_t last = std::min(stored.begin + begin + numel, owned_begin + layout.shard_numel);
   return layout.intervals(first, last);  // none where they do not meet

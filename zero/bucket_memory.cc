@@ -48,9 +48,9 @@ TensorView BucketMemory::parameters(const Bucket& bucket, const Chunk& chunk) co
 std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
                                               MemoryCategory category) {
   const size_t nbytes = static_cast<size_t>(numel) * size_of(context_.param_dtype);
-  std::optional<Buffer> buffer = context_.comm.allocate(nbytes, sharing);
+  std::optional<Buffer> buffer = context_.shards().allocate(nbytes, sharing);
   if (!buffer) return std::nullopt;
-  const auto ranks = static_cast<size_t>(context_.world_size);
+  const auto ranks = static_cast<size_t>(context_.shard_ranks);
   ledger_.push_back(
       context_.device.account(sharing == Sharing::per_host ? nbytes / ranks : nbytes, category));
   buffers_.push_back(std::move(*buffer));
@@ -60,7 +60,7 @@ std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
 TensorView BucketMemory::share_per_rank(int64_t numel, MemoryCategory category) {
   if (numel == 0) return {};
   const std::optional<TensorView> arena = share(numel, Sharing::per_rank, category);
-  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.comm.transport());
+  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.shards().transport());
   return *arena;
 }
 
@@ -78,11 +78,11 @@ void BucketMemory::place_replicated(std::span<const Bucket> buckets, int64_t tot
 
 void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total) {
   if (total == 0) return;
-  const int ranks = context_.world_size;
+  const int ranks = context_.shard_ranks;
   const bool on_host = context_.offload.param.device != OffloadDevice::none;
   const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
   std::optional<TensorView> arena;
-  if (context_.share_parameters && context_.comm.reads_peers()) {
+  if (context_.share_parameters && context_.shards().reads_peers()) {
     arena = share(total * ranks, Sharing::per_host, category);
   }
   const bool resident = arena.has_value();

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "comm/agreement.h"
-#include "comm/link_bound.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "optim/optimizer.h"
@@ -34,9 +33,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
              std::vector<Optimizer> rules)
       : model_(with_rules(std::move(specs), rules.size() > 1), groups.size()),
         groups_(std::move(groups)),
-        context_{make_sharding(config, model_.specs(), rules.front(), comm.world_size(),
-                               comm.rank(), device.is_host()),
-                 device, comm},
+        context_(make_context(config, model_.specs(), rules.front(), device, comm)),
         comm_stream_(*context_.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         offload_(make_offload(context_, buckets_, rules)),
@@ -52,9 +49,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
         micro_step_(context_, buckets_),
         reducer_(context_, buckets_, memory_, micro_step_, control_, comm_stream(), offload_.get()),
         gatherer_(context_, buckets_, memory_, model_.module_count(), gather_stream(),
-                  moved_parameters()) {
-    if (const auto dtype = config.precision.communication_dtype) bound_link(comm, *dtype);
-  }
+                  moved_parameters()) {}
 
   EngineImpl(const EngineImpl&) = delete;
   EngineImpl& operator=(const EngineImpl&) = delete;
@@ -180,7 +175,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     }
     return total;
   }
-  EngineTimings take_timings() override { return std::exchange(timings_, {}); }
+  EngineTimings take_timings() override { return timings_.take(); }
+  Subscription observe(WorkObserver observer) override {
+    return timings_.observers.add(std::move(observer));
+  }
 
  private:
   void end_work() noexcept;
@@ -221,7 +219,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   MicroStep micro_step_;
   GradientReducer reducer_;
   ParameterGatherer gatherer_;
-  EngineTimings timings_;
+  Timers timings_;
   EngineProgress counts_;  // of steps
 };
 
@@ -239,8 +237,8 @@ void EngineImpl::gather_updated(const Bucket& bucket) {
   Stream& stream = comm_stream();
   stream.wait(context_.device.inline_stream().record());
   const BucketParameters& parameters = memory_.parameters(bucket);
-  context_.comm.all_gather(parameters.shard, parameters.full, Sync::collective, stream,
-                           bucket.label);
+  context_.shards().all_gather(parameters.shard, parameters.full, Sync::collective, stream,
+                               bucket.label);
 }
 
 void EngineImpl::finish_gathering() {
@@ -249,7 +247,7 @@ void EngineImpl::finish_gathering() {
   });
   if (any_sharded) {
     comm_stream().wait(context_.device.inline_stream().record());
-    context_.comm.barrier(comm_stream(), "updated parameters");
+    context_.shards().barrier(comm_stream(), "updated parameters");
   }
   comm_stream().synchronize();
 }

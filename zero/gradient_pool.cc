@@ -18,9 +18,9 @@ GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t sl
     : context_(context), dtype_(dtype) {
   const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(dtype);
   const size_t nbytes = slot_nbytes * static_cast<size_t>(slots);
-  if (context.comm.reads_peers()) {
-    std::optional<Buffer> arena = context.comm.allocate(nbytes, Sharing::per_rank);
-    ZR_CHECK(arena, "transport {} gives no per-rank memory", context.comm.transport());
+  if (context.shards().reads_peers()) {
+    std::optional<Buffer> arena = context.shards().allocate(nbytes, Sharing::per_rank);
+    ZR_CHECK(arena, "transport {} gives no per-rank memory", context.shards().transport());
     arena_ = std::move(*arena);
     ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
   } else {

@@ -13,10 +13,10 @@ GradientReducer::GradientReducer(const EngineContext& context, std::span<const B
       buckets_(buckets),
       memory_(memory),
       micro_step_(micro_step),
-      inspector_(control.inspector()),
-      norm_(control.norm()),
+      control_(control),
       stream_(stream),
       offload_(offload),
+      groups_(context, buckets),
       flights_(buckets.size()) {
   const GradientPools pools = gradient_pools(context, buckets);
   if (pools.slots > 0) pool_.emplace(context, context.param_dtype, pools.slot_numel, pools.slots);
@@ -60,7 +60,7 @@ void GradientReducer::reduce(int index) {
   const Bucket& bucket = buckets_[static_cast<size_t>(index)];
   const BucketGradients& gradients = memory_.gradients(bucket);
   Flight& flight = flights_[static_cast<size_t>(index)];
-  inspector_.look_at(bucket, flight.buffer);
+  control_.inspector().look_at(bucket, flight.buffer);
   const TensorView outgoing = prepare(flight);
   stream_.wait(context_.device.inline_stream().record());
   Output output = micro_step_.is_first_reduction() ? Output::overwrite : Output::accumulate;
@@ -71,10 +71,14 @@ void GradientReducer::reduce(int index) {
   } else if (!aside_.empty()) {
     reduced = sum_aside(bucket);
   }
-  flight.done = context_.policy.shard_state
-                    ? context_.comm.reduce_scatter(outgoing, reduced, output, stream_, bucket.label)
-                    : context_.comm.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_,
-                                               bucket.label);
+  if (context_.replica_group) {
+    flight.done = groups_.run(bucket, outgoing, reduced, output, stream_);
+  } else if (context_.policy.shard_state) {
+    flight.done = context_.comm.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);
+  } else {
+    flight.done =
+        context_.comm.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
+  }
   if (pool_) pool_->release(flight.slot, flight.done);
   if (comm_pool_) comm_pool_->release(flight.comm_slot, flight.done);
   const Event stored = store(bucket, reduced);
@@ -92,10 +96,11 @@ Event GradientReducer::store(const Bucket& bucket, TensorView reduced) {
     context_.device.cast(stream_, sum, gradients.reduced.slice(0, sum.numel));
   }
   if (!bucket.stored.offloaded) {
-    if (last) norm_.add(bucket, reduced, 0, stream_);
+    if (last) control_.norm().add(bucket, reduced, 0, stream_);
     return stream_.record();
   }
-  if (last && first) norm_.add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
+  if (last && first)
+    control_.norm().add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
   Event taken = offload_->gradients->take(bucket, gradients, reduced,
                                           first ? Output::overwrite : Output::accumulate, stream_);
   if (last && !first) add_stored(bucket);
@@ -105,18 +110,18 @@ Event GradientReducer::store(const Bucket& bucket, TensorView reduced) {
 void GradientReducer::add_stored(const Bucket& bucket) {
   const BucketGradients& gradients = memory_.gradients(bucket);
   if (!bucket.stored.offloaded) {
-    norm_.add(bucket, gradients.reduced, 0, stream_);
+    control_.norm().add(bucket, gradients.reduced, 0, stream_);
     return;
   }
-  norm_.add(bucket, gradients.reduced.slice(0, bucket.stored.host_from), 0, stream_);
-  norm_.add_host(bucket, gradients, *offload_->pipeline);
+  control_.norm().add(bucket, gradients.reduced.slice(0, bucket.stored.host_from), 0, stream_);
+  control_.norm().add_host(bucket, gradients, *offload_->pipeline);
 }
 
 void GradientReducer::measure() {
   wait();
   if (!norm_begun_) return;  // the batch's last micro-step will
   stream_.wait(context_.device.inline_stream().record());
-  norm_.restart(stream_);
+  control_.norm().restart(stream_);
   for (const int index : micro_step_.schedule().order()) {
     add_stored(buckets_[static_cast<size_t>(index)]);
   }
@@ -138,14 +143,14 @@ GradientNorm::Result GradientReducer::finish(int64_t gather_order) {
       .late = !late_.empty(),
       .new_order = context_.rank == 0 && micro_step_.schedule().wants_change(),
       .gather_order = gather_order};
-  GradientNorm::Result result = norm_.finish(stream_, votes);
+  GradientNorm::Result result = control_.norm().finish(stream_, votes);
   const bool new_order = result.new_order;
   if (result.late) {
     norm_begun_ = false;
     reduce_late();
     wait();
     votes.late = false;
-    result = norm_.finish(stream_, votes);
+    result = control_.norm().finish(stream_, votes);
   }
   end_batch(new_order);
   return result;
@@ -164,7 +169,7 @@ void GradientReducer::reduce_late() {
 
 void GradientReducer::drop() {
   wait();
-  norm_.restart(stream_);
+  control_.norm().restart(stream_);
   late_.clear();
   end_batch(false);
 }
@@ -191,7 +196,7 @@ void GradientReducer::wait() {
 void GradientReducer::begin_round() {
   if (micro_step_.phase() == BatchPhase::open) return;
   micro_step_.open();
-  if (std::exchange(norm_begun_, false)) norm_.restart(stream_);
+  if (std::exchange(norm_begun_, false)) control_.norm().restart(stream_);
   if (reduces_in_place(context_) && std::exchange(sum_in_place_, false)) set_sum_aside();
 }
 

@@ -7,6 +7,7 @@
 
 #include "zero/bucket_memory.h"
 #include "zero/gradient_pool.h"
+#include "zero/group_reduction.h"
 #include "zero/micro_step.h"
 #include "zero/offload.h"
 #include "zero/step_control.h"
@@ -79,10 +80,10 @@ class GradientReducer {
   const std::span<const Bucket> buckets_;
   BucketMemory& memory_;
   MicroStep& micro_step_;
-  GradientInspector& inspector_;
-  GradientNorm& norm_;
+  StepControl& control_;
   Stream& stream_;
   Offload* const offload_;
+  GroupReduction groups_;
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;  // when gradients travel in a dtype of their own
   std::vector<Flight> flights_;            // by bucket

@@ -6,8 +6,10 @@
 #include "zero/chunk_storage.h"
 #include "zero/direction.h"
 #include "zero/gradient_pool.h"
+#include "zero/group_reduction.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
+#include "zero/sharded_model.h"
 
 namespace zerorun {
 
@@ -69,6 +71,7 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
   plan.buckets += nbytes_of(pools.slot_numel * pools.slots, sharding.param_dtype);
   plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
   plan.buckets += reduction_nbytes(sharding, buckets);
+  plan.buckets += nbytes_of(partial_numel(sharding, buckets), sharding.partial_dtype);
   const DirectionSize direction = direction_size(sharding, rules, buckets);
   plan.buckets += nbytes_of(direction.numel + direction.work, DType::fp32);
 }
@@ -77,15 +80,8 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
 
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
                        bool shared_host) {
-  size_t groups = 1;
-  for (const ParameterSpec& spec : specs) {
-    groups = std::max(groups, static_cast<size_t>(spec.group) + 1);
-  }
-  const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
-  const ModelSpec model(with_rules({specs.begin(), specs.end()}, rules.size() > 1), groups);
-  const Sharding sharding =
-      make_sharding(config, model.specs(), rules.front(), world_size, 0, shared_host);
-  const std::vector<Bucket> buckets = make_buckets(sharding, model.numels(), model.modules());
+  const ShardedModel sharded(config, specs, world_size, shared_host);
+  const auto& [rules, model, sharding, buckets] = sharded;
 
   MemoryPlan plan;
   const BucketNumels numels = count_numels(sharding, buckets);

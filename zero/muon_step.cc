@@ -25,7 +25,7 @@ void MuonStep::run(const Bucket& bucket, const StepScalars& step, Stream& comm_s
   find_direction(bucket, step, stored);
   if (context_.policy.shard_state) {
     comm_stream.wait(context_.device.inline_stream().record());
-    context_.comm.all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
+    context_.shards().all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
     comm_stream.synchronize();
   }
   orthogonalize(bucket, direction);

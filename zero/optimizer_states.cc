@@ -81,7 +81,8 @@ void OptimizerStates::initialize(const Engine::FillFunction& source,
 
 StateInterval OptimizerStates::interval_of(const Bucket& bucket, const Chunk& chunk,
                                            const Interval& part, const ChunkViews& views) const {
-  StateInterval interval{.parameter = part.parameter, .begin = part.begin, .numel = part.numel};
+  StateInterval interval{
+      .parameter = part.parameter, .begin = part.begin, .numel = part.numel, .owned = bucket.owned};
   const int64_t in_chunk = part.offset - bucket.stored.begin - chunk.begin;
   if (views.param.data != nullptr) interval.param = views.param.slice(in_chunk, part.numel);
   interval.param_on_host = bucket.moves_params;
@@ -103,7 +104,7 @@ StateInterval OptimizerStates::interval_of(const Bucket& bucket, const Chunk& ch
 void OptimizerStates::visit_chunk(const Bucket& bucket, const Chunk& chunk, const ChunkViews& views,
                                   const EngineStates::StateVisit& visit,
                                   std::optional<ParameterId> only) const {
-  for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
+  for (const Interval& part : bucket.shard_intervals(chunk.begin, chunk.numel())) {
     if (!only || part.parameter == *only) visit(interval_of(bucket, chunk, part, views));
   }
 }

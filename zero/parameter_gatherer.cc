@@ -105,7 +105,7 @@ void ParameterGatherer::take_memory(const Module& module) {
 }
 
 void ParameterGatherer::start(const Module& module) {
-  const Event ready = context_.comm.coalesced(stream_, [&] {
+  const Event ready = context_.shards().coalesced(stream_, [&] {
     for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
   });
   for (int bucket : module.buckets) {
@@ -120,12 +120,14 @@ void ParameterGatherer::start(const Bucket& bucket) {
   if (residence.state != State::sharded) return;
   const auto& [shard, full, resident] = bucket_memory_.parameters(bucket);
   if (!bucket.moves_params) {
-    residence.ready = context_.comm.all_gather(shard, full, Sync::one_sided, stream_, bucket.label);
+    residence.ready =
+        context_.shards().all_gather(shard, full, Sync::one_sided, stream_, bucket.label);
   } else {
     const TensorView own = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
     stream_.wait(parameters_->fetch(bucket, own));
     // Peers cannot look into a file, or into another host memory than theirs.
-    residence.ready = context_.comm.all_gather(own, full, Sync::collective, stream_, bucket.label);
+    residence.ready =
+        context_.shards().all_gather(own, full, Sync::collective, stream_, bucket.label);
   }
   if (is_collective(bucket)) {
     constexpr int64_t kPrime = 16777619;
@@ -182,7 +184,7 @@ void ParameterGatherer::prefetch() {
 }
 
 bool ParameterGatherer::is_collective(const Bucket& bucket) const {
-  return bucket.moves_params || !context_.comm.reads_peers();
+  return bucket.moves_params || !context_.shards().reads_peers();
 }
 
 void ParameterGatherer::make_room(int64_t numel) {

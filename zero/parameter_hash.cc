@@ -54,13 +54,21 @@ std::array<int64_t, 2> halves(uint64_t value) {
   return {static_cast<int64_t>(value & 0xffffffffU), static_cast<int64_t>(value >> 32)};
 }
 
-template <size_t count>
-void all_reduce(const EngineContext& context, std::array<int64_t, count>& values, ReduceOp op) {
-  const TensorView view = view_of(std::span<int64_t>(values));
-  context.comm
-      .all_reduce(view, view, op, Output::overwrite, context.device.inline_stream(),
-                  "parameter hash")
-      .synchronize();
+void all_reduce(Communicator& comm, Stream& stream, std::span<int64_t> values, ReduceOp op) {
+  const TensorView view = view_of(values);
+  comm.all_reduce(view, view, op, Output::overwrite, stream, "parameter hash").synchronize();
+}
+
+// Throws CommError unless all ranks of `comm` have the same hash.
+void check_same(const EngineContext& context, Communicator& comm, uint64_t hash) {
+  const auto [low, high] = halves(hash);
+  std::array<int64_t, 4> extremes = {low, -low, high, -high};
+  all_reduce(comm, context.device.inline_stream(), extremes, ReduceOp::max);
+  if (extremes[0] == -extremes[1] && extremes[2] == -extremes[3]) return;
+  fail<CommError>(
+      "rank {}: full parameters differ between ranks; a replica was written by this "
+      "program or a collective failed silently",
+      context.rank);
 }
 
 }  // namespace
@@ -68,7 +76,6 @@ void all_reduce(const EngineContext& context, std::array<int64_t, count>& values
 uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
                          const BucketMemory& memory, OffloadedParameters* parameters) {
   std::vector<std::byte> scratch;
-  const int rank = context.comm.rank();
   uint64_t own = 0;       // this rank's shards
   uint64_t replicas = 0;  // all that this rank holds in full
   for (const Bucket& bucket : buckets) {
@@ -79,7 +86,7 @@ uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> b
       continue;
     }
     const auto& [shard, full, resident] = memory.parameters(bucket);
-    for (const Interval& part : bucket.layout.shard_intervals(rank)) {
+    for (const Interval& part : bucket.layout.shard_intervals(context.shard_rank())) {
       own += hash_interval(context, part, shard.slice(part.offset - bucket.owned_begin, part.numel),
                            scratch);
     }
@@ -88,17 +95,10 @@ uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> b
       replicas += hash_interval(context, part, full.slice(part.offset, part.numel), scratch);
     }
   }
-  std::array<int64_t, 2> sum = halves(own);
-  all_reduce(context, sum, ReduceOp::sum);
-  const auto [low, high] = halves(replicas);
-  std::array<int64_t, 4> extremes = {low, -low, high, -high};
-  all_reduce(context, extremes, ReduceOp::max);
-  if (extremes[0] != -extremes[1] || extremes[2] != -extremes[3]) {
-    fail<CommError>(
-        "rank {}: full parameters differ between ranks; a replica was written by this "
-        "program or a collective failed silently",
-        rank);
-  }
+  std::array<int64_t, 2> sum = halves(context.replica() == 0 ? own : 0);
+  all_reduce(context.comm, context.device.inline_stream(), sum, ReduceOp::sum);
+  check_same(context, context.comm, replicas);
+  if (context.replica_group) check_same(context, *context.replica_group, own);
   return static_cast<uint64_t>(sum[0]) + (static_cast<uint64_t>(sum[1]) << 32);
 }
 

@@ -82,19 +82,17 @@ std::vector<Interval> BucketLayout::intervals(int64_t begin, int64_t end) const 
   return result;
 }
 
-BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size,
-                     int64_t alignment) {
+BucketLayout lay_out(std::span<const SizedParameter> parameters, int shards, int64_t alignment) {
   alignment = std::max(alignment, kParameterAlignment);
   BucketLayout layout;
-  layout.world_size = world_size;
+  layout.shards = shards;
   int64_t total = 0;
   for (const SizedParameter& parameter : parameters) {
     total += align_up(parameter.numel, alignment);
   }
-  int64_t shard_numel =
-      std::max(kNormBlock, align_up((total + world_size - 1) / world_size, kNormBlock));
+  int64_t shard_numel = std::max(kNormBlock, align_up((total + shards - 1) / shards, kNormBlock));
   // Each of the cuts costs less than one chunk of padding, so this ends within a few rounds.
-  while (place(parameters, shard_numel, alignment, layout.placements) > shard_numel * world_size) {
+  while (place(parameters, shard_numel, alignment, layout.placements) > shard_numel * shards) {
     shard_numel += kNormBlock;
   }
   layout.shard_numel = shard_numel;

@@ -27,17 +27,18 @@ struct Interval {
   int64_t numel = 0;
 };
 
-// Flat layout of a bucket that is cut into world_size shards of equal size.
+// Flat layout of a bucket that is cut into shards of equal size, one for each of the ranks that
+// share a copy of it.
 //
 // Shards are multiples of kNormBlock elements, and a parameter that spans shards starts at such a
 // multiple: cuts lie on the chunk grid of every parameter, so norms and hashes that work chunk by
 // chunk do not depend on the cut.
 struct BucketLayout {
   std::vector<Placement> placements;  // ascending offsets
-  int world_size = 1;
+  int shards = 1;
   int64_t shard_numel = 0;
 
-  int64_t padded_numel() const { return shard_numel * world_size; }
+  int64_t padded_numel() const { return shard_numel * shards; }
   int64_t numel() const;  // without padding
   // The parameters' parts inside [begin, end) of the bucket; empty parts left out.
   std::vector<Interval> intervals(int64_t begin, int64_t end) const;
@@ -52,8 +53,7 @@ struct SizedParameter {
 };
 
 // Every parameter starts at a multiple of `alignment`, which divides kNormBlock or is 1.
-BucketLayout lay_out(std::span<const SizedParameter> parameters, int world_size,
-                     int64_t alignment = 1);
+BucketLayout lay_out(std::span<const SizedParameter> parameters, int shards, int64_t alignment = 1);
 
 // Parameters that communicate together.
 struct BucketPlan {

@@ -1,7 +1,10 @@
 #include "zero/sharding.h"
 
 #include <algorithm>
+#include <string_view>
 
+#include "comm/agreement.h"
+#include "comm/link_bound.h"
 #include "config/conflicts.h"
 #include "core/check.h"
 
@@ -9,10 +12,42 @@ namespace zerorun {
 
 namespace {
 
+constexpr std::string_view kShardGroup = "/zerorun/shard_group_size";
+
+int shard_ranks_of(const ZeroConfig& zero, int world_size) {
+  const int64_t size = zero.shard_group_size;
+  if (size == 0) return world_size;
+  if (zero.stage == 0) {
+    fail<ConfigError>("{} is {}, but at stage 0 nothing is sharded: use stage 1, 2 or 3",
+                      kShardGroup, size);
+  }
+  if (size < 0 || size > world_size || world_size % size != 0) {
+    fail<ConfigError>(
+        "{}: got {} for {} ranks, expected a number that divides them, so that all groups are of "
+        "one size",
+        kShardGroup, size, world_size);
+  }
+  return static_cast<int>(size);
+}
+
+// The same on every rank, or an error there.
+int64_t ranks_of_host(Communicator& comm, Stream& stream) {
+  const int64_t here = comm.local_world_size();
+  Agreement agreement(comm, stream);
+  const int64_t least = agreement.reduce(here, ReduceOp::min);
+  const int64_t most = agreement.reduce(here, ReduceOp::max);
+  if (least == most) return here;
+  fail<ConfigError>(
+      "{} is \"auto\", the ranks of a host, but hosts have from {} to {} ranks: give a number",
+      kShardGroup, least, most);
+}
+
 // The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
 void choose_gradient_dtypes(const Config& config, Sharding& sharding) {
   const DType param = config.precision.param_dtype;
   sharding.comm_dtype = config.precision.communication_dtype.value_or(param);
+  const bool wide_partial = sharding.computes_on_host && !config.precision.communication_dtype;
+  sharding.partial_dtype = wide_partial ? DType::fp32 : sharding.comm_dtype;
   const bool sums = sharding.accumulation_steps > 1 && !config.precision.master_is_param;
   const bool wide = sums || config.optimizer.type == kExternalOptimizer;
   sharding.accum_dtype =
@@ -70,18 +105,43 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
   sharding.param_dtype = config.precision.param_dtype;
   sharding.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
   sharding.pre_scale = pre_scale(config.precision, world_size);
+  sharding.computes_on_host = computes_on_host;
   choose_gradient_dtypes(config, sharding);
   sharding.share_parameters = config.share_parameters;
   sharding.master_is_param = config.precision.master_is_param;
   sharding.parameter_alignment = rule.alignment();
   sharding.world_size = world_size;
   sharding.rank = rank;
-  sharding.computes_on_host = computes_on_host;
+  sharding.shard_ranks = shard_ranks_of(config.zero, world_size);
   // A GPU's cores that compute are not those that communicate; a CPU rank's are.
   sharding.zero.overlap_comm = config.zero.overlap_comm.value_or(!computes_on_host);
   // Without a stream of its own, gathering ahead only moves the wait.
   if (!*sharding.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
   return sharding;
+}
+
+EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
+                           const Optimizer& rule, Device& device, Communicator& comm) {
+  Config resolved = config;
+  if (config.zero.shard_group_size == kRanksOfHost) {
+    resolved.zero.shard_group_size =
+        config.zero.stage > 0 ? ranks_of_host(comm, device.inline_stream()) : 0;
+  }
+  EngineContext context{
+      make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
+      device, comm};
+  if (context.replicas() > 1) {
+    const int replica = context.replica();
+    const int shard = context.shard_rank();
+    context.shard_group = comm.split(replica, shard, fmt::format("shard group {}", replica));
+    context.replica_group = comm.split(shard, replica, fmt::format("replicas of shard {}", shard));
+  }
+  if (const auto dtype = config.precision.communication_dtype) {
+    bound_link(comm, *dtype);
+    if (context.shard_group) bound_link(*context.shard_group, *dtype);
+    if (context.replica_group) bound_link(*context.replica_group, *dtype);
+  }
+  return context;
 }
 
 }  // namespace zerorun

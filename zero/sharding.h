@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "optim/optimizer.h"
@@ -12,24 +13,35 @@
 
 namespace zerorun {
 
+// A rank's place in a job. Neighbours form shard groups, each of which holds one copy of all that
+// is sharded: a replica.
+struct RankPlace {
+  int world_size = 1;
+  int rank = 0;
+  int shard_ranks = 1;  // of a group
+
+  int shard_rank() const { return rank % shard_ranks; }
+  int replica() const { return rank / shard_ranks; }
+  int replicas() const { return world_size / shard_ranks; }
+};
+
 // The facts that follow from configuration, model, world size and rank and say how large the
 // engine's memory is, before there is any.
-struct Sharding {
+struct Sharding : RankPlace {
   std::span<const ParameterSpec> specs;
   StagePolicy policy;
   ZeroConfig zero;
   OffloadConfig offload;
   DType param_dtype = DType::fp32;
-  DType comm_dtype = DType::fp32;   // of gradients on their way
-  DType accum_dtype = DType::fp32;  // of reduced gradients
-  double pre_scale = 1.0;           // what each rank multiplies its gradient with before the sum
+  DType comm_dtype = DType::fp32;     // of gradients on their way
+  DType partial_dtype = DType::fp32;  // of a shard group's sums, on their way to other replicas
+  DType accum_dtype = DType::fp32;    // of reduced gradients
+  double pre_scale = 1.0;             // what each rank multiplies its gradient with before the sum
   int64_t accumulation_steps = 1;
   bool share_parameters = true;
   bool master_is_param = false;
   int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
-  int world_size = 1;
-  int rank = 0;
-  bool computes_on_host = true;  // on CPU ranks
+  bool computes_on_host = true;     // on CPU ranks
 
   // fp32 masters beside parameters of 16 bits.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
@@ -54,11 +66,22 @@ bool reduces_in_place(const Sharding& sharding);
 // The facts and services that every part of the engine needs; constant after construction.
 struct EngineContext : Sharding {
   Device& device;
-  Communicator& comm;
+  Communicator& comm;  // of all ranks
+  // Of the ranks that share this rank's copy, and of those that hold the same shard. Null where
+  // there is one copy.
+  std::shared_ptr<Communicator> shard_group{};
+  std::shared_ptr<Communicator> replica_group{};
+
+  Communicator& shards() const { return shard_group ? *shard_group : comm; }
 };
 
-// Throws ConfigError for dtypes, stages and places to offload to that contradict each other.
+// Throws ConfigError for dtypes, stages, groups and places to offload to that contradict each
+// other. The size of shard groups is a number by now.
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
                        const Optimizer& rule, int world_size, int rank, bool computes_on_host);
+
+// The same with what it needs, groups of ranks included. Collective.
+EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
+                           const Optimizer& rule, Device& device, Communicator& comm);
 
 }  // namespace zerorun

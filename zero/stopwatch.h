@@ -1,22 +1,50 @@
 #pragma once
 
-#include <chrono>
+#include <string_view>
+#include <utility>
+
+#include "core/observers.h"
+#include "zerorun/engine.h"
+#include "zerorun/work_span.h"
 
 namespace zerorun {
 
-// Adds the time until its destruction to a counter.
+// The seconds that the engine's caller has spent in one kind of its work.
+struct Timer {
+  std::string_view name;
+  Observers<WorkSpan>& observers;  // of each time that it runs
+  double seconds = 0.0;
+};
+
+// The timers behind EngineTimings.
+struct Timers {
+  Observers<WorkSpan> observers;
+  Timer reduce_s{"wait for reductions", observers};
+  Timer gather_s{"wait for gathers", observers};
+  Timer optimizer_s{"optimizer", observers};
+
+  EngineTimings take() {
+    return {std::exchange(reduce_s.seconds, 0.0), std::exchange(gather_s.seconds, 0.0),
+            std::exchange(optimizer_s.seconds, 0.0)};
+  }
+};
+
+// Adds the time until its destruction to a timer.
 class Stopwatch {
  public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  explicit Stopwatch(Timer& timer) : timer_(timer) {}
   ~Stopwatch() {
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    const double end = steady_seconds();
+    timer_.seconds += end - begin_;
+    if (!timer_.observers.asked()) return;
+    timer_.observers.tell({kProgramStream, timer_.name, 0, begin_, end});
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
  private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Timer& timer_;
+  const double begin_ = steady_seconds();
 };
 
 }  // namespace zerorun

@@ -7,7 +7,9 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -108,6 +110,28 @@ class GlooTransfer final : public Transfer {
   bool finished_ = false;
 };
 
+// Within, Gloo's write to a peer that has closed its connection is an error and not the end of the
+// process. Threads that begin meanwhile are like that for good.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+  ~WithoutSigpipe() {
+    const timespec now{};
+    if (sigismember(&before_, SIGPIPE) == 0) sigtimedwait(&pipe_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+ private:
+  sigset_t pipe_{};
+  sigset_t before_{};
+};
+
 class GlooLinks final : public Links {
  public:
   explicit GlooLinks(const LinkOptions& options);
@@ -127,6 +151,7 @@ class GlooLinks final : public Links {
   template <typename Post>
   std::unique_ptr<Transfer> start(int peer, std::byte* data, size_t nbytes, bool sends,
                                   const Post& post) {
+    const WithoutSigpipe guard;
     try {
       auto buffer = context_->createUnboundBuffer(data, nbytes);
       post(*buffer);
@@ -144,6 +169,7 @@ class GlooLinks final : public Links {
 };
 
 GlooLinks::GlooLinks(const LinkOptions& options) {
+  const WithoutSigpipe guard;
   gloo::transport::tcp::attr place;
   place.hostname = options.address;
   try {

@@ -39,11 +39,13 @@ bool one_rank_each(const Topology& topology) {
   return true;
 }
 
-CommunicatorOptions options_within(const CommunicatorOptions& options, const Topology& topology) {
+GroupOptions options_within(const GroupOptions& options, const Topology& topology) {
   const int host = topology.host_of(options.rank);
-  CommunicatorOptions within = options;
+  GroupOptions within = options;
   within.rank = topology.local_rank(options.rank);
   within.world_size = static_cast<int>(topology.ranks_of(host).size());
+  within.numbers.clear();
+  for (const int rank : topology.ranks_of(host)) within.numbers.push_back(options.number(rank));
   within.name = fmt::format("{}/host/{}", options.name, host);
   return within;
 }
@@ -65,14 +67,14 @@ std::span<std::byte> bytes_of(shm::Announcement& announcement) {
 
 }  // namespace
 
-Collectives::Collectives(const CommunicatorOptions& options, Topology topology)
+Collectives::Collectives(const GroupOptions& options, Topology topology)
     : options_(options),
       topology_(std::move(topology)),
       rank_(options.rank),
       host_(topology_.host_of(options.rank)),
       alone_everywhere_(one_rank_each(topology_)),
       linked_(linked_ranks(topology_, options.rank)),
-      local_(options_within(options, topology_), {topology_.ranks_of(host_), options.world_size}) {
+      local_(options_within(options, topology_)) {
   try {
     links_ = open_gloo().connect(
         {.rank = rank_,

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,7 +24,7 @@ namespace zerorun::hierarchical {
 // once for each host: on its way to the owner as the sum of the host's ranks, and on its way back.
 class Collectives {
  public:
-  Collectives(const CommunicatorOptions& options, Topology topology);
+  Collectives(const GroupOptions& options, Topology topology);
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
   ~Collectives();
@@ -37,6 +38,10 @@ class Collectives {
 
   // May be called by any thread.
   void abort(std::string_view reason) noexcept;
+  // Makes `error` that of all ranks, unless there was one before.
+  void set_error(std::string_view error) noexcept { watch_->set_error(error); }
+  // The error of an earlier failure on this host; empty: there was none.
+  std::string error() { return local_.control().error(); }
   // This rank takes part no more.
   void leave() noexcept;
 
@@ -58,7 +63,7 @@ class Collectives {
   DType wire_dtype(DType in) const;
   // The dtype in which the whole sum does.
   DType result_dtype(const CollectiveCall& call) const;
-  // Of messages of a chunk.
+  // Tags of the messages of a chunk.
   static uint64_t tag_in(uint64_t round, Phase phase, int64_t piece);
   uint64_t tag(Phase phase, int64_t piece = 0) const { return tag_in(round_, phase, piece); }
   // The host's memory for sums of its ranks, and for results. Of the two halves of each, one is for
@@ -92,7 +97,7 @@ class Collectives {
   template <typename Body>
   void for_other_hosts(const Body& body) const;
 
-  const CommunicatorOptions options_;
+  const GroupOptions options_;
   const Topology topology_;
   const int rank_;
   const int host_;  // of this rank

@@ -15,9 +15,12 @@ namespace {
 
 class HierarchicalCommunicator final : public HostCommunicator, public LinkBound {
  public:
-  HierarchicalCommunicator(const CommunicatorOptions& options, Topology topology)
-      : HostCommunicator(options.rank, options.world_size),
-        collectives_(std::make_shared<hierarchical::Collectives>(options, std::move(topology))) {}
+  HierarchicalCommunicator(const GroupOptions& options, Topology topology)
+      : HostCommunicator(options),
+        collectives_(std::make_shared<hierarchical::Collectives>(options, std::move(topology))),
+        kin_(options.family->join(
+            {.tell = [collectives = collectives_](auto error) { collectives->set_error(error); },
+             .ask = [collectives = collectives_] { return collectives->error(); }})) {}
   HierarchicalCommunicator(const HierarchicalCommunicator&) = delete;
   HierarchicalCommunicator& operator=(const HierarchicalCommunicator&) = delete;
   ~HierarchicalCommunicator() override { collectives_->leave(); }
@@ -57,11 +60,12 @@ class HierarchicalCommunicator final : public HostCommunicator, public LinkBound
 
   const std::shared_ptr<hierarchical::Collectives> collectives_;
   const std::shared_ptr<CallOrder> order_ = std::make_shared<CallOrder>();
+  const std::shared_ptr<void> kin_;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_hierarchical_communicator(const CommunicatorOptions& options,
+std::shared_ptr<Communicator> make_hierarchical_communicator(const GroupOptions& options,
                                                              Topology topology) {
   return std::make_shared<HierarchicalCommunicator>(options, std::move(topology));
 }

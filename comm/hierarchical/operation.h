@@ -10,9 +10,9 @@
 
 namespace zerorun::hierarchical {
 
-// Of a chunk in the host's memory: enough that the steps between chunks cost little.
+// The size of a chunk in the host's memory: the steps between chunks cost little beside it.
 inline constexpr size_t kWindowBytes = size_t{4} << 20;
-// Of a chunk where all ranks are alone on their hosts and work in the caller's memory.
+// The same where each rank is alone on its host and works in the caller's memory.
 inline constexpr size_t kDirectBytes = size_t{16} << 20;
 
 inline void copy(TensorView from, TensorView to) {

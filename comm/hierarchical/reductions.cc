@@ -12,7 +12,7 @@ namespace zerorun::hierarchical {
 
 namespace {
 
-// Of a message: while one is added, the next one is on its way.
+// The size of a message: while one is added, the next one is on its way.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
 
 // Whole cache lines: ranks of one host write neighbouring slices.

@@ -39,7 +39,7 @@ std::string list_of(const std::vector<int>& ranks) {
 
 // Rank 0's side: waits for the entries of all ranks, up to the first that expects another number of
 // ranks: whoever reads it fails.
-std::vector<std::string> collect(const CommunicatorOptions& options, const std::string& prefix) {
+std::vector<std::string> collect(const GroupOptions& options, const std::string& prefix) {
   auto* const lookup = dynamic_cast<LookupStore*>(options.store.get());
   std::vector<std::string> entries;
   const PatientGet get(options);
@@ -48,7 +48,7 @@ std::vector<std::string> collect(const CommunicatorOptions& options, const std::
       std::vector<int> absent;
       for (int peer = rank; peer < options.world_size; ++peer) {
         const std::string key = prefix + std::to_string(peer);
-        if (lookup == nullptr || !lookup->find(key)) absent.push_back(peer);
+        if (lookup == nullptr || !lookup->find(key)) absent.push_back(options.number(peer));
       }
       return fmt::format("{} of {} to join '{}'{}", list_of(absent), options.world_size,
                          options.name,
@@ -66,7 +66,7 @@ std::vector<std::string> collect(const CommunicatorOptions& options, const std::
 
 // An entry is four lines: the host's name for comparison, the rank's for messages, its build, and
 // how many ranks it expects.
-Topology Topology::discover(const CommunicatorOptions& options) {
+Topology Topology::discover(const GroupOptions& options) {
   const std::string prefix = options.name + "/place/";
   const std::string all_key = options.name + "/places";
   const std::string host = options.host.empty() ? this_host() : options.host;
@@ -92,12 +92,12 @@ Topology Topology::discover(const CommunicatorOptions& options) {
   for (int rank = 0; std::getline(lines, line); ++rank) {
     hosts.push_back(line);
     std::getline(lines, line);
-    names.push_back(fmt::format("rank {} (pid {})", rank, line));
+    names.push_back(fmt::format("rank {} (pid {})", options.number(rank), line));
     std::getline(lines, line);
     if (line != build_id().data()) {
       fail<CommError>(
           "{} runs another build of zerorun than rank {}: install the same on all hosts",
-          names.back(), options.rank);
+          names.back(), options.own_number());
     }
     std::getline(lines, line);
     if (rank == 0) expected = line;

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "zerorun/communicator.h"
+#include "comm/group_options.h"
 
 namespace zerorun {
 
@@ -13,7 +13,7 @@ class Topology {
  public:
   // Collective: ranks tell each other through the store where they are. Throws CommError that names
   // those who did not come.
-  static Topology discover(const CommunicatorOptions& options);
+  static Topology discover(const GroupOptions& options);
   // `names`: of the host of each rank.
   explicit Topology(const std::vector<std::string>& names);
 

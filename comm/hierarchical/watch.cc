@@ -37,7 +37,7 @@ constexpr std::string_view kStallAsked = "stall asked";
 
 }  // namespace
 
-Watch::Watch(const CommunicatorOptions& options, const Topology& topology, shm::Control& control,
+Watch::Watch(const GroupOptions& options, const Topology& topology, shm::Control& control,
              Links& links)
     : options_(options),
       topology_(topology),
@@ -82,7 +82,7 @@ void Watch::wait(Transfer& transfer, int peer, const shm::Announcement& operatio
     const std::lock_guard lock(mutex_);
     waiting_ = Waiting{peer, operation, Clock::now(), {}};
   }
-  control_.begin_wait(peer);
+  control_.begin_wait(options_.number(peer));
   std::string problem;
   try {
     transfer.wait();
@@ -109,7 +109,7 @@ void Watch::explain(int peer, const shm::Announcement& operation, const std::str
   fail(fmt::format("{} {} while rank {} waited for it in {} ({})", topology_.name_of_rank(peer),
                    left ? "left (its communicator was destroyed)"
                         : "died, or its host cannot be reached any more,",
-                   options_.rank, describe(operation), text));
+                   options_.own_number(), describe(operation), text));
 }
 
 void Watch::fail(const std::string& text) {
@@ -166,13 +166,14 @@ void Watch::run() {
     try {
       look();
     } catch (const std::exception& error) {  // of a thread's function it would end the process
-      set_error(fmt::format("rank {}: {}", options_.rank, error.what()));
+      set_error(fmt::format("rank {}: {}", options_.own_number(), error.what()));
     }
   }
 }
 
 void Watch::look() {
   if (spread_) return;
+  options_.family->look();
   const std::string local = control_.error();
   if (!local.empty()) return spread(local);
   const bool asks = leads_ || control_.waited() > kLongWait;
@@ -212,7 +213,7 @@ void Watch::ask_store() {
     const std::string text = fmt::format(
         "rank {} does not reach {} any more: its host is down, the process is "
         "stopped, or the link between the hosts is cut ({})",
-        options_.rank, topology_.name_of_rank(0), error.what());
+        options_.own_number(), topology_.name_of_rank(0), error.what());
     if (control_.claim_report()) publish_own_host(text);
     set_error(text);
   }
@@ -250,7 +251,7 @@ void Watch::look_at_wait() {
     late = waited >= options_.timeout;
     too_late = waited >= options_.timeout + shm::Control::kReportTime;
     if (!late && !waiting_->notice.due(waited)) return;
-    text = fmt::format("rank {} {} {:.{}f} s in {} for {}", options_.rank,
+    text = fmt::format("rank {} {} {:.{}f} s in {} for {}", options_.own_number(),
                        late ? "waited" : "has waited",
                        std::chrono::duration<double>(waited).count(), late ? 1 : 0,
                        describe(waiting_->operation), topology_.name_of_rank(waiting_->peer));
@@ -261,7 +262,7 @@ void Watch::look_at_wait() {
     if (reports || too_late) set_error(text);
     return;
   }
-  Logger(options_.rank, options_.world_size).log(LogLevel::warning, "{}", text);
+  Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
 }
 
 void Watch::hand_in(const std::string& reason) {
@@ -321,7 +322,7 @@ void Watch::publish_stall() {
   }
   StallReport report(reason, options_.world_size);
   report.add(ranks);
-  report.publish(options_.rank);
+  report.publish(options_.own_number(), options_.job_size);
   store_->set(key("error", 0), reason);
   std::this_thread::sleep_for(kHeard);
   set_error(reason);
@@ -331,7 +332,7 @@ void Watch::publish_own_host(const std::string& reason) noexcept {
   try {
     StallReport report(reason, options_.world_size);
     report.add(control_.activities());
-    report.publish(options_.rank);
+    report.publish(options_.own_number(), options_.job_size);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the error itself follows
   }
 }

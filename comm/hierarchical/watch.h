@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/group_options.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/links.h"
 #include "comm/rendezvous/lookup_store.h"
@@ -32,8 +33,7 @@ namespace zerorun::hierarchical {
 class Watch {  // size: what it is given, what its thread remembers, what all threads share
  public:
   // The arguments must outlive this.
-  Watch(const CommunicatorOptions& options, const Topology& topology, shm::Control& control,
-        Links& links);
+  Watch(const GroupOptions& options, const Topology& topology, shm::Control& control, Links& links);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
   ~Watch();
@@ -80,19 +80,19 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   std::vector<std::string> collect_stall();
   void publish_own_host(const std::string& reason) noexcept;
 
-  const CommunicatorOptions& options_;
+  const GroupOptions& options_;
   const Topology& topology_;
   shm::Control& control_;
   Links& links_;
   LookupStore* const store_;  // null: it cannot be asked
   const bool leads_;          // the first rank of its host
   const pid_t process_ = getpid();
-  // Of the thread.
+  // Used by the watching thread only.
   std::vector<std::pair<std::string, Clock::time_point>> signs_;  // of life, by host
   int64_t beats_ = 0;
   Clock::time_point asked_;
   Clock::time_point gone_ = Clock::time_point::max();  // when the store was first found to be gone
-  // Of all threads.
+  // Shared by all threads.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Waiting> waiting_;  // guarded by mutex_

@@ -34,6 +34,8 @@ size_t scratch_part(const CollectiveCall& call) {
 // The streams of a job of one rank, which has no group, fail after abort().
 class AbortedStreams final : public CudaStream::Watched {
  public:
+  explicit AbortedStreams(const GroupOptions& options)
+      : error(options.own_number(), options.family) {}
   void check() const override { error.check(); }
 
   Aborted error;
@@ -41,18 +43,22 @@ class AbortedStreams final : public CudaStream::Watched {
 
 class NcclCommunicator final : public CallCommunicator {
  public:
-  NcclCommunicator(const CommunicatorOptions& options, std::shared_ptr<CudaDevice> device)
-      : CallCommunicator(options.rank, options.world_size),
-        device_(std::move(device)),
-        scratch_(*device_) {
+  NcclCommunicator(const GroupOptions& options, std::shared_ptr<CudaDevice> device)
+      : CallCommunicator(options), device_(std::move(device)), scratch_(*device_) {
     if (options.world_size > 1 || options.store) {
       group_ = std::make_shared<NcclGroup>(options, device_->index());
       // Within a process NCCL lets a GPU read its peers' memory where it lies.
       for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
       watched_ = group_;
+      kin_ =
+          options.family->join({.tell = [group = group_](auto error) { group->set_error(error); },
+                                .ask = [group = group_] { return group->error(); }});
     } else {
-      aborted_ = std::make_shared<AbortedStreams>();
+      aborted_ = std::make_shared<AbortedStreams>(options);
       watched_ = aborted_;
+      kin_ = options.family->join(
+          {.tell = [aborted = aborted_](auto error) { aborted->error.fail(error); },
+           .ask = [aborted = aborted_] { return aborted->error.error(); }});
     }
     // After joining: peers learn of an error.
     word_ = device_->allocate(sizeof(int64_t), MemoryCategory::other);
@@ -67,10 +73,13 @@ class NcclCommunicator final : public CallCommunicator {
 
   void abort(std::string_view reason) noexcept override {
     if (group_) return group_->abort(reason);
-    aborted_->error.set(reason);
+    aborted_->error.abort(reason);
   }
 
  private:
+  std::shared_ptr<Communicator> make_group(const GroupOptions& options) override {
+    return std::make_shared<NcclCommunicator>(options, device_);
+  }
   void submit(CollectiveCall call, Stream& stream) override;
   // Starts all of them as one operation.
   void start(std::span<CollectiveCall> calls, Stream& stream);
@@ -82,9 +91,10 @@ class NcclCommunicator final : public CallCommunicator {
   const std::shared_ptr<CudaDevice> device_;
   Buffer word_;  // a barrier reduces it
   NcclScratch scratch_;
-  std::shared_ptr<NcclGroup> group_;                  // null for one rank by itself,
-  std::shared_ptr<AbortedStreams> aborted_;           // which has this
-  std::shared_ptr<CudaStream::Watched> watched_;      // either
+  std::shared_ptr<NcclGroup> group_;              // null for one rank by itself,
+  std::shared_ptr<AbortedStreams> aborted_;       // which has this
+  std::shared_ptr<CudaStream::Watched> watched_;  // either
+  std::shared_ptr<void> kin_;
   std::vector<CollectiveCall>* coalesced_ = nullptr;  // the calls that coalesced() collects
 };
 
@@ -194,7 +204,7 @@ void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream
 std::shared_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options) {
   auto device = std::dynamic_pointer_cast<CudaDevice>(options.device);
   ZR_CHECK(device != nullptr, "NCCL needs a CUDA device");
-  return std::make_shared<NcclCommunicator>(options, std::move(device));
+  return std::make_shared<NcclCommunicator>(GroupOptions(options), std::move(device));
 }
 
 }  // namespace zerorun

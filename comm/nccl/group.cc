@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kLook{100};  // at what peers report
 
 }  // namespace
 
-NcclGroup::NcclGroup(const CommunicatorOptions& options, int device)
+NcclGroup::NcclGroup(const GroupOptions& options, int device)
     : nccl_(open_nccl()), options_(options), device_(device), peers_(options_, device) {
   const CurrentDevice current(device);
   watcher_ = std::thread([this] { watch(); });
@@ -62,8 +62,8 @@ void NcclGroup::join() {
   } else {
     const std::string bytes = peers_.wait_for_id([this] { check(); });
     if (bytes.size() != sizeof(id.internal)) {
-      fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}", options_.rank,
-                      bytes.size(), sizeof(id.internal));
+      fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}",
+                      options_.own_number(), bytes.size(), sizeof(id.internal));
     }
     std::memcpy(id.internal, bytes.data(), bytes.size());
   }
@@ -106,8 +106,8 @@ void NcclGroup::finish_call(ncclResult_t result, std::string_view what) {
   }
   if (result == ncclSuccess) return;
   const char* detail = nccl_.last_error(nullptr);
-  fail<CommError>("rank {}: {} failed: {}{}{}", options_.rank, what, nccl_.error_string(result),
-                  detail == nullptr || *detail == '\0' ? "" : ": ",
+  fail<CommError>("rank {}: {} failed: {}{}{}", options_.own_number(), what,
+                  nccl_.error_string(result), detail == nullptr || *detail == '\0' ? "" : ": ",
                   detail == nullptr ? "" : detail);
 }
 
@@ -205,13 +205,30 @@ void NcclGroup::release(void* data, void* handle) noexcept {
 
 void NcclGroup::abort(std::string_view reason) noexcept {
   try {
-    fail_with(fmt::format("rank {} aborted the job: {}", options_.rank, reason));
+    fail_with(fmt::format("rank {} aborted the job: {}", options_.own_number(), reason));
   } catch (const std::bad_alloc&) {
     fail_with("aborted");
   }
 }
 
-// The first error counts. Peers learn of it through the store; NCCL's kernels end.
+std::string NcclGroup::error() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) return error_;
+  }
+  return peers_.error(std::chrono::milliseconds(0)).value_or("");
+}
+
+void NcclGroup::set_error(std::string_view error) noexcept {
+  try {
+    fail_with(std::string(error));
+  } catch (const std::bad_alloc&) {
+    fail_with("aborted");
+  }
+}
+
+// The first error counts. Peers learn of it through the store; NCCL's kernels end; this rank's
+// other communicators get it, too.
 void NcclGroup::fail_with(std::string text) noexcept {
   ncclComm_t comm = nullptr;
   {
@@ -224,6 +241,7 @@ void NcclGroup::fail_with(std::string text) noexcept {
   }
   peers_.report(error_);
   if (comm != nullptr) nccl_.abort(comm);
+  options_.family->fail(error_);
 }
 
 NcclGroup::Look NcclGroup::look() {
@@ -239,7 +257,7 @@ NcclGroup::Look NcclGroup::look() {
   }
   if (result != ncclSuccess && result != ncclInProgress) {
     const char* detail = nccl_.last_error(nullptr);
-    look.error = fmt::format("rank {}: {} failed: {} {}", options_.rank, first.what,
+    look.error = fmt::format("rank {}: {} failed: {} {}", options_.own_number(), first.what,
                              nccl_.error_string(result), detail == nullptr ? "" : detail);
   }
   if (!first.reached.ready()) return look;
@@ -271,6 +289,7 @@ void NcclGroup::watch() {
       std::string problem = first.error;
       // Most calls are soon done: then nobody is asked.
       if (problem.empty() && !first.waits) continue;
+      options_.family->look();
       if (problem.empty() && first.late) problem = peers_.explain_delay(first.what);
       const bool ask = problem.empty() && first.number > 0;
       const std::string missing = ask ? peers_.missing(first.number, first.what) : "";
@@ -279,7 +298,7 @@ void NcclGroup::watch() {
       if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
       if (!problem.empty()) fail_with(std::move(problem));
     } catch (const std::exception& error) {  // of a thread's function it would end the process
-      fail_with(fmt::format("rank {}: {}", options_.rank, error.what()));
+      fail_with(fmt::format("rank {}: {}", options_.own_number(), error.what()));
     }
   }
 }

@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "comm/group_options.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
 #include "device/cuda/cuda_stream.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun {
 
@@ -27,7 +27,7 @@ namespace zerorun {
 // everything fails with it.
 class NcclGroup final : public CudaStream::Watched {
  public:
-  explicit NcclGroup(const CommunicatorOptions& options, int device);
+  explicit NcclGroup(const GroupOptions& options, int device);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
   ~NcclGroup() override;
@@ -49,6 +49,10 @@ class NcclGroup final : public CudaStream::Watched {
   std::vector<int> devices_of_this_process() const { return peers_.devices_of_this_process(); }
 
   void abort(std::string_view reason) noexcept;
+  // Makes `error` that of all ranks, unless there was one before.
+  void set_error(std::string_view error) noexcept;
+  // The error of this rank, or one that a peer reports; empty: there is none.
+  std::string error() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -86,7 +90,7 @@ class NcclGroup final : public CudaStream::Watched {
   void stop_watching() noexcept;
 
   const NcclFunctions nccl_;
-  const CommunicatorOptions options_;
+  const GroupOptions options_;
   const int device_;
   NcclPeers peers_;
   std::mutex calls_;          // held from a call of NCCL until NCCL is done with it

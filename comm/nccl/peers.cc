@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kGrace{5};
 
 }  // namespace
 
-NcclPeers::NcclPeers(const CommunicatorOptions& options, int device)
+NcclPeers::NcclPeers(const GroupOptions& options, int device)
     : options_(options), own_{.process = this_process(), .device = device} {}
 
 std::optional<std::string> NcclPeers::find(const std::string& key,
@@ -57,7 +57,8 @@ std::optional<NcclPeers::Presence> NcclPeers::presence(int rank,
   const std::optional<std::string> bytes = find(rank_key(rank), timeout);
   if (!bytes) return std::nullopt;
   if (bytes->size() != sizeof(Presence)) {
-    fail<CommError>("rank {} runs another version of zerorun than rank {}", rank, options_.rank);
+    fail<CommError>("rank {} runs another version of zerorun than rank {}", options_.number(rank),
+                    options_.own_number());
   }
   Presence presence;
   std::memcpy(&presence, bytes->data(), bytes->size());
@@ -74,7 +75,7 @@ void NcclPeers::arrive() {
 
 void NcclPeers::fail_to_join() const {
   fail<CommError>("rank {}: rank 0 left, and the store with it, before all ranks had joined",
-                  options_.rank);
+                  options_.own_number());
 }
 
 void NcclPeers::give_id(const std::string& id) { options_.store->set(key("id"), id); }
@@ -91,7 +92,10 @@ void NcclPeers::meet() {
   std::vector<Presence> met;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const std::optional<Presence> peer = presence(rank, options_.timeout);
-    if (!peer) fail<CommError>("rank {}: rank {} has left the store", options_.rank, rank);
+    if (!peer) {
+      fail<CommError>("rank {}: rank {} has left the store", options_.own_number(),
+                      options_.number(rank));
+    }
     met.push_back(*peer);
   }
   met_ = std::move(met);
@@ -131,9 +135,10 @@ std::string NcclPeers::explain_delay(const std::string& what) {
   for (int rank = 0; rank < options_.world_size; ++rank) {
     if (rank == options_.rank) continue;
     const auto waits = find(key(fmt::format("waits/{}", rank)), kAnswer);
-    answers += fmt::format("; rank {} {}", rank, waits ? "waits in " + *waits : "did not answer");
+    answers += fmt::format("; rank {} {}", options_.number(rank),
+                           waits ? "waits in " + *waits : "did not answer");
   }
-  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.rank, what,
+  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.own_number(), what,
                      std::chrono::duration<double>(options_.timeout).count(), answers);
 }
 
@@ -172,13 +177,13 @@ std::string NcclPeers::missing(int64_t call, const std::string& what) const {
     const std::optional<Presence> now = presence(rank, kSlice);
     const bool left = now && now->calls != kStays;
     if (left ? now->calls >= call : !died) continue;
-    return fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}", rank, process.pid,
-                       left ? "left (its communicator was destroyed)" : "died", options_.rank,
-                       what);
+    return fmt::format(
+        "rank {} (pid {}) {} while rank {} waited for it in {}", options_.number(rank), process.pid,
+        left ? "left (its communicator was destroyed)" : "died", options_.own_number(), what);
   }
   if (Clock::now() - kGrace > gone_since_.load()) {
     return fmt::format("rank 0 left, and the store with it, while rank {} waited in {}",
-                       options_.rank, what);
+                       options_.own_number(), what);
   }
   return {};
 }

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/group_options.h"
 #include "os/process_identity.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun {
 
@@ -20,7 +20,7 @@ namespace zerorun {
 class NcclPeers {
  public:
   // `options` must outlive this; `device` is this rank's GPU.
-  NcclPeers(const CommunicatorOptions& options, int device);
+  NcclPeers(const GroupOptions& options, int device);
 
   // Announces this rank.
   void arrive();
@@ -70,7 +70,7 @@ class NcclPeers {
     return own_.process.can_see(process) && !is_running(process);
   }
 
-  const CommunicatorOptions& options_;
+  const GroupOptions& options_;
   Presence own_;
   std::vector<Presence> met_;  // by rank; empty until all have met
   // When the store was first found to be gone, and rank 0 with it.

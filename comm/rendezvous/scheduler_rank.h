@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Who this process is where no launcher has said so, but a scheduler has started several: srun, or
+// The rank of this process among those that a scheduler has started without a launcher: srun, or
 // mpirun of Open MPI, MVAPICH, MPICH, Intel MPI or Cray. MASTER_ADDR and MASTER_PORT, where they
 // are set, say where rank 0 listens; else it is the first host of srun's step, or this host if all
 // are here, and a port that follows from the number of the job. Throws ConfigError when the

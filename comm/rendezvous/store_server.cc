@@ -129,7 +129,7 @@ void StoreServer::drop_unauthenticated() {
 }
 
 void StoreServer::serve(Connection& connection) {
-  // Of a thousand clients few have said something since the last time.
+  // Few of a thousand clients have said something since the last time.
   if (connection.ready && !connection.closing) receive(connection);
   connection.ready = false;
   while (!connection.closing && !connection.wanted) {

@@ -1,4 +1,4 @@
-// What a host's ranks do while others wait for them.
+// Finds out what a host's ranks do while others wait for them.
 #include <utility>
 
 #include "comm/shm/control.h"

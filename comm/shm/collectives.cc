@@ -56,9 +56,9 @@ void reduce_chunk(const CollectiveCall& call, const Exchange::Chunk& chunk, Rang
 
 }  // namespace
 
-Collectives::Collectives(const CommunicatorOptions& options, JobRanks job)
+Collectives::Collectives(const GroupOptions& options)
     : local_(local_segments_of(*options.store)),
-      control_(options, local_.get(), std::move(job)),
+      control_(options, local_.get()),
       blocks_(std::make_shared<Blocks>(options.rank)) {}
 
 void Collectives::run(const CollectiveCall& call) {

@@ -14,8 +14,8 @@ namespace zerorun::shm {
 // gather_one_sided(), calls come one at a time, in the same order on every rank.
 class Collectives {
  public:
-  // Ranks of a MemoryStore are threads of one process. `job`: as in Control.
-  explicit Collectives(const CommunicatorOptions& options, JobRanks job = {});
+  // Ranks of a MemoryStore are threads of one process.
+  explicit Collectives(const GroupOptions& options);
 
   Control& control() { return control_; }
 
@@ -26,7 +26,8 @@ class Collectives {
   void check_one_sided(const CollectiveCall& call) const;
   void gather_one_sided(const CollectiveCall& call);
   Buffer allocate(size_t nbytes, Sharing sharing);
-  // Of memory that the ranks allocated together: this rank's, and the same place in a peer's.
+  // These two find memory that the ranks allocated together: this rank's, and the same place in a
+  // peer's.
   Location locate(TensorView view) const { return blocks_->locate(view.data, view.nbytes()); }
   std::shared_ptr<std::byte> address(const Location& location, size_t nbytes, int rank) const {
     return blocks_->address(location, nbytes, rank);

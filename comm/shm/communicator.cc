@@ -4,6 +4,7 @@
 
 #include "comm/call_order.h"
 #include "comm/host_communicator.h"
+#include "comm/rendezvous/memory_store.h"
 #include "comm/shm/collectives.h"
 #include "core/check.h"
 
@@ -11,11 +12,22 @@ namespace zerorun {
 
 namespace {
 
+// Ranks that share a host need no store once they have met, but for what is shared within a
+// process: a program may open PyTorch's own group at the same port.
+GroupOptions without_server(GroupOptions options) {
+  if (dynamic_cast<MemoryStore*>(options.store.get()) == nullptr) options.store = nullptr;
+  return options;
+}
+
 class ShmCommunicator final : public HostCommunicator {
  public:
-  explicit ShmCommunicator(const CommunicatorOptions& options)
-      : HostCommunicator(options.rank, options.world_size),
-        collectives_(std::make_shared<shm::Collectives>(options)) {}
+  explicit ShmCommunicator(const GroupOptions& options)
+      : HostCommunicator(without_server(options)),
+        collectives_(std::make_shared<shm::Collectives>(options)),
+        kin_(options.family->join(
+            {.tell = [collectives =
+                          collectives_](auto error) { collectives->control().set_error(error); },
+             .ask = [collectives = collectives_] { return collectives->control().error(); }})) {}
   ShmCommunicator(const ShmCommunicator&) = delete;
   ShmCommunicator& operator=(const ShmCommunicator&) = delete;
   // Work that is still under way fails, here and at the peers that need it.
@@ -54,11 +66,12 @@ class ShmCommunicator final : public HostCommunicator {
 
   const std::shared_ptr<shm::Collectives> collectives_;
   const std::shared_ptr<CallOrder> order_ = std::make_shared<CallOrder>();
+  const std::shared_ptr<void> kin_;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_shm_communicator(const CommunicatorOptions& options) {
+std::shared_ptr<Communicator> make_shm_communicator(const GroupOptions& options) {
   return std::make_shared<ShmCommunicator>(options);
 }
 

@@ -2,12 +2,12 @@
 
 #include <memory>
 
-#include "zerorun/communicator.h"
+#include "comm/group_options.h"
 
 namespace zerorun {
 
-// Joins the job of the store: ranks of one host that share memory. Throws CommError when they
+// Joins the group of the store: ranks of one host that share memory. Throws CommError when they
 // cannot meet.
-std::shared_ptr<Communicator> make_shm_communicator(const CommunicatorOptions& options);
+std::shared_ptr<Communicator> make_shm_communicator(const GroupOptions& options);
 
 }  // namespace zerorun

@@ -35,7 +35,7 @@ void pause_core() {
 #endif
 }
 
-std::shared_ptr<Segment> meet(const CommunicatorOptions& options, LocalSegments* local) {
+std::shared_ptr<Segment> meet(const GroupOptions& options, LocalSegments* local) {
   const std::string key = options.name + "/control";
   if (options.rank != 0) {
     const SegmentTicket ticket = decode_ticket(options.store->get(key, options.timeout));
@@ -56,13 +56,12 @@ std::shared_ptr<Segment> meet(const CommunicatorOptions& options, LocalSegments*
 
 }  // namespace
 
-Control::Control(const CommunicatorOptions& options, LocalSegments* local, JobRanks job)
+Control::Control(GroupOptions options, LocalSegments* local)
     : rank_(options.rank),
       world_size_(options.world_size),
-      timeout_(options.timeout),
-      job_(std::move(job)),
+      options_(std::move(options)),
       process_(this_process()),
-      segment_(meet(options, local)) {
+      segment_(meet(options_, local)) {
   claim_slot();
   answer_stack_requests();
   try {
@@ -72,6 +71,7 @@ Control::Control(const CommunicatorOptions& options, LocalSegments* local, JobRa
     throw;
   }
   if (rank_ == 0) segment_->close_file();  // all have it
+  options_.store = nullptr;
 }
 
 void Control::claim_slot() {
@@ -173,6 +173,7 @@ bool Control::all_arrived() const {
 
 void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   try {
+    options_.family->look();
     check();
   } catch (const CommError&) {
     // A peer that has taken this step may fail in the next one before this rank looks up.
@@ -197,7 +198,7 @@ void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
     missing.push_back(peer);
   }
   looked_ = (looked_ + kLooks) % world_size_;
-  const bool late = waited >= timeout_;
+  const bool late = waited >= options_.timeout;
   if (missing.empty() || (!late && !notice.due(waited))) return;
   std::string names;
   for (size_t i = 0; i < std::min(missing.size(), kMaxNames); ++i) {
@@ -212,22 +213,28 @@ void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
     return end_late_wait(waited, fmt::format("rank {} waited {:.1f} s in {} for {}", number(rank_),
                                              seconds, describe(current_), names));
   }
-  Logger(number(rank_), job_size())
-      .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for {}", number(rank_), seconds,
-           describe(current_), names);
+  // The first of the ranks that wait speaks for all of them.
+  int first = 0;
+  while (first != rank_ && !arrived(first)) ++first;
+  if (first != rank_) return;
+  const size_t others = static_cast<size_t>(world_size_) - missing.size() - 1;
+  const std::string who = others == 0 ? "has" : fmt::format("and {} more have", others);
+  Logger(number(rank_), options_.job_size)
+      .log(LogLevel::warning, "rank {} {} waited {:.0f} s in {} for {}", number(rank_), who,
+           seconds, describe(current_), names);
 }
 
 // One rank reports, which takes a moment; then its error is everybody's.
 void Control::end_late_wait(Clock::duration waited, const std::string& text) {
   const bool reports = claim_report();
-  if (!reports && waited < timeout_ + kReportTime) return;
+  if (!reports && waited < options_.timeout + kReportTime) return;
   if (reports) {
     if (report_) {
       report_(text);
     } else {
-      StallReport report(text, job_size());
+      StallReport report(text, world_size_);
       report.add(activities());
-      report.publish(number(rank_));
+      report.publish(number(rank_), options_.job_size);
     }
   }
   fail(text);
@@ -250,11 +257,10 @@ void Control::check_agreement() {
 }
 
 void Control::check() {
-  if (failure().state.load(std::memory_order_acquire) == Failure::none && !left_) return;
+  const uint32_t state = failure().state.load(std::memory_order_acquire);
+  if (state == Failure::written) throw CommError(keep_error(failure().text.data()));
+  if (state == Failure::none && !left_) return;
   const std::lock_guard lock(mutex_);
-  if (error_.empty() && failure().state.load(std::memory_order_acquire) == Failure::written) {
-    error_ = failure().text.data();
-  }
   if (error_.empty() && left_) {
     error_ = fmt::format("the communicator of rank {} was destroyed before its last work",
                          number(rank_));
@@ -289,14 +295,19 @@ std::string Control::error() const {
 }
 
 // The error of this rank from now on: the one it had, or the one that all share, or `text` when
-// another rank is just writing that (or died doing so).
+// another rank is just writing that (or died doing so). This rank's other communicators learn it.
 std::string Control::keep_error(std::string_view text) {
-  const std::lock_guard lock(mutex_);
-  if (error_.empty()) {
-    const bool written = failure().state.load(std::memory_order_acquire) == Failure::written;
-    error_ = written ? failure().text.data() : text;
+  std::string error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_.empty()) {
+      const bool written = failure().state.load(std::memory_order_acquire) == Failure::written;
+      error_ = written ? failure().text.data() : text;
+    }
+    error = error_;
   }
-  return error_;
+  options_.family->fail(error);
+  return error;
 }
 
 void Control::record_failure(std::string_view text) noexcept {

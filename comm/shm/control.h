@@ -10,27 +10,20 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/group_options.h"
 #include "comm/shm/layout.h"
 #include "comm/shm/segment.h"
 #include "comm/stall_report.h"
 #include "comm/waiting.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun::shm {
-
-// What messages call the ranks of a host in a job of several.
-struct JobRanks {
-  std::vector<int> numbers;
-  int world_size = 0;
-};
 
 // Keeps the ranks of one host in step, and tells all of them when one failed, left or died. Every
 // wait ends: by the peers, by a failure, or at the deadline.
 class Control {
  public:
   // Meets the peers through the store. `local` is null unless the ranks are threads of one process.
-  // `job`: nothing where all ranks are on this host.
-  Control(const CommunicatorOptions& options, LocalSegments* local, JobRanks job = {});
+  Control(GroupOptions options, LocalSegments* local);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -48,7 +41,8 @@ class Control {
   // This rank's memory for the coming step, and a peer's of the step just taken; kStageBytes each.
   std::byte* outbox() const { return slot(rank_).stages[(step_ + 1) % 2].data(); }
   const std::byte* inbox(int peer) const { return slot(peer).stages[step_ % 2].data(); }
-  // What peers and reports see of a wait outside of this class; `rank` is its number in the job.
+  // Tell peers and reports of a wait outside of this class; `rank` is this rank's number in the
+  // job.
   void begin_wait(int rank);
   void end_wait();
 
@@ -80,7 +74,8 @@ class Control {
   bool claim_report() { return header().stall_reported.exchange(1) == 0; }
   // Ranks that find a report claimed wait so much longer for it.
   static constexpr std::chrono::seconds kReportTime{15};
-  // What the ranks of this host do. May be called by any thread; takes a second or two.
+  // The current activity of each rank of this host. May be called by any thread; takes a second or
+  // two.
   std::vector<RankActivity> activities() const;
   // How long this rank has been waiting.
   std::chrono::steady_clock::duration waited() const;
@@ -88,10 +83,7 @@ class Control {
  private:
   using Clock = std::chrono::steady_clock;
 
-  int number(int peer) const {
-    return job_.numbers.empty() ? peer : job_.numbers[static_cast<size_t>(peer)];
-  }
-  int job_size() const { return job_.numbers.empty() ? world_size_ : job_.world_size; }
+  int number(int peer) const { return options_.number(peer); }
   RankSlot& slot(int peer) const;
   ControlHeader& header() const;
   Failure& failure() const;
@@ -112,8 +104,7 @@ class Control {
   // Constant after construction.
   const int rank_;
   const int world_size_;
-  const std::chrono::milliseconds timeout_;
-  const JobRanks job_;
+  GroupOptions options_;  // the store: until the ranks have met
   const ProcessIdentity process_;
   std::shared_ptr<Segment> segment_;
   std::function<void(const std::string&)> report_;

@@ -25,7 +25,7 @@ std::vector<Segment> copy_of(std::span<const Segment> segments) {
 CpuDevice::CpuDevice(const CpuDeviceOptions& options)
     : options_(options),
       ledger_(std::make_shared<MemoryLedger>()),
-      inline_stream_(make_inline_stream()) {}
+      inline_stream_(make_inline_stream(observers_)) {}
 
 Buffer CpuDevice::allocate(size_t nbytes, MemoryCategory category) {
   HostBlock block = allocate_host(nbytes);
@@ -49,61 +49,68 @@ std::shared_ptr<void> CpuDevice::account(size_t nbytes, MemoryCategory category)
           [ledger = ledger_, nbytes, category](void*) { ledger->remove(nbytes, category); }};
 }
 
+Subscription CpuDevice::observe(WorkObserver observer) {
+  return observers_->add(std::move(observer));
+}
+
 MemoryUse CpuDevice::memory_use(MemoryCategory category) const { return ledger_->use(category); }
 
 std::unique_ptr<Stream> CpuDevice::make_stream(std::string_view name) {
-  if (options_.synchronous_streams) return make_inline_stream();
-  return make_worker_stream(name);
+  if (options_.synchronous_streams) return make_inline_stream(observers_);
+  return make_worker_stream(name, observers_);
 }
 
 void CpuDevice::upload(Stream& stream, const void* src, TensorView dst) {
-  cpu_stream(stream).submit([=] {
+  cpu_stream(stream).submit_work("upload", dst.nbytes(), [=] {
     if (!dst.empty()) std::memcpy(dst.data, src, dst.nbytes());  // null when empty
   });
 }
 
 void CpuDevice::download(Stream& stream, TensorView src, void* dst) {
-  cpu_stream(stream).submit([=] {
+  cpu_stream(stream).submit_work("download", src.nbytes(), [=] {
     if (!src.empty()) std::memcpy(dst, src.data, src.nbytes());
   });
 }
 
 void CpuDevice::fill(Stream& stream, TensorView dst, float value) {
-  cpu_stream(stream).submit([=] { kernels::fill(dst, value); });
+  cpu_stream(stream).submit_work("fill", dst.nbytes(), [=] { kernels::fill(dst, value); });
 }
 
 void CpuDevice::cast(Stream& stream, TensorView src, TensorView dst) {
   check_cast(src, dst);
-  cpu_stream(stream).submit([=] { kernels::cast(src, dst); });
+  cpu_stream(stream).submit_work("cast", dst.nbytes(), [=] { kernels::cast(src, dst); });
 }
 
 void CpuDevice::add(Stream& stream, TensorView src, TensorView dst) {
   check_add(src, dst);
-  cpu_stream(stream).submit([=] { kernels::add(src, dst); });
+  cpu_stream(stream).submit_work("add", dst.nbytes(), [=] { kernels::add(src, dst); });
 }
 
 void CpuDevice::scale(Stream& stream, TensorView dst, float factor) {
   check_scale(dst);
-  cpu_stream(stream).submit([=] { kernels::scale(dst, factor); });
+  cpu_stream(stream).submit_work("scale", dst.nbytes(), [=] { kernels::scale(dst, factor); });
 }
 
 void CpuDevice::sum_of_squares(Stream& stream, TensorView src,
                                std::span<const SquaresSegment> segments, TensorView sums) {
   check_sum_of_squares(src, segments, sums);
-  cpu_stream(stream).submit(
-      [=, all = copy_of(segments)] { kernels::sum_of_squares(src, all, sums); });
+  cpu_stream(stream).submit_work("norm", src.nbytes(), [=, all = copy_of(segments)] {
+    kernels::sum_of_squares(src, all, sums);
+  });
 }
 
 void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
                        std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);
-  cpu_stream(stream).submit([=, all = copy_of(segments)] { kernels::update(tensors, all); });
+  cpu_stream(stream).submit_work("update", tensors.master.nbytes(),
+                                 [=, all = copy_of(segments)] { kernels::update(tensors, all); });
 }
 
 void CpuDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
                               int steps, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
-  cpu_stream(stream).submit([=] { kernels::orthogonalize(matrix, rows, cols, steps, work); });
+  cpu_stream(stream).submit_work("orthogonalize", matrix.nbytes(),
+                                 [=] { kernels::orthogonalize(matrix, rows, cols, steps, work); });
 }
 
 std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options) {

@@ -28,6 +28,7 @@ class CpuDevice : public Device {
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override;
   Stream& inline_stream() override { return *inline_stream_; }
+  Subscription observe(WorkObserver observer) override;
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
   void download(Stream& stream, TensorView src, void* dst) override;
@@ -45,6 +46,7 @@ class CpuDevice : public Device {
  private:
   const CpuDeviceOptions options_;
   const std::shared_ptr<MemoryLedger> ledger_;  // shared with the buffers, which may live longer
+  const CpuStream::WorkObservers observers_ = std::make_shared<Observers<WorkSpan>>();
   const std::unique_ptr<CpuStream> inline_stream_;
 };
 

@@ -21,6 +21,7 @@ namespace {
 
 class InlineStream final : public CpuStream {
  public:
+  explicit InlineStream(const WorkObservers& observers) : CpuStream(kProgramStream, observers) {}
   Event record() override { return {}; }
   void wait(const Event& event) override { event.synchronize(); }
   void synchronize() override {}
@@ -112,7 +113,8 @@ class WorkerEvent final : public HostEvent {
 
 class WorkerStream final : public CpuStream {
  public:
-  explicit WorkerStream(std::string_view name) : progress_(std::make_shared<Progress>()) {
+  WorkerStream(std::string_view name, const WorkObservers& observers)
+      : CpuStream(name, observers), progress_(std::make_shared<Progress>()) {
     try {
       worker_ = std::thread([this] { run(); });
     } catch (const std::system_error& error) {
@@ -191,10 +193,25 @@ class WorkerStream final : public CpuStream {
 
 }  // namespace
 
-std::unique_ptr<CpuStream> make_inline_stream() { return std::make_unique<InlineStream>(); }
+void CpuStream::submit_work(const char* what, size_t nbytes, std::function<void()> task) {
+  if (observers_ == nullptr || !observers_->asked()) {
+    submit(std::move(task));
+    return;
+  }
+  submit([this, what, nbytes, task = std::move(task)] {
+    const double begin = steady_seconds();
+    task();
+    observers_->tell({name_, what, static_cast<int64_t>(nbytes), begin, steady_seconds()});
+  });
+}
 
-std::unique_ptr<CpuStream> make_worker_stream(std::string_view name) {
-  return std::make_unique<WorkerStream>(name);
+std::unique_ptr<CpuStream> make_inline_stream(const CpuStream::WorkObservers& observers) {
+  return std::make_unique<InlineStream>(observers);
+}
+
+std::unique_ptr<CpuStream> make_worker_stream(std::string_view name,
+                                              const CpuStream::WorkObservers& observers) {
+  return std::make_unique<WorkerStream>(name, observers);
 }
 
 CpuStream& cpu_stream(Stream& stream) {

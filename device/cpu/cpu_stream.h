@@ -1,11 +1,16 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <utility>
 
+#include "core/observers.h"
 #include "zerorun/device.h"
+#include "zerorun/work_span.h"
 
 namespace zerorun {
 
@@ -21,16 +26,29 @@ class HostEvent : public Event::State {
 // they keep their place among the device's kernels.
 class CpuStream : public Stream {
  public:
+  using WorkObservers = std::shared_ptr<Observers<WorkSpan>>;
+
+  CpuStream() = default;
+  CpuStream(std::string_view name, WorkObservers observers)
+      : name_(name), observers_(std::move(observers)) {}
+
   // Runs `task` after everything submitted before it: now, on an inline stream; otherwise on the
   // stream's worker thread. What a task throws is kept, skips all later tasks, and is rethrown by
   // every later synchronize() of this stream and of events recorded on it (an inline stream throws
   // at once and keeps nothing).
   virtual void submit(std::function<void()> task) = 0;
+  // The same; observers learn when it ran. `what` is a literal.
+  void submit_work(const char* what, size_t nbytes, std::function<void()> task);
   virtual bool is_inline() const = 0;
+
+ private:
+  const std::string name_;
+  const WorkObservers observers_;  // null: none
 };
 
-std::unique_ptr<CpuStream> make_inline_stream();
-std::unique_ptr<CpuStream> make_worker_stream(std::string_view name);
+std::unique_ptr<CpuStream> make_inline_stream(const CpuStream::WorkObservers& observers = nullptr);
+std::unique_ptr<CpuStream> make_worker_stream(std::string_view name,
+                                              const CpuStream::WorkObservers& observers = nullptr);
 
 // The stream as a CpuStream; throws InternalError for a stream of another device.
 CpuStream& cpu_stream(Stream& stream);

@@ -39,6 +39,7 @@ struct SaveOptions {
   std::string configuration{};  // JSON text of the program's settings, for those who look at it
   std::vector<NamedTensor> buffers{};
   Retention keep{};
+  bool node_local = false;  // each host keeps the files of its ranks; false: one shared file system
 };
 
 struct LoadedCheckpoint {
@@ -50,7 +51,8 @@ struct LoadedCheckpoint {
 // Collective. Writes <directory>/<tag> through a temporary folder (fsync, rename, then `latest`): a
 // crash at any instant leaves the previous checkpoint loadable, also when the tag exists and is
 // replaced. Throws IoError (full disk) on every rank, naming the one that failed. All ranks must
-// see the same file system, and only one job at a time may save to a directory.
+// see the same file system, unless SaveOptions::node_local, and only one job at a time may save to
+// a directory.
 ZR_API void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options);
 
 // Bytes that this rank's part of a checkpoint takes, frozen parameters included.
@@ -98,10 +100,18 @@ class ZR_API AsyncSaver {
   std::unique_ptr<Impl> impl_;
 };
 
+// Collective, for a checkpoint of which each host keeps a part: brings to every disk what all ranks
+// read of it (its tables and buffers), so that each can load it, new hosts too. It is the one that
+// the lowest rank finds; returns its folder, or "" where no rank finds one. Throws CheckpointError
+// for tables that no host has.
+ZR_API std::string share_checkpoint(EngineStates& engine, Communicator& comm,
+                                    const std::string& directory, const std::string& tag = "");
+
 // Collective. `tag` empty: what `latest` names, or `directory` itself when it is one tag's folder.
 // Any world size and stage may load what any other saved. Brings back parameters, optimizer states,
 // the step, and the groups' lr and weight_decay. Throws CheckpointError when data is damaged,
 // missing, or of another model (first difference named) without having changed the engine.
+// Files that are on the disk of another host alone are copied from there if this rank needs them.
 // `strict` false: parameters that only the model has stay as they are, those that only the
 // checkpoint has are left out; what both have must be alike.
 ZR_API LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,

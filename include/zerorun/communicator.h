@@ -12,6 +12,7 @@
 #include "zerorun/device.h"
 #include "zerorun/export.h"
 #include "zerorun/tensor.h"
+#include "zerorun/work_span.h"
 
 namespace zerorun {
 
@@ -53,7 +54,7 @@ struct CollectiveSpan {
   double begin_s = 0;
   double end_s = 0;
 };
-// Called on the stream's thread, by several of them at a time; must not throw or take long.
+// Called as a WorkObserver is.
 using CollectiveObserver = std::function<void(const CollectiveSpan&)>;
 
 // Memory that peers can address.
@@ -119,16 +120,23 @@ class ZR_API Communicator {
     return stream.record();
   }
 
+  // Collective. The communicator of the ranks that give the same color, numbered by key and then by
+  // their numbers here; null for a rank whose color is negative. `name` is the group's in errors,
+  // and begins the labels of its calls ("shard group 1: bucket 3"). Transport, deadline and device
+  // follow from this one's; an error of either is one of the other, on every rank that is in both.
+  virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
+
   // True when Sync::one_sided gathers need no help from the peers.
   virtual bool reads_peers() const = 0;
 
   // Ends the job's collectives: every peer's current and later calls fail with `reason`.
   virtual void abort(std::string_view reason) noexcept = 0;
 
+  // Of the calls of this communicator, and of the groups that come from it.
   virtual CommStats stats() const = 0;
 
-  // From now on `observer` learns of every collective that is called; an empty one ends that.
-  virtual void observe(CollectiveObserver observer) = 0;
+  // From now on `observer` learns of each of these calls.
+  virtual Subscription observe(CollectiveObserver observer) = 0;
 };
 
 // A blocking key-value service through which ranks find each other.

@@ -120,8 +120,13 @@ struct SchedulerConfig {
   OneCycleConfig one_cycle;
 };
 
+// ZeroConfig::shard_group_size: the ranks of a host.
+inline constexpr int64_t kRanksOfHost = -1;
+
 struct ZeroConfig {
   int stage = 0;
+  // zerorun.shard_group_size: ranks that share one copy of what the stage shards; 0: all.
+  int64_t shard_group_size = 0;
   int64_t reduce_bucket_size = 500'000'000;     // elements
   int64_t allgather_bucket_size = 500'000'000;  // elements
   std::optional<bool> overlap_comm;  // nullopt: on GPUs; a file that leaves it out: at stage 3 too

@@ -11,6 +11,7 @@
 
 #include "zerorun/export.h"
 #include "zerorun/tensor.h"
+#include "zerorun/work_span.h"
 
 namespace zerorun {
 
@@ -170,6 +171,10 @@ class ZR_API Device {
   virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
   // Runs on the caller's thread (CPU) or on the framework's current stream (GPU).
   virtual Stream& inline_stream() = 0;
+
+  // Learns of each kernel and copy on a CPU's streams. Null on a GPU: host() tells of its host's.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): those who override it keep the observer
+  virtual Subscription observe(WorkObserver /*observer*/) { return nullptr; }
 
   // The device's number among the visible GPUs; not set for the CPU.
   virtual std::optional<int> gpu() const { return std::nullopt; }

@@ -16,6 +16,7 @@
 #include "zerorun/export.h"
 #include "zerorun/loss_scaler.h"
 #include "zerorun/tensor.h"
+#include "zerorun/work_span.h"
 
 namespace zerorun {
 
@@ -110,12 +111,13 @@ struct EngineProgress {
   std::optional<LossScalerState> loss_scaler;  // fp16 only
 };
 
-// A part of one parameter that this rank owns. The views are in the device's memory unless they are
-// offloaded.
+// A part of one parameter that this rank holds. The views are in the device's memory unless they
+// are offloaded.
 struct StateInterval {
   ParameterId parameter = 0;
   int64_t begin = 0;  // first element within the flattened parameter
   int64_t numel = 0;
+  bool owned = true;           // false on all but one of the ranks that hold it (shard groups)
   TensorView param;            // in the parameter's dtype
   bool param_on_host = false;  // `param` is offloaded, to host memory or a file's
   // fp32; the same memory as `param` when the model is fp32 or PrecisionConfig::master_is_param
@@ -161,9 +163,9 @@ class ZR_API EngineStates {
   virtual void set_progress(const EngineProgress& progress) = 0;
   virtual std::span<ParameterGroup> groups() = 0;
 
-  // The intervals that this rank owns, in parameter order, of one parameter or of all: every
-  // element is on one rank only. Frozen parameters are among them. States in files are read and
-  // checked.
+  // The intervals that this rank holds, in parameter order, of one parameter or of all: every
+  // element is owned by one rank, and what is written to it has to be the same on all that hold it.
+  // Frozen parameters are among them. States in files are read and checked.
   virtual std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) = 0;
   std::vector<StateInterval> state_intervals() { return state_intervals(std::nullopt); }
   // Visits the same intervals one by one, always in one order, in no more memory than offloading
@@ -281,6 +283,9 @@ class ZR_API Engine {
   // Bytes of parameters, gradients and optimizer state that this rank holds right now.
   virtual int64_t model_state_bytes() const = 0;
   virtual EngineTimings take_timings() = 0;
+  // Learns of each span of time that take_timings adds up: "wait for reductions", "wait for
+  // gathers" and "optimizer", on kProgramStream.
+  virtual Subscription observe(WorkObserver observer) = 0;
 };
 
 }  // namespace zerorun

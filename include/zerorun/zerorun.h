@@ -9,4 +9,5 @@
 #include "zerorun/error.h"
 #include "zerorun/loss_scaler.h"
 #include "zerorun/lr_schedule.h"
+#include "zerorun/timeline.h"
 #include "zerorun/version.h"

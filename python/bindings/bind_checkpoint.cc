@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/model_match.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
@@ -78,6 +79,7 @@ struct SaveArguments {
   std::string configuration;
   BufferList buffers;
   std::pair<int64_t, int64_t> keep;  // Retention
+  bool node_local = false;
 
   SaveOptions options() const {
     SaveOptions options{.directory = directory,
@@ -86,7 +88,8 @@ struct SaveArguments {
                         .exclude_frozen = exclude_frozen,
                         .update_latest = update_latest,
                         .configuration = configuration,
-                        .keep = {.last = keep.first, .every = keep.second}};
+                        .keep = {.last = keep.first, .every = keep.second},
+                        .node_local = node_local};
     for (const auto& [name, dtype, shape, data] : buffers) {
       const TensorView bytes = import_tensor(data, name);
       options.buffers.push_back({name, dtype, shape, {bytes.as<std::byte>(), bytes.nbytes()}});
@@ -100,10 +103,10 @@ template <typename Self, typename Save>
 auto with_save_arguments(const Save& save) {
   return [save](Self& self, std::string directory, std::string tag, std::string client_state,
                 bool exclude_frozen, bool update_latest, std::string configuration,
-                BufferList buffers, std::pair<int64_t, int64_t> keep) {
-    const SaveArguments arguments{
-        std::move(directory), std::move(tag),           std::move(client_state), exclude_frozen,
-        update_latest,        std::move(configuration), std::move(buffers),      keep};
+                BufferList buffers, std::pair<int64_t, int64_t> keep, bool node_local) {
+    const SaveArguments arguments{std::move(directory), std::move(tag), std::move(client_state),
+                                  exclude_frozen,       update_latest,  std::move(configuration),
+                                  std::move(buffers),   keep,           node_local};
     save(self, arguments.options());
   };
 }
@@ -151,7 +154,7 @@ void register_async_saver(py::module_& m) {
            }),
            "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
            "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
-           "keep"_a = std::pair<int64_t, int64_t>(),
+           "keep"_a = std::pair<int64_t, int64_t>(), "node_local"_a = false,
            "Collective. Returns when the states are copied. Throws the error of the save before.")
       .def(
           "poll",
@@ -189,11 +192,20 @@ void register_checkpoint(py::module_& m) {
             }),
         "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
         "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
-        "keep"_a = std::pair<int64_t, int64_t>(),
+        "keep"_a = std::pair<int64_t, int64_t>(), "node_local"_a = false,
         "Collective. `buffers`: (name, dtype as safetensors spells it, shape, a uint8 tensor of "
         "the bytes), rank 0's. `keep`: the last so many checkpoints, and those whose step is a "
         "multiple of the second; 0: all, none. An earlier checkpoint stays loadable until this one "
         "is complete.");
+  m.def(
+      "share_checkpoint",
+      [](const EngineHandle& engine, const std::string& directory, const std::string& tag) {
+        return unlocked(engine, [&](Engine& core) {
+          return share_checkpoint(core.states(), *engine.owner()->comm, directory, tag);
+        });
+      },
+      "engine"_a, "directory"_a, "tag"_a = "",
+      "Collective. Brings a checkpoint's tables to the disks that lack them; returns its folder.");
   m.def(
       "load_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,
@@ -204,6 +216,8 @@ void register_checkpoint(py::module_& m) {
       },
       "engine"_a, "directory"_a, "tag"_a = "", "strict"_a = true,
       "Collective. Any world size and stage may load what any other saved.");
+  m.def("nearest_parameter", &nearest_parameter, "name"_a, "candidates"_a,
+        "The parameter that was meant by a name which is not there; empty when none is near.");
   m.def(
       "export_safetensors",
       [](const EngineHandle& engine, const std::string& path,

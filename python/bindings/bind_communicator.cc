@@ -1,14 +1,12 @@
-#include <fmt/ranges.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <span>
 #include <string>
 
+#include "comm/rendezvous/host_store.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "config/env.h"
 #include "core/check.h"
@@ -76,7 +74,9 @@ class BlockingCommunicator {
     CommunicatorOptions options = options_;
     options.name += "/" + std::to_string(number);
     options.timeout = timeout;
-    if (options.store == nullptr && options.world_size > 1) options.store = make_store(timeout);
+    if (options.store == nullptr && options.world_size > 1) {
+      options.store = make_host_store(*comm_, stream(), timeout);
+    }
     return {options, std::move(gpu)};
   }
 
@@ -139,31 +139,6 @@ class BlockingCommunicator {
     fail<ConfigError>("all_reduce: got op '{}', expected 'sum', 'max' or 'min'", op);
   }
   Stream& stream() { return device_->inline_stream(); }
-
-  // A store of this host's ranks, on a port of its own.
-  std::shared_ptr<Store> make_store(std::chrono::milliseconds timeout) {
-    std::array<int64_t, 5> words{};  // the port, and a secret
-    TcpStoreOptions options{.serve = options_.rank == 0, .timeout = timeout};
-    std::shared_ptr<Store> store;
-    if (options.serve) {
-      std::random_device random;
-      for (size_t i = 1; i < words.size(); ++i) {
-        words[i] = static_cast<int64_t>(uint64_t{random()} << 32 | random());
-      }
-      options.secret = secret_of(words);
-      store = make_tcp_store(options);
-      words[0] = bound_port(*store);
-    }
-    const TensorView view = view_of(std::span<int64_t>(words));
-    comm_->broadcast(view, 0, stream(), "address of another communicator's store").synchronize();
-    if (store != nullptr) return store;
-    options.port = static_cast<uint16_t>(words[0]);
-    options.secret = secret_of(words);
-    return make_tcp_store(options);
-  }
-  static std::string secret_of(const std::array<int64_t, 5>& words) {
-    return fmt::format("{:x}", fmt::join(words.begin() + 1, words.end(), ""));
-  }
 
   CommunicatorOptions options_;
   int64_t duplicates_ = 0;

@@ -109,6 +109,9 @@ void register_results(py::module_& m) {
                              [](const OwnedInterval& self) { return self.interval.parameter; })
       .def_property_readonly("begin", [](const OwnedInterval& self) { return self.interval.begin; })
       .def_property_readonly("numel", [](const OwnedInterval& self) { return self.interval.numel; })
+      .def_property_readonly(
+          "owned", [](const OwnedInterval& self) { return self.interval.owned; },
+          "False on all but one of the ranks that hold it (shard groups).")
       .def_property_readonly("param",
                              [](const OwnedInterval& self) {
                                return export_view(self.interval.param, self.owner,
@@ -273,7 +276,7 @@ void define_state(Engines& engine) {
             return own(held, self.owner());
           },
           "parameter"_a = py::none(),
-          "What this rank holds (of one parameter): with the other ranks', every element once.")
+          "What this rank holds (of one parameter): every element is owned by one rank.")
       .def(
           "state_names",
           [](const EngineHandle& self, ParameterId parameter) {

@@ -26,11 +26,6 @@ namespace {
 class EngineFigures {
  public:
   explicit EngineFigures(const EngineHandle& engine) : owner_(engine.owner()) {}
-  ~EngineFigures() {
-    if (const auto kept = owner_.lock()) kept->comm->observe({});
-  }
-  EngineFigures(const EngineFigures&) = delete;
-  EngineFigures& operator=(const EngineFigures&) = delete;
 
   std::tuple<double, double, double> take_timings() const {
     const EngineTimings spent = owner()->engine->take_timings();
@@ -61,10 +56,9 @@ class EngineFigures {
     return use;
   }
 
-  void record_collectives(bool on) {
-    const auto log = log_;
-    owner()->comm->observe(on ? [log](const CollectiveSpan& span) { log->add(span); }
-                              : CollectiveObserver());
+  void record_collectives() {
+    recording_ =
+        owner()->comm->observe([log = log_](const CollectiveSpan& span) { log->add(span); });
   }
 
   std::pair<std::vector<std::tuple<std::string, std::string, int64_t, double, double>>, int64_t>
@@ -86,6 +80,7 @@ class EngineFigures {
 
   std::weak_ptr<EngineOwner> owner_;
   std::shared_ptr<CollectiveLog> log_ = std::make_shared<CollectiveLog>();
+  Subscription recording_;
 };
 
 }  // namespace
@@ -100,7 +95,7 @@ void register_figures(py::module_& m) {
            "{operation: (calls, bytes of the full tensors)} since the engine was made.")
       .def("memory", &EngineFigures::memory,
            "{category of the ledger: (bytes now, most bytes so far)}, without those never used.")
-      .def("record_collectives", &EngineFigures::record_collectives, "on"_a,
+      .def("record_collectives", &EngineFigures::record_collectives,
            "From now on every collective is kept for take_collectives().")
       .def("take_collectives", &EngineFigures::take_collectives,
            "([(operation, label, bytes, begin, end), ...], number of those dropped for want of "

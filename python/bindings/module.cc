@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
   zerorun::register_communicator(m);
   zerorun::register_engine(m);
   zerorun::register_figures(m);
+  zerorun::register_timeline(m);
   zerorun::register_gradient_collector(m);
   zerorun::register_parameter_switch(m);
   zerorun::register_lr_schedule(m);

@@ -1,30 +1,38 @@
-"""python -m zerorun ARGUMENTS: the command zerorun of this installation."""
+"""python -m zerorun ARGUMENTS: the command zerorun of this installation.
 
-import importlib
+The script ``zerorun`` that pip makes calls ``main`` as well.
+"""
+
+import importlib.util
 import os
-import shutil
 import sys
-import sysconfig
 from pathlib import Path
+
+from zerorun import _C, environment
 
 
 def _command() -> str:
-    """The program that was built with this package: beside Python's, or in the build folder."""
-    package = Path(__file__).parent  # in a build folder, where its files are links to the sources
-    for folder in (Path(sysconfig.get_path("scripts")), package.parent.parent / "bin"):
+    """The program that was built with this package: in its folder, or in that of the build."""
+    package = Path(_C.__file__).parent
+    for folder in (package / "bin", package.parent.parent / "bin"):
         if (folder / "zerorun").is_file():
             return str(folder / "zerorun")
-    found = shutil.which("zerorun")
-    if found is None:
-        sys.exit("zerorun: error: the command zerorun is not installed beside this package")
-    return found
+    sys.exit(
+        f"zerorun: error: {package} has no bin/zerorun: install zerorun again, with its programs"
+    )
 
 
 def main() -> None:
-    if sys.argv[1:3] in (["ckpt", "import"], ["ckpt", "export"]):  # which need PyTorch
+    if sys.argv[1:3] in (["ckpt", "import"], ["ckpt", "export"]):
+        if importlib.util.find_spec("torch") is None:
+            sys.exit(
+                f"zerorun ckpt {sys.argv[2]}: error: it needs PyTorch, which {sys.executable} does "
+                "not have; activate the environment that has it"
+            )
         conversion = importlib.import_module("zerorun.conversion")
         sys.exit(conversion.main(sys.argv[2:]))
     program = _command()
+    environment.set_python(sys.executable)  # programs run in the environment of this package
     os.execv(program, [program, *sys.argv[1:]])
 
 

@@ -17,7 +17,7 @@ from zerorun.optimizer import ShardOptimizer
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards import Shards
 
-__all__ = ["Training", "load", "save"]
+__all__ = ["Training", "load", "save", "shared_tag"]
 
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
@@ -33,12 +33,36 @@ class Training:
     global_steps: int
     micro_steps: int
     configuration: dict[str, Any]  # as the program gave it
+    pickle_objects: bool = False  # a save pickles what JSON has no form for
 
     @property
     def allow_pickle(self) -> bool:
         """Whether what JSON has no form for is pickled and unpickled."""
+        return self._is_on("pickle_client_state")
+
+    @property
+    def node_local(self) -> bool:
+        """Whether each host keeps the files of its own ranks."""
+        return self._is_on("use_node_local_storage")
+
+    def _is_on(self, key: str) -> bool:
         section = self.configuration.get("checkpoint")
-        return isinstance(section, dict) and section.get("pickle_client_state") is True
+        return isinstance(section, dict) and section.get(key) is True
+
+
+def _encode(
+    shards: Shards, training: Training, data: dict[str, Any], objects: dict[str, Any]
+) -> str:
+    pickles = training.allow_pickle or training.pickle_objects
+    text = program_state.encode(data, objects, allow_pickle=pickles)
+    unasked = program_state.has_pickle(text) and not training.allow_pickle
+    if unasked and shards.communicator.rank == 0:
+        _logger.warning(
+            "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
+            'They are pickled; only with "checkpoint": {"pickle_client_state": true} will a load '
+            "read them, since that runs the pickle's code"
+        )
+    return text
 
 
 def save(  # noqa: PLR0913 - the options of the engine's method
@@ -63,7 +87,8 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     name = text_of_rank_zero(own, shards.communicator, "tag of the checkpoint")
     data, objects = _data(shards, training), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
-        program_state.encode(data, objects, allow_pickle=training.allow_pickle)
+        _check_disks(shards, training)
+        text = _encode(shards, training, data, objects)
         buffers = saved_buffers.values(training.module)
         # JSON has no infinity: the text of one, as of every other value that it lacks.
         values = json.dumps(training.configuration, default=str)
@@ -71,11 +96,12 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name)
-    text = program_state.encode(data, objects, allow_pickle=training.allow_pickle)
+        text = _encode(shards, training, data, objects)
     rules = shards.settings.checkpoint
     keep = (rules.keep_last, rules.keep_every)
     arguments = (
-        folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep
+        folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
+        training.node_local,
     )  # fmt: skip
 
     def discard() -> None:
@@ -98,6 +124,27 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     with all_or_none(shards.communicator, "save_checkpoint"):  # nobody returns before it is done
         remove_stale()
     return name
+
+
+def _check_disks(shards: Shards, training: Training) -> None:
+    if training.node_local and shards.torch_states is not None:
+        raise _C.ConfigError(
+            "checkpoint.use_node_local_storage: the states of a torch optimizer need a file system "
+            "that all ranks share; save there, or take one of zerorun's rules"
+        )
+
+
+def shared_tag(
+    shards: Shards, training: Training, directory: str | os.PathLike[str], tag: str | None
+) -> str | None:
+    """The tag of what to load. Collective where each host keeps its own files: then every host has
+    the tables of that checkpoint afterwards."""
+    if not training.node_local:
+        return tag
+    shards.saver.wait()
+    folder = os.path.normpath(directory)
+    found = _C.share_checkpoint(shards.core, folder, "" if tag is None else str(tag))
+    return os.path.basename(found) if found and found != folder else tag
 
 
 def _data(shards: Shards, training: Training) -> dict[str, Any]:

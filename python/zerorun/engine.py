@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
 from zerorun.metrics import StepMeter
+from zerorun.module_zero_grad import ModuleZeroGrad
 from zerorun.monitor import MonitorMaster
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.sequence.groups import data_parallel_size
@@ -49,6 +50,8 @@ class ZeroEngine(ShardedModule):
         super().__init__(model, shards)
         finish = weakref.WeakMethod(self.finish_reduction)
         shards.finish_reduction = lambda: (method := finish()) is not None and method()
+        forget = weakref.WeakMethod(self.zero_grad)
+        shards.until_closed(ModuleZeroGrad(model, lambda: (method := forget()) and method()))
         # A model whose engine is dropped keeps its gradients.
         weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
         self.batch = batch
@@ -204,7 +207,8 @@ class ZeroEngine(ShardedModule):
     # --- gradients and figures ---
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets a backward that no step followed, if each step ends a batch.
+        """Forgets a backward that no step followed, if each step ends a batch. The model's own
+        method does so, too.
 
         Accumulated micro-steps stay, since loops with accumulation call this between them; see
         :meth:`drop_batch`. Collective then, like the backward.

@@ -19,6 +19,7 @@ __all__ = [
     "may_share_gpus",
     "meets_at_torchrun",
     "prepend",
+    "set_python",
 ]
 
 
@@ -92,3 +93,8 @@ def prepend(variable: str, folder: str) -> None:
     entries = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry]
     if folder not in entries:
         os.environ[variable] = os.pathsep.join([folder, *entries])
+
+
+def set_python(executable: str) -> None:
+    """ZERORUN_PYTHON: the python that the launcher runs programs with."""
+    os.environ["ZERORUN_PYTHON"] = executable

@@ -28,6 +28,8 @@ class _Engine(Protocol):
     batch: Any
 
     @property
+    def core(self) -> _C.Engine: ...
+    @property
     def communicator(self) -> _C.Communicator: ...
     @property
     def settings(self) -> _C.Config: ...
@@ -56,13 +58,12 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     profile = _section(found, "flops_profiler")
     breakdown = parsed.config.wall_clock_breakdown or bool(profile.get("enabled"))
     table = _table(engine, _section(found, "comms_logger"))
+    if table is not None:
+        listeners.append(table)
     trace = _section(found, "zerorun/trace")
     if trace.get("file"):
         steps = trace.get("steps") or _TRACED
-        table = table or CollectiveTable(engine.meter.figures, engine.communicator)
-        listeners.append(Timeline(engine, trace["file"], steps, table))
-    elif table is not None:
-        listeners.append(table)
+        listeners.append(Timeline(engine.core, engine.meter, trace["file"], steps))
     path = found.get("/zerorun/metrics")
     if path:
         run = _description(engine, parsed.values)

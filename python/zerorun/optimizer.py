@@ -17,7 +17,7 @@ from zerorun.shards import Shards
 from zerorun.state_access import StateAccess
 from zerorun.torch_states import TorchStates
 
-__all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "rule_of"]
+__all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "load_group_settings", "rule_of"]
 
 
 class UpdateRule:
@@ -49,6 +49,19 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
         return UpdateRule(_C.EXTERNAL_OPTIMIZER)
     is_adamw = decoupled.pop()
     return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
+
+
+def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:
+    """Gives parameter groups the hyperparameters of others, in their order. Raises CheckpointError
+    for another number of them."""
+    if len(settings) != len(groups):
+        raise _C.CheckpointError(
+            f"optimizer state has {len(settings)} groups, this optimizer {len(groups)}"
+        )
+    for group, values in zip(groups, settings, strict=True):
+        group.update({k: v for k, v in values.items() if k not in {"params", "lr"}})
+        if "lr" in values:
+            set_rate(group, values["lr"])
 
 
 class ShardOptimizer(torch.optim.Optimizer):
@@ -123,15 +136,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def load_group_settings(self, settings: list[dict[str, Any]]) -> None:
         """Takes over what group_settings() gave. Raises CheckpointError for another number."""
-        if len(settings) != len(self.param_groups):
-            raise _C.CheckpointError(
-                f"optimizer state has {len(settings)} groups, this optimizer "
-                f"{len(self.param_groups)}"
-            )
-        for group, values in zip(self.param_groups, settings, strict=True):
-            group.update({k: v for k, v in values.items() if k not in {"params", "lr"}})
-            if "lr" in values:
-                set_rate(group, values["lr"])
+        load_group_settings(self.param_groups, settings)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part: hyperparameters of the groups, and what the rank keeps of each

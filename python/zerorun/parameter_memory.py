@@ -15,6 +15,7 @@ from zerorun.partition import partition_of
 __all__ = [
     "by_parameter",
     "full_view",
+    "keep_precise",
     "load_parameters",
     "masters_from_parameters",
     "tensor_of",
@@ -110,11 +111,28 @@ def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
     engine.accept_changes()
 
 
-def masters_from_parameters(engine: _C.Engine, layout: ModelLayout) -> None:
-    """Copies the parameters' values into their masters. Collective."""
+def masters_from_parameters(
+    engine: _C.Engine, layout: ModelLayout, *, only_changed: bool = False
+) -> None:
+    """Copies the parameters' values into their masters. Collective.
+
+    `only_changed`: a master that rounds to its parameter stays as precise as it is.
+    """
     with torch.no_grad():
         for parameter in _to_write(engine, layout):
             for interval in engine.state_intervals(layout.ids[parameter]):
-                if interval.master is not None:
-                    tensor_of(interval.master).copy_(tensor_of(interval.param))
+                if interval.master is None:
+                    continue
+                master = tensor_of(interval.master)
+                if only_changed:
+                    keep_precise(interval, master)
+                else:
+                    master.copy_(tensor_of(interval.param))
     engine.refresh_from_masters()
+
+
+def keep_precise(interval: _C.StateInterval, precise: torch.Tensor) -> None:
+    """Gives the master the values that round to the parameter's, and of others the parameter's."""
+    values = tensor_of(interval.param)
+    same = precise.to(values.dtype) == values
+    tensor_of(interval.master).copy_(torch.where(same, precise, values.to(precise.dtype)))

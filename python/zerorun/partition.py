@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ _ATTRIBUTE = "_zerorun_partition"
 class _Method(LeftBehind):
     """A function as an attribute of a parameter."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        return self._function()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
 
 
 class _CopyOf(LeftBehind):
@@ -53,6 +53,7 @@ class Partition(LeftBehind):
 
     def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
         self.parameter: Any = parameter
+        self._before: list[torch.Tensor] = []  # the data before each gather of the program's
         self.shape = shape
         self.numel = shape.numel()
         setattr(parameter, _ATTRIBUTE, self)
@@ -70,10 +71,60 @@ class Partition(LeftBehind):
             "ds_process_group": None,
             "ds_tensor": None,
             "partition_numel": _Method(self.local_numel),
-            "all_gather": _Method(self.acquire),
-            "partition": _Method(self.release),
+            "all_gather": _Method(self._gather),
+            "partition": _Method(self._partition),
             "__deepcopy__": _CopyOf(self),
         }
+
+    def _gather(self, param_list: Iterable[nn.Parameter] | None = None, *_: Any, **__: Any) -> None:
+        """DeepSpeed's all_gather: makes this parameter full, or those listed. Collective.
+
+        What a rank changes is its own, since ranks may share what they read.
+        """
+        for each in self._listed(param_list):
+            each.acquire()
+            each._before.append(each.parameter.data)
+            each.parameter.data = each.parameter.detach().clone()
+
+    def _partition(
+        self,
+        param_list: Iterable[nn.Parameter] | None = None,
+        hierarchy: int = 0,
+        has_been_updated: bool = False,
+        free_data: bool = True,
+    ) -> None:
+        """DeepSpeed's partition: ends all_gather. With `has_been_updated` changes, which are the
+        same on every rank, stay. Collective."""
+        for each in self._listed(param_list):
+            if not each._before:
+                continue
+            if has_been_updated:
+                each.keep_changes(each._before[-1])
+            each.parameter.data = each._before.pop()
+            each.release()
+
+    def _listed(self, parameters: Iterable[nn.Parameter] | None) -> list[Partition]:
+        given = [self.parameter] if parameters is None else parameters
+        found = (partition_of(parameter) for parameter in given)
+        return [partition for partition in found if partition is not None]
+
+    def keep_changes(self, before: torch.Tensor, root: int | None = None) -> None:
+        """Takes over what ``parameter.data`` has become since it was `before`. Collective.
+
+        `root`: the rank whose values all ranks take; None: they are the same on every rank.
+        """
+        values = self.parameter.detach()
+        if values.shape != self.shape:
+            raise _C.ConfigError(
+                f"a gathered parameter of shape {tuple(self.shape)} has become "
+                f"{tuple(values.shape)}; its shape cannot change"
+            )
+        flat = values.contiguous().flatten()
+        if root is not None:
+            self.broadcast(flat, root)
+        self.store(flat)
+        if not self.is_stored_in(before):
+            before.copy_(flat.view(self.shape))  # whoever gathered it before sees the change
 
     def detach(self) -> None:
         """Makes the parameter an ordinary one."""

@@ -22,9 +22,10 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["decode", "encode"]
+__all__ = ["PICKLE_BEGIN", "decode", "encode"]
 
 _PICKLE = "$pickle"
+PICKLE_BEGIN = f'{{"{_PICKLE}": '  # of one in the text of json.dumps
 _SIMPLE = (type(None), bool, int, str)
 _CONTAINERS: dict[type, str] = {
     list: "$list",

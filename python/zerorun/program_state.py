@@ -11,7 +11,7 @@ from typing import Any
 
 from zerorun import _C, plain_values
 
-__all__ = ["decode", "decode_objects", "encode"]
+__all__ = ["decode", "decode_objects", "encode", "has_pickle"]
 
 _VERSION = 3
 _OBJECTS = "objects"
@@ -28,6 +28,11 @@ def encode(data: dict[str, Any], objects: dict[str, Any], *, allow_pickle: bool)
         name: plain_values.encode(value, name, allow_pickle=False) for name, value in data.items()
     }
     return json.dumps({"zerorun_python": _VERSION, **plain, _OBJECTS: parts}, allow_nan=False)
+
+
+def has_pickle(text: str) -> bool:
+    """Whether a load has to be allowed to unpickle."""
+    return plain_values.PICKLE_BEGIN in text  # within a string its quotes are escaped
 
 
 def decode(text: str) -> dict[str, Any]:

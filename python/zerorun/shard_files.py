@@ -86,7 +86,7 @@ def _own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
             _states(shards).get(interval.parameter, interval.begin),
         )
         for interval in shards.core.state_intervals()
-        if interval.grad is not None
+        if interval.owned and interval.grad is not None
     ]
 
 

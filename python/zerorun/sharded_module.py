@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, checkpoint, foreign_checkpoint
+from zerorun import _C, checkpoint, foreign_checkpoint, torch_state_dicts
 from zerorun.full_state import full_parameters_of, full_state_dict, save_full_state
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import ZeroOptimizer
@@ -23,8 +23,11 @@ __all__ = ["ShardedModule"]
 class ShardedModule(nn.Module):
     """A module that is its `module` in all but the places where the shards show."""
 
+    pickle_objects = False  # save_checkpoint refuses what JSON has no form for
+
     def __init__(self, model: nn.Module, shards: Shards) -> None:
         super().__init__()
+        torch_state_dicts.serve()
         self.module = model
         self.shards = shards
         self.config: dict[str, Any] = {}
@@ -133,6 +136,7 @@ class ShardedModule(nn.Module):
             self.global_steps,
             self.micro_steps,
             self.config,
+            self.pickle_objects,
         )
 
     def save_checkpoint(
@@ -198,6 +202,7 @@ class ShardedModule(nn.Module):
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         training = self._training()
+        tag = checkpoint.shared_tag(self.shards, training, load_dir, tag)
         wanted = {
             "strict": load_module_strict,
             "optimizer_states": load_optimizer_states and not load_module_only,

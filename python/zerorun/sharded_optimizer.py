@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, communicator, config
+from zerorun import _C, communicator, config, torch_state_dicts
 from zerorun.agreement import all_or_none
 from zerorun.device import gpu_of, local_device, shared_device
 from zerorun.model_layout import ModelLayout
@@ -71,6 +71,7 @@ class ShardedOptimizer(ShardOptimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        torch_state_dicts.serve()
         with _shards_of(optimizer) as shards:
             super().__init__(shards, optimizer)
         self._collect = [
@@ -209,7 +210,7 @@ class ShardedOptimizer(ShardOptimizer):
         core, name_of = self.shards.core, parameter_names(self.shards)
         chunks = []
         for interval in core.state_intervals():
-            if interval.grad is None:
+            if interval.grad is None or not interval.owned:
                 continue
             if self.shards.torch_states is not None:
                 state = self.shards.torch_states.get(interval.parameter, interval.begin)

@@ -31,6 +31,7 @@ def shard(  # noqa: PLR0913 - keywords
     model: nn.Module,
     *,
     stage: Literal[0, 1, 2, 3] = 3,
+    shard_group_size: int | Literal["auto"] = 0,
     optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
     dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
@@ -49,6 +50,8 @@ def shard(  # noqa: PLR0913 - keywords
     same objects. A model that is on the CPU is moved to this rank's GPU if it has one.
 
     - `stage`: 0 replicates; 1 shards the optimizer's states, 2 also gradients, 3 also parameters.
+    - `shard_group_size`: neighbouring ranks that share one copy of what is sharded; gathers stay
+      among them. 0: all ranks; "auto": those of a host.
     - `optimizer`: a torch optimizer on the model's parameters, or a function of parameter groups
       that makes one (``functools.partial(torch.optim.AdamW, lr=1e-3)``). From here on its
       ``step()`` and ``zero_grad()`` are the engine's. None: the engine does not train.
@@ -82,7 +85,7 @@ def shard(  # noqa: PLR0913 - keywords
         "gradient_accumulation_steps": accumulation_steps,
         "gradient_clipping": 0.0 if clip is None else clip,
         "zero_optimization": zero,
-        "zerorun": {"comm_timeout": timeout},
+        "zerorun": {"comm_timeout": timeout, "shard_group_size": shard_group_size},
     }
     configuration.parse(config, "zerorun.shard")  # before anything is made
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):

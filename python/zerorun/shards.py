@@ -175,6 +175,10 @@ class Shards:
         sharded = {name for p, name in names if self.core.is_sharded(self.layout.ids[p])}
         self._handles.append(warn_of_empty_state(model, sharded))
 
+    def until_closed(self, handle: Any) -> None:
+        """Calls `handle.remove()` when this ends or nobody will step any more."""
+        self._handles.append(handle)
+
     def settle(self) -> None:
         """Releases what forward and backward have left gathered, before parameters change.
 
@@ -197,8 +201,7 @@ class Shards:
                 raise _C.ConfigError(
                     f"parameter {self.layout.names[parameter]} has a .grad that was assigned to "
                     "it, which a step would not use: gradients come from backward, or are set with "
-                    "zerorun.zero.safe_set_full_grad. (torch.distributed.checkpoint assigns them "
-                    "to read an optimizer's states: use save_checkpoint)"
+                    "zerorun.zero.safe_set_full_grad"
                 )
         parameters, expected = self._placed[part], self._addresses[part]
         found = _addresses_of(parameters)

@@ -31,8 +31,9 @@ class StateAccess:
         full = torch.zeros(shape.numel(), dtype=torch.float32, device=self._shards.device)
         found = 0
         for interval, values in self._parts(parameter, name):
-            full[interval.begin : interval.begin + interval.numel] = values
-            found += interval.numel
+            if interval.owned:
+                full[interval.begin : interval.begin + interval.numel] = values
+                found += interval.numel
         if self._found(parameter, name, found) != shape.numel():
             return None
         label = f"{name} of {self._shards.layout.names[parameter]}"
@@ -51,6 +52,15 @@ class StateAccess:
                 )
         flat = value.detach().flatten().float()
         self._write(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
+
+    def set_all(self, values: Iterable[tuple[nn.Parameter, str, torch.Tensor]]) -> None:
+        """Whole states of many parameters, which exist and whose shapes fit. Collective."""
+        for parameter, name, value in values:
+            flat = value.detach().flatten().float()
+            parts = list(self._parts(parameter, name))
+            self._copy(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
+            self._shards.core.accept_changes()  # in files: one at a time is in memory
+        self._shards.core.refresh_from_masters()
 
     def get_local(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
         if not self._prepare(parameter, name):
@@ -97,6 +107,14 @@ class StateAccess:
                 yield tensor_of(state)
 
     def _write(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
+        self._copy(name, parts, values)
+        if name == "grad":
+            self._shards.core.accept_gradients()  # the norm was that of the values before
+        else:
+            # Updates the copies of the values, on other ranks (stage 0) or in a file.
+            self._shards.core.refresh_from_masters()
+
+    def _copy(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
         for (interval, target), part in zip(parts, values, strict=True):
             if self._is_8bit(interval, name):
                 for stored, coded in zip(
@@ -105,11 +123,6 @@ class StateAccess:
                     stored.copy_(coded)
             else:
                 target.copy_(part / self._average() if name == "grad" else part)
-        if name == "grad":
-            self._shards.core.accept_gradients()  # the norm was that of the values before
-        else:
-            # Updates the copies of the values, on other ranks (stage 0) or in a file.
-            self._shards.core.refresh_from_masters()
 
     def _error(self, parameter: nn.Parameter, name: str, text: str) -> _C.ConfigError:
         return _C.ConfigError(f"{name} of {self._shards.layout.names[parameter]}: {text}")
@@ -119,7 +132,8 @@ class StateAccess:
         if name == "grad" and self._shards.stage == 0:
             raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
         parts = list(self._parts(parameter, name)) if self._prepare(parameter, name) else []
-        found = self._found(parameter, name, sum(interval.numel for interval, _ in parts))
+        owned = sum(interval.numel for interval, _ in parts if interval.owned)
+        found = self._found(parameter, name, owned)
         if found != self._shards.layout.shapes[parameter].numel():
             raise self._error(
                 parameter,
@@ -129,9 +143,9 @@ class StateAccess:
             )
         return parts
 
-    def _found(self, parameter: nn.Parameter, name: str, held: int) -> int:
-        """Elements that all ranks together hold; every element is on one rank. Collective."""
-        count = torch.tensor([held])
+    def _found(self, parameter: nn.Parameter, name: str, owned: int) -> int:
+        """Elements that all ranks together own; this one `owned`. Collective."""
+        count = torch.tensor([owned])
         label = f"{name} of {self._shards.layout.names[parameter]}"
         self._shards.communicator.all_reduce(count, "sum", label)
         return int(count.item())

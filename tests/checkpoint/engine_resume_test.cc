@@ -26,6 +26,7 @@ struct Job {
   int world_size = 1;
   int stage = 0;
   DType dtype = DType::bf16;
+  int64_t shard_group = 0;
 };
 
 std::unique_ptr<Engine> make_engine(const Job& job, Device& device, Communicator& comm) {
@@ -33,6 +34,7 @@ std::unique_ptr<Engine> make_engine(const Job& job, Device& device, Communicator
   config.batch.accumulation_steps = 1;
   config.precision.param_dtype = job.dtype;
   config.zero.stage = job.stage;
+  config.zero.shard_group_size = job.shard_group;
   config.zero.reduce_bucket_size = 900;
   config.zero.param_persistence_threshold = 0;
   auto engine = Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
@@ -111,6 +113,30 @@ TEST(EngineReshard, AnyWorldSizeLoadsWhatAnyOtherSaved) {
         train(*moved, comm, kStepsAfter);
         train(*stayed, comm, kStepsAfter);
         EXPECT_EQ(moved->states().parameter_hash(), stayed->states().parameter_hash());
+      });
+    }
+  }
+}
+
+TEST(EngineReshard, AnyShardGroupLoadsWhatAnyOtherSaved) {
+  const std::vector<Job> jobs = {{.world_size = 4, .stage = 0},
+                                 {.world_size = 4, .stage = 2},
+                                 {.world_size = 4, .stage = 1, .shard_group = 2},
+                                 {.world_size = 4, .stage = 3, .shard_group = 2},
+                                 {.world_size = 4, .stage = 2, .shard_group = 1}};
+  for (const Job& saving : jobs) {
+    const TemporaryDirectory directory;
+    const auto expected = train_and_save(saving, directory.string());
+    for (const Job& loading : jobs) {
+      run_ranks(loading.world_size, [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto engine = make_engine(loading, *device, comm);
+        load_checkpoint(engine->states(), comm, directory.string());
+        EXPECT_EQ(engine->states().parameter_hash(), expected.first);
+        train(*engine, comm, kStepsAfter);
+        EXPECT_EQ(engine->states().parameter_hash(), expected.second)
+            << "stage " << saving.stage << " in groups of " << saving.shard_group << " to stage "
+            << loading.stage << " in groups of " << loading.shard_group;
       });
     }
   }

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
+#include <latch>
 #include <string>
 #include <vector>
 
@@ -24,6 +27,27 @@ struct TransportUnderTest {
   std::function<void()> enter = [] {};  // before each test
   std::function<void()> leave = [] {};  // after it
 };
+
+// Groups of every other rank, of twice as many.
+inline TransportUnderTest every_other_rank_of(const TransportUnderTest& all) {
+  TransportUnderTest group = all;
+  group.name = "group_of_" + all.name;
+  group.run = [run = all.run](int world_size, const TransportUnderTest::Body& body) {
+    std::latch over(2 * world_size);
+    struct Leave {
+      std::latch& over;
+      ~Leave() { over.arrive_and_wait(); }
+    };
+    run(2 * world_size, [&](Communicator& communicator, Device& device) {
+      const Leave together{over};
+      const int color = communicator.rank() % 2 == 0 ? 7 : -1;
+      const auto members = communicator.split(color, communicator.rank(), "even ranks");
+      EXPECT_EQ(members == nullptr, color < 0);
+      if (members) body(*members, device);
+    });
+  };
+  return group;
+}
 
 // The transports of the program that the suite is linked into.
 std::vector<TransportUnderTest> transports_under_test();

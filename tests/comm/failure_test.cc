@@ -10,6 +10,7 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
+#include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun {
@@ -17,19 +18,10 @@ namespace {
 
 using ::testing::AllOf;
 using testing::Bytes;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::run_ranks;
-
-template <typename E = CommError>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TensorView floats(Bytes& bytes) { return testing::view(bytes, DType::fp32); }
 

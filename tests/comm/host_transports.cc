@@ -28,7 +28,14 @@ TransportUnderTest on_hosts(std::string name, int ranks_of_host, int least_ranks
 }  // namespace
 
 std::vector<TransportUnderTest> transports_under_test() {
-  return {on_hosts("host", 1024, 1), on_hosts("gloo", 1, 2), on_hosts("pairs_of_ranks", 2, 3)};
+  TransportUnderTest group_of_pairs = every_other_rank_of(on_hosts("pairs_of_ranks", 4, 3));
+  group_of_pairs.has_host_memory = false;
+  return {on_hosts("host", 1024, 1),
+          on_hosts("gloo", 1, 2),
+          on_hosts("pairs_of_ranks", 2, 3),
+          every_other_rank_of(on_hosts("host", 1024, 1)),
+          every_other_rank_of(on_hosts("gloo", 1, 2)),
+          group_of_pairs};
 }
 
 }  // namespace zerorun::testing

@@ -15,6 +15,7 @@
 #include "comm/waiting.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
+#include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun {
@@ -23,21 +24,13 @@ namespace {
 using ::testing::AllOf;
 using testing::Bytes;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_ranks;
 
 constexpr std::chrono::seconds kTimeout{30};
 
 std::string host_of_pair(int rank) { return rank < 2 ? "a" : "b"; }
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(TopologyTest, HostsCountFromRankZeroOnAndShareTheirTraffic) {
   const Topology topology({"x", "y", "x", "y", "y"});

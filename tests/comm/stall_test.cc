@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 
 #include "comm/stall_report.h"
 #include "device/cpu/cpu_stream.h"
@@ -117,6 +118,19 @@ TEST_F(StallTest, ARankThatWasStoppedIsSaidToBe) {
   EXPECT_EQ(count(text, "stands still"), 1) << text;
   EXPECT_THAT(report["ranks"][3]["state"], HasSubstr("is stopped"));
   EXPECT_THAT(text, HasSubstr("shows no stack"));
+}
+
+TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
+  ::testing::internal::CaptureStderr();
+  Processes ranks(kRanks, [](Communicator& communicator, Shared&) -> std::string {
+    if (communicator.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(10500));
+    communicator.barrier(*make_inline_stream(), "late").synchronize();
+    return "came";
+  });
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(ranks.result(rank), "came");
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(count(text, "waited"), 1) << text;
+  EXPECT_THAT(text, HasSubstr("rank 0 and 2 more have waited 10 s in barrier"));
 }
 
 TEST_F(StallTest, RanksOfOtherHostsAreInTheSameTable) {

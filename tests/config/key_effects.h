@@ -48,6 +48,8 @@ inline std::vector<Effect> batch_and_precision_effects() {
        [](const Config& c) { return c.precision.gradient_reduction == GradientReduction::sum; }},
       {"/zerorun/comm_timeout", "1.5", [](const Config& c) { return c.comm_timeout_s == 1.5; }},
       {"/zerorun/share_parameters", "false", [](const Config& c) { return !c.share_parameters; }},
+      {"/zerorun/shard_group_size", "4",
+       [](const Config& c) { return c.zero.shard_group_size == 4; }},
   };
 }
 
@@ -207,6 +209,8 @@ inline std::vector<Effect> zero_effects() {
        [](const Config& c) { return c.zero.model_persistence_threshold == 8; }},
       {"/zero_optimization/stage3_max_live_parameters", "1e12",
        [](const Config& c) { return c.zero.max_live_parameters == 1'000'000'000'000; }},
+      {"/zero_optimization/mics_shard_size", "4",
+       [](const Config& c) { return c.zero.shard_group_size == 4; }},
       {"/zero_optimization/stage3_max_reuse_distance", "10",
        [](const Config& c) { return c.zero.max_reuse_distance == 10; }},
   };

@@ -58,6 +58,18 @@ TEST(ParseConfig, OverlapFollowsStageAndDeviceUnlessItIsGiven) {
   EXPECT_EQ(overlap_of(R"({"stage":3,"overlap_comm":"auto"})"), true);
 }
 
+TEST(ParseConfig, AShardGroupIsANumberOrTheRanksOfAHost) {
+  const auto size_of = [](const std::string& sections) {
+    return parse_config("{" + sections + "}").config.zero.shard_group_size;
+  };
+  EXPECT_EQ(size_of(R"("zerorun":{"shard_group_size":"auto"})"), kRanksOfHost);
+  EXPECT_EQ(size_of(R"("zero_optimization":{"mics_shard_size":-1})"), 0);
+  EXPECT_THAT(
+      problems_of(
+          R"({"zero_optimization":{"mics_shard_size":4},"zerorun":{"shard_group_size":2}})"),
+      HasSubstr("4 contradicts /zerorun/shard_group_size 2"));
+}
+
 TEST(ParseConfig, TorchAdamOfAdamWDecaysWeightsAsPyTorch) {
   const auto decay_of = [](const std::string& type, const std::string& params) {
     const std::string optimizer = R"({"type":")" + type + R"(","params":)" + params + "}";

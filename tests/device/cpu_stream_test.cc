@@ -12,22 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include "tests/error_of.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
+using testing::error_of;
 using testing::Gate;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(WorkerStream, RunsTasksInOrder) {
   const auto stream = make_worker_stream("order");
@@ -217,6 +210,25 @@ TEST(WorkerStream, TakesWorkFromSeveralThreads) {
   for (std::thread& thread : threads) thread.join();
   stream->synchronize();
   EXPECT_EQ(sum, 400);
+}
+
+TEST(CpuStream, ObserversLearnOfWorkUntilTheirSubscriptionGoes) {
+  const auto observers = std::make_shared<Observers<WorkSpan>>();
+  const auto stream = make_worker_stream("works", observers);
+  std::vector<std::string> seen;
+  auto subscription = observers->add([&seen](const WorkSpan& span) {
+    EXPECT_LE(span.begin_s, span.end_s);
+    seen.push_back(std::string(span.stream) + " " + std::string(span.name) + " " +
+                   std::to_string(span.bytes));
+  });
+  stream->submit([] {});
+  stream->submit_work("update", 8, [] {});
+  stream->synchronize();
+  subscription.reset();
+  stream->submit_work("update", 16, [] {});
+  stream->synchronize();
+  EXPECT_EQ(seen, std::vector<std::string>{"works update 8"});
+  EXPECT_FALSE(observers->asked());
 }
 
 HostEvent& host_event(const Event& event) { return dynamic_cast<HostEvent&>(*event.state()); }

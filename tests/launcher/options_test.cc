@@ -216,7 +216,7 @@ TEST(Options, OfTorchrunAreRead) {
 TEST(Options, OfOthersThatCannotWorkSayWhatToDo) {
   EXPECT_THAT(error_of({"--virtual-local-rank", "x"}),
               HasSubstr("--virtual-local-rank does not work here; every rank sees all GPUs"));
-  EXPECT_THAT(error_of({"--autotuning", "run", "x"}), HasSubstr("zerorun plan"));
+  EXPECT_THAT(error_of({"--autotuning", "run", "x"}), HasSubstr("zerorun tune"));
   EXPECT_THAT(error_of({"--run-path", "x"}), HasSubstr("name the script as PROGRAM"));
   EXPECT_THAT(error_of({"--rdzv_backend=etcd", "x"}), HasSubstr("expected one of static, c10d"));
   EXPECT_THAT(error_of({"--rdzv_conf=timeout", "x"}), HasSubstr("expected KEY=VALUE"));
@@ -279,7 +279,7 @@ TEST(Options, HelpAndVersionNeedNoProgram) {
 }
 
 TEST(Options, HelpNamesEveryOption) {
-  const std::string help = help_text();
+  const std::string help = help_text("Commands");
   for (const char* name :
        {"--num_gpus",     "--nproc_per_node", "--num_accelerators", "--include",
         "--exclude",      "--accelerator",    "--master_addr",      "--master_port",

@@ -9,6 +9,7 @@
 namespace zerorun {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Scratch;
@@ -123,6 +124,16 @@ TEST_F(FindProgram, AnEnvironmentWithZerorunInItComesBeforePath) {
   EXPECT_EQ(find_program({.name = "m", .module = true}, search_).command.front(), python_.string());
   scratch_.write("install/pyvenv.cfg", "");
   EXPECT_EQ(find_program({.name = "m", .module = true}, search_).command.front(), python.string());
+}
+
+TEST_F(FindProgram, ThePythonOfAWheelComesBeforeAnActivatedEnvironment) {
+  scratch_.write("venv/bin/python", "", true);
+  search_.virtual_env = (scratch_.path() / "venv").string();
+  search_.python = scratch_.write("wheel/bin/python", "", true).string();
+  EXPECT_EQ(find_program({.name = "m", .module = true}, search_).command.front(), search_.python);
+  search_.python = scratch_.write("wheel/notes", "").string();
+  EXPECT_THAT(error_of({.name = "m", .module = true}),
+              AllOf(HasSubstr("ZERORUN_PYTHON='" + search_.python), HasSubstr("an executable")));
 }
 
 TEST_F(FindProgram, WithoutPythonItSaysSo) {

@@ -35,6 +35,17 @@ TEST(AddressTest, AnInterfaceHasTheAddressOfTheFamilyThatIsAskedFor) {
   EXPECT_EQ(own_address_of("localhost", "").empty(), false);
 }
 
+TEST(AddressTest, KnowsWhichAddressesAreThisHosts) {
+  for (const char* own : {"localhost", "127.0.0.1", "127.1.2.3", "::1"}) {
+    EXPECT_TRUE(is_own_address(own)) << own;
+  }
+  EXPECT_TRUE(is_own_address(own_address_towards("127.0.0.1")));
+  // Sockets can be bound to the first two, and nobody has the others.
+  for (const char* other : {"0.0.0.0", "::", "192.0.2.7", "no.such.host.invalid", ""}) {
+    EXPECT_FALSE(is_own_address(other)) << other;
+  }
+}
+
 TEST(AddressTest, WhatIsNotThisHostsIsAnErrorThatNamesIt) {
   for (const char* wrong : {"eth99", "192.0.2.7", "no.such.host.invalid"}) {
     try {

@@ -22,7 +22,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")], key=lambda pat
 EXAMPLES = sorted(path for path in ROOT.glob("examples/*/*") if path.suffix in {".py", ".cc"})
 STARTS = ("zerorun ", "python -m zerorun", "ZERORUN_COMPAT=", "deepspeed ", "torchrun ")
 # Commands of other lines build or install zerorun.
-BUILDS = ("./dev ", "pip install .", "cmake ", "scripts/gpu_check")
+BUILDS = ("./dev ", "pip install .", "pip install dist/", "cmake ", "scripts/gpu_check")
 SHORT = " --model nano --steps 1 --seq_len 16 --sample_tokens 1"
 ONLY_ON_GPUS = "--tf32"
 

@@ -79,11 +79,12 @@ def test_pip_install_brings_command_program_and_package(
     # The compiler as the release build calls it: its results are in the compiler cache.
     environment = os.environ | {"CXX": compiler_of(build)}
     run(*pip, settings, cuda, "--target", tmp_path, root, env=environment)
-    assert os.access(tmp_path / "libexec" / "zerorun" / "train", os.X_OK)
-    assert package.__version__ in run(tmp_path / "bin" / "zerorun", "--version")
-    assert "--micro_batch" in run(tmp_path / "bin" / "zerorun", "train", "--help")
+    installed = os.environ | {"PYTHONPATH": str(tmp_path)}
+    assert os.access(tmp_path / "zerorun" / "libexec" / "zerorun" / "train", os.X_OK)
+    assert package.__version__ in run(tmp_path / "bin" / "zerorun", "--version", env=installed)
+    assert "--micro_batch" in run(tmp_path / "bin" / "zerorun", "train", "--help", env=installed)
     script = "import zerorun; print(zerorun.__file__, zerorun.config.parse({}).config.zero.stage)"
-    output = run(sys.executable, "-c", script, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    output = run(sys.executable, "-c", script, env=installed)
     assert output.split() == [str(tmp_path / "zerorun" / "__init__.py"), "0"]
     assert (tmp_path / "zerorun" / "py.typed").exists()
     (tmp_path / "ask.py").write_text(
@@ -91,7 +92,7 @@ def test_pip_install_brings_command_program_and_package(
         "print(deepspeed.__version__, importlib.metadata.version('deepspeed'))\n"
     )
     compat = [sys.executable, "-m", "zerorun.compat", tmp_path / "ask.py"]
-    names = run(*compat, env=os.environ | {"PYTHONPATH": str(tmp_path)}).split()
+    names = run(*compat, env=installed).split()
     assert names[0] == names[1] == "0.19.8+zerorun"
     assert os.access(tmp_path / "zerorun" / "compat" / "bin" / "deepspeed", os.X_OK)
     assert (tmp_path / "zerorun_compat.pth").exists()

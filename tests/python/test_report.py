@@ -24,6 +24,7 @@ from zerorun.report.__main__ import main
 from zerorun.report.columns import MOST, Columns
 from zerorun.report.page import data_of, planned_bytes
 from zerorun.report.serve import PageServer
+from zerorun.top import main as top_main
 
 RUN = {
     "config": [
@@ -140,12 +141,50 @@ def test_what_is_no_run_is_an_error(
     assert "no such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"step": 2, "loss": 1' + "0" * 400 + ', "comm_ms": 1e999, "memory_peak": {"a": NaN}}',
+        '{"step": 2, "loss": "x", "step_ms": null, "lr": [1], "loss_scale": "a"}',
+        '{"step": 2, "rank": -5, "collectives": {"a": ["x", 1]}, "memory_peak": [1]}',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "\x00\xff",
+        "true",
+        '{"zerorun_metrics": 1, "rank": "x", "world_size": "y", "run": []}',
+        '{"zerorun_metrics": 1, "run": {"config": [[1], 2], "environment": {"a": 1e999}}}',
+        '{"zerorun_metrics": 1, "world_size": 2, "run": {"parameters": 5, "config": '
+        '[["/zero_optimization/stage", "x", false], ["/optimizer/type", 5, true]]}}',
+        '{"step": 2, "lo',
+        "x" * (3 << 20),
+    ],
+    ids=lambda text: text[:40],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_no_line_ends_a_reader(tmp_path: Path, text: str, first: bool) -> None:
+    path, good = tmp_path / "m.jsonl", json.dumps(line(1))
+    path.write_bytes("\n".join([text, good] if first else [good, text]).encode("latin-1") + b"\n")
+    assert main([str(path), "-o", str(tmp_path / "r.html")]) == 0
+    assert monitor_main([str(path), "--csv", str(tmp_path)]) == 0
+    in_tail = first or len(text) < 1 << 15  # it looks at the end of a file only
+    assert top_main([str(path)]) == (0 if in_tail else 1)
+
+
 def test_ranks_that_are_mixed_in_a_file_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     lines = [line(step, rank=rank) for step in range(1, 6) for rank in (0, 1)]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     run = read_run(path)
     assert [run.ranks[rank].columns.steps for rank in (0, 1)] == [5, 5]
+
+
+def test_of_mixed_ranks_a_monitor_gets_the_first_ones(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    lines = [line(step, rank=rank, loss=rank + 0.5) for step in (1, 2) for rank in (1, 0)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert monitor_main([str(path), "--csv", str(tmp_path)]) == 0
+    rows = (tmp_path / "m" / "Train_Samples_train_loss.csv").read_text().split()
+    assert rows == ["step,train_loss", "8,1.5", "16,1.5"]
 
 
 def test_a_run_that_resumed_shows_its_last_course(tmp_path: Path) -> None:
@@ -215,8 +254,9 @@ def test_a_page_that_follows_its_run_is_for_this_machine_and_token(tmp_path: Pat
         assert get(server.url)[0] == 200
         path.unlink()
         assert get(data)[0] == 503
-        with pytest.raises(package.IoError, match="give another --port"):
-            PageServer(str, dict, server.port)
+        for port in (server.port, 99999):
+            with pytest.raises(package.IoError, match="give another --port"):
+                PageServer(str, dict, port)
     finally:
         server.close()
         thread.join()
@@ -240,6 +280,12 @@ def test_a_file_is_passed_on_while_it_grows(
     rows = (out / "m" / "Train_Samples_train_loss.csv").read_text().split()
     assert rows == ["step,train_loss", "8,4.0", "16,2.0"]
     assert monitor_main([str(path)]) == 2
+    path.write_text("")
+    assert monitor_main([str(path), "--csv", str(out)]) == 1
+    assert "no line with a step in it" in capsys.readouterr().err
+    path.write_text('{"zerorun_metrics": 99}\n')
+    assert monitor_main([str(path), "--csv", str(out)]) == 1
+    assert "of version 99" in capsys.readouterr().err
     assert monitor_main([str(tmp_path / "none"), "--csv", str(out)]) == 1
     assert "No such file" in capsys.readouterr().err
 

@@ -205,3 +205,29 @@ def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_p
     assert [line.split(": ")[1] for line in result.stdout.splitlines()] == ["ok", "step2"]
     assert str(shard) in result.stderr
     assert "step2" not in result.stderr
+
+
+def test_a_timeline_and_the_utilisation_of_a_run(train, tmp_path):
+    options = ("--steps", 5, "--save=", "--metrics", "m.jsonl", "--trace", "t/trace.json")
+    code, output, errors = train(*options)
+    assert code == 0, errors
+    assert "timeline of steps 2 to 4 in t/trace.json; beside computation ran: " in output
+    trace = json.loads((tmp_path / "t" / "trace.json").read_text())
+    for rank in range(2):
+        own = [event for event in trace["traceEvents"] if event["pid"] == rank]
+        modules = [(e["name"], e["args"]["of"]) for e in own if "of" in e.get("args", {})]
+        assert modules.count(("forward", "h.0")) == modules.count(("backward", "h.0")) == 3
+        assert [e["name"] for e in own].count("forward and backward") == 3
+    steps = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()][:-1]
+    assert all(0.0 < step["mfu"] < 2.0 for step in steps)
+
+
+def test_a_timeline_that_cannot_be_written_is_told_before_training(train):
+    code, output, errors = train("--steps", 3, "--save=", "--trace", "/proc/none/t.json")
+    assert code == 1
+    assert "cannot write to the folder of /proc/none/t.json" in errors
+    assert "step 1/3" not in output
+    code, output, errors = train("--steps", 5, "--save=", "--trace", "/dev/full")
+    assert code == 0
+    assert errors.count("cannot write /dev/full") == 1
+    assert "step 5/5" in output

@@ -48,6 +48,34 @@ TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
   EXPECT_EQ(at(1, {.world_size = 8, .ranks_per_host = 8}), std::pair(int64_t{0}, int64_t{0}));
 }
 
+// The same hosts: within a shard group nothing leaves a host, and sums of shards go there and back.
+TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
+  Config config;
+  config.precision.param_dtype = DType::bf16;
+  config.optimizer.type = "AdamW";
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_live_parameters = 0;
+  std::vector<ParameterSpec> specs(1);
+  specs[0].name = "weight";
+  specs[0].shape = {1 << 10, 1 << 10};
+  const int64_t numel = 1 << 20;
+  const auto at = [&](int stage, int64_t group) {
+    config.zero.stage = stage;
+    config.zero.shard_group_size = group;
+    const LinkTraffic traffic =
+        plan_link(config, specs, {.world_size = 8, .ranks_per_host = 2, .cpu = true});
+    return std::pair(traffic.gradients, traffic.parameters);
+  };
+  for (const int stage : {1, 2, 3}) {
+    EXPECT_EQ(at(stage, 2), std::pair(numel * 3 / 4 * (4 + 4), int64_t{0})) << stage;
+  }
+  // Two groups of two hosts: half of all within a group, and half of a host's half to the other
+  // one.
+  EXPECT_EQ(at(3, 4), std::pair(numel / 2 * 4 + numel / 4 * (4 + 4), numel / 2 * 2 * 2));
+  config.precision.communication_dtype = DType::bf16;
+  EXPECT_EQ(at(2, 2), std::pair(numel * 3 / 4 * (2 + 2), int64_t{0}));
+}
+
 TEST(PlanLink, IsATableOfItsOwnWhereThereAreSeveralHosts) {
   PlanOptions options;
   options.model = "gpt2";

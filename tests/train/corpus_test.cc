@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "tests/error_of.h"
 #include "tests/train/temporary_folder.h"
 
 namespace zerorun::train::testing {
@@ -24,13 +25,8 @@ std::string text_of(const Corpus& corpus) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string error_of(const std::vector<std::string>& paths) {
-  try {
-    const Corpus corpus(paths);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+std::string error_from(const std::vector<std::string>& paths) {
+  return zerorun::testing::error_of([&] { const Corpus corpus(paths); });
 }
 
 TEST(CorpusTest, ReadsFilesAsBytesInTheirOrder) {
@@ -107,14 +103,14 @@ TEST(CorpusTest, DamagedTokenFilesAreRefused) {
   const TemporaryFolder folder;
   const std::string good = token_file(10, {1, 2, 3});
   const auto error = [&](const std::string& content) {
-    return error_of({folder.write("x.bin", content)});
+    return error_from({folder.write("x.bin", content)});
   };
   const auto with = [&](size_t at, char byte) {
     std::string content = good;
     content[at] = byte;
     return content;
   };
-  EXPECT_EQ(error(good), "no error");
+  EXPECT_EQ(error(good), "");
   EXPECT_THAT(error(good.substr(0, good.size() - 1)), HasSubstr("truncated"));
   EXPECT_THAT(error(good + "zz"), HasSubstr("the header says 3 tokens"));
   EXPECT_THAT(error(with(23, '\x7f')), HasSubstr("truncated"));
@@ -130,20 +126,20 @@ TEST(CorpusTest, TextAndTokensDoNotMix) {
   const TemporaryFolder folder;
   folder.write("a.txt", "text");
   folder.write("b.bin", token_file(10, {1}));
-  EXPECT_THAT(error_of({folder.path()}),
+  EXPECT_THAT(error_from({folder.path()}),
               AllOf(HasSubstr("a.txt is text"), HasSubstr("b.bin is tokens")));
-  EXPECT_THAT(error_of({folder.path("b.bin"), folder.write("c.bin", token_file(11, {1}))}),
+  EXPECT_THAT(error_from({folder.path("b.bin"), folder.write("c.bin", token_file(11, {1}))}),
               AllOf(HasSubstr("b.bin has 10"), HasSubstr("c.bin has 11")));
 }
 
 TEST(CorpusTest, NothingToReadIsAnErrorThatNamesThePath) {
   const TemporaryFolder folder;
-  EXPECT_THAT(error_of({folder.path("missing")}), HasSubstr("missing"));
-  EXPECT_THAT(error_of({folder.path()}), AllOf(HasSubstr("empty"), HasSubstr(folder.path())));
-  EXPECT_THAT(error_of({folder.write("empty", "")}), HasSubstr("empty"));
+  EXPECT_THAT(error_from({folder.path("missing")}), HasSubstr("missing"));
+  EXPECT_THAT(error_from({folder.path()}), AllOf(HasSubstr("empty"), HasSubstr(folder.path())));
+  EXPECT_THAT(error_from({folder.write("empty", "")}), HasSubstr("empty"));
   ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(error_of({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
-  EXPECT_THAT(error_of({}), HasSubstr("empty"));
+  EXPECT_THAT(error_from({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
+  EXPECT_THAT(error_from({}), HasSubstr("empty"));
 }
 
 TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "tests/error_of.h"
 #include "train/hf_config.h"
 #include "zerorun/error.h"
 
@@ -14,15 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using zerorun::testing::error_of;
 
 TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
   GptConfig small = gpt_config("gpt2");

@@ -37,28 +37,14 @@ TEST(OptionsTest, DefaultsNeedNoArguments) {
 
 TEST(OptionsTest, HelpListsEveryOption) {
   const std::string help = parse_command_line({"--help"}).help;
-  for (const char* name : {"--config",
-                           "--deepspeed",
-                           "--deepspeed_config",
-                           "--data",
-                           "--model",
-                           "--init",
-                           "--seq_len",
-                           "--micro_batch",
-                           "--steps",
-                           "--seed",
-                           "--dtype",
-                           "--save",
-                           "--save_every",
-                           "--resume",
-                           "--eval_every",
-                           "--sample",
-                           "--recompute",
-                           "--metrics",
-                           "--local_rank",
-                           "--accelerator",
-                           "--tf32",
-                           "--attention_workspace",
+  for (const char* name : {"--config",      "--deepspeed",   "--deepspeed_config",
+                           "--data",        "--model",       "--init",
+                           "--seq_len",     "--micro_batch", "--steps",
+                           "--seed",        "--dtype",       "--save",
+                           "--save_every",  "--resume",      "--eval_every",
+                           "--sample",      "--recompute",   "--metrics",
+                           "--trace",       "--trace_steps", "--local_rank",
+                           "--accelerator", "--tf32",        "--attention_workspace",
                            "Exit code: "}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
@@ -147,6 +133,24 @@ TEST(OptionsTest, TheCommandLineWinsOverTheConfig) {
   EXPECT_EQ(both.steps, 9);
   EXPECT_EQ(both.seq_len, 32);
   EXPECT_THAT(both.data, ElementsAre("z"));
+}
+
+TEST(OptionsTest, ATimelineIsAskedForHereOrInTheConfig) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", R"({
+    "train_batch_size": 4, "optimizer": {"type": "AdamW"},
+    "zerorun": {"trace": {"file": "theirs.json", "steps": [3, 5]}}})");
+  const TrainOptions theirs = parse_command_line({"--config", config}).options;
+  EXPECT_EQ(theirs.trace, "theirs.json");
+  EXPECT_THAT(theirs.trace_steps, ElementsAre(3, 5));
+  const TrainOptions ours = parse_command_line({"--config", config, "--trace", "ours.json",
+                                                "--trace_steps", "7", "7", "--steps", "9"})
+                                .options;
+  EXPECT_EQ(ours.trace, "ours.json");
+  EXPECT_THAT(ours.trace_steps, ElementsAre(7, 7));
+  EXPECT_EQ(ours.steps, 9);
+  EXPECT_THAT(cli_error_of({"--trace", "t", "--trace_steps", "5", "4"}),
+              HasSubstr("--trace_steps: got 5 4, expected the first and the last step"));
 }
 
 TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {

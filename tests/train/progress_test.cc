@@ -103,10 +103,11 @@ TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
   const auto first = nlohmann::json::parse(line);
   for (const char* key : {"step", "loss", "lr", "grad_norm", "clipped_grad_norm", "loss_scale",
                           "skipped", "step_ms", "fwd_bwd_ms", "comm_ms", "optimizer_ms",
-                          "tokens_per_s", "model_state_bytes", "peak_rss_bytes"}) {
+                          "tokens_per_s", "mfu", "model_state_bytes", "peak_rss_bytes"}) {
     EXPECT_TRUE(first.contains(key)) << key;
   }
-  EXPECT_EQ(first.size(), 14U);
+  EXPECT_EQ(first.size(), 15U);
+  EXPECT_TRUE(first["mfu"].is_null());
   EXPECT_EQ(first["lr"], 0.003);
   EXPECT_EQ(first["skipped"], true);
   EXPECT_TRUE(first["grad_norm"].is_null());

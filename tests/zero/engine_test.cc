@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/error.h"
@@ -13,22 +14,13 @@
 namespace zerorun {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::ToyModel;
 
-template <typename E, typename Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 std::string create_with(std::vector<ParameterSpec> specs) {
-  return message_of<ConfigError>([&] {
+  return error_of<ConfigError>([&] {
     run_ranks(1, [&](Communicator& comm) {
       const auto device = make_cpu_device();
       Engine::create(Config{}, *device, comm, specs, {ParameterGroup{}});
@@ -70,17 +62,17 @@ class EngineCalls : public ::testing::TestWithParam<int> {
 
 TEST_P(EngineCalls, OutOfOrderNameTheParameter) {
   with_engine([](Engine& engine) {
-    EXPECT_THAT(message_of<ConfigError>([&] { engine.parameter_id("nope"); }), HasSubstr("nope"));
-    EXPECT_THAT(message_of<ConfigError>([&] { engine.module_id("nope"); }), HasSubstr("nope"));
-    EXPECT_THAT(message_of<InternalError>([&] { engine.step(); }), HasSubstr("end_micro_step"));
+    EXPECT_THAT(error_of<ConfigError>([&] { engine.parameter_id("nope"); }), HasSubstr("nope"));
+    EXPECT_THAT(error_of<ConfigError>([&] { engine.module_id("nope"); }), HasSubstr("nope"));
+    EXPECT_THAT(error_of<InternalError>([&] { engine.step(); }), HasSubstr("end_micro_step"));
     const ParameterId frozen = engine.parameter_id("h.1.frozen");
-    EXPECT_THAT(message_of<InternalError>([&] { engine.gradient(frozen); }),
+    EXPECT_THAT(error_of<InternalError>([&] { engine.gradient(frozen); }),
                 HasSubstr("h.1.frozen is frozen"));
     const ParameterId bias = engine.parameter_id("h.1.bias");
-    EXPECT_THAT(message_of<InternalError>([&] { engine.grad_ready(bias); }), HasSubstr("h.1.bias"));
+    EXPECT_THAT(error_of<InternalError>([&] { engine.grad_ready(bias); }), HasSubstr("h.1.bias"));
     engine.gradient(bias);
     engine.grad_ready(bias);
-    EXPECT_THAT(message_of<InternalError>([&] { engine.gradient(bias); }), HasSubstr("h.1.bias"));
+    EXPECT_THAT(error_of<InternalError>([&] { engine.gradient(bias); }), HasSubstr("h.1.bias"));
   });
 }
 
@@ -117,7 +109,7 @@ TEST(Engine, ReadingAReleasedParameterIsAnErrorNotGarbage) {
     const auto engine =
         Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
     EXPECT_THAT(
-        message_of<InternalError>([&] { engine->parameter(engine->parameter_id("h.0.weight")); }),
+        error_of<InternalError>([&] { engine->parameter(engine->parameter_id("h.0.weight")); }),
         HasSubstr("outside gather and release of module h.0"));
   });
 }

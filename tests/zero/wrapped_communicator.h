@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,10 +43,15 @@ class WrappedCommunicator : public Communicator {
   Event coalesced(Stream& stream, const std::function<void()>& calls) override {
     return inner_.coalesced(stream, calls);
   }
+  std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override {
+    return inner_.split(color, key, name);
+  }
   bool reads_peers() const override { return inner_.reads_peers(); }
   void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
   CommStats stats() const override { return inner_.stats(); }
-  void observe(CollectiveObserver observer) override { inner_.observe(std::move(observer)); }
+  Subscription observe(CollectiveObserver observer) override {
+    return inner_.observe(std::move(observer));
+  }
 
  private:
   Communicator& inner_;

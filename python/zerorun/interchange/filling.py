@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,14 +185,15 @@ def _state_name(name: str) -> str:
     return name.removesuffix("_scale")
 
 
+def _hint(place: int, name: str, others: list[str]) -> str:
+    near = _C.nearest_parameter(name, others) if place < _MAX_PROBLEMS else ""  # else not shown
+    return f" (which has {near})" if near else ""
+
+
 def _differences(missing: list[str], unknown: list[str]) -> Iterator[str]:
-    for name in missing:
-        near = difflib.get_close_matches(name, unknown, 1, 0.5)
-        hint = f" (which has {near[0]})" if near else ""
-        yield f"the model has {name}, the checkpoint not{hint}"
-    for name in unknown:
-        near = difflib.get_close_matches(name, missing, 1, 0.5)
-        hint = f" (which has {near[0]})" if near else ""
-        yield f"the checkpoint has {name}, the model not{hint}"
+    for place, name in enumerate(missing):
+        yield f"the model has {name}, the checkpoint not{_hint(place, name, unknown)}"
+    for place, name in enumerate(unknown):
+        yield f"the checkpoint has {name}, the model not{_hint(place, name, missing)}"
     if missing or unknown:
         yield "load_module_strict=False loads what both have"

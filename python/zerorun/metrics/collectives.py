@@ -84,7 +84,7 @@ class CollectiveTable:
         self.dropped = 0
         self._figures, self._communicator = figures, communicator
         self._ops, self._verbose, self._debug = ops, verbose, debug
-        figures.record_collectives(True)
+        figures.record_collectives()
         _tables.add(self)
 
     def __call__(self, _metrics: dict[str, Any]) -> None:

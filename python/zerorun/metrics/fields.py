@@ -87,6 +87,15 @@ FIELDS = (
         "Tokens of all ranks by `step_ms`; where the input of the engine is a tensor of tokens.",
     ),
     Field(
+        "mfu",
+        "number",
+        "",
+        "Model FLOPs utilisation, 0 to 1: the model's own floating point operations per second "
+        "(6 per token and weight of a product with a matrix, and attention's) by what products of "
+        "large matrices reached on all ranks together before the first step.",
+        "train",
+    ),
+    Field(
         "collectives",
         "object of [calls, bytes]",
         "B",
@@ -133,9 +142,10 @@ The first line of a PyTorch program's file is `{"zerorun_metrics": 1, "rank": ..
 skips names that it does not know, and refuses a file of a later version. The last line of
 `zerorun train`'s file has `param_hash`, a hash of all parameters.
 
-Who reads them: `python -m zerorun.report m.jsonl -o report.html` makes a page, with `--serve` one
-that follows the run, and `python -m zerorun.monitor --tensorboard DIR m.jsonl --follow` passes the
-figures on to TensorBoard, CSV files, Weights & Biases or Comet.
+Who reads them: `zerorun top m.jsonl` shows the ranks in a terminal, `zerorun report m.jsonl -o
+report.html` makes a page, with `--serve` one that follows the run, `zerorun monitor --tensorboard
+DIR m.jsonl --follow` passes the figures on to TensorBoard, CSV files, Weights & Biases or Comet,
+and `zerorun tune` compares the runs that it makes.
 """
 
 _SOURCES = {"both": "both", "python": "PyTorch programs", "train": "`zerorun train`"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
+from zerorun.metrics.lines import MOST_CHARACTERS, check_version, parse_line, rank_in
 from zerorun.monitor.events import step_events
 from zerorun.monitor.master import MonitorMaster
 
 _POLL_S = 0.5
+_INTERRUPTED = 130
 
 
 def _lines(path: Path, follow: bool, quiet_s: float) -> Iterator[dict[str, Any]]:
@@ -24,29 +25,40 @@ def _lines(path: Path, follow: bool, quiet_s: float) -> Iterator[dict[str, Any]]
     while follow and not path.exists() and time.monotonic() - last_news < quiet_s:
         time.sleep(_POLL_S)
     rest = ""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         while True:
-            text = file.readline()
+            text = file.readline(MOST_CHARACTERS)
             if text:
                 last_news = time.monotonic()
                 rest += text
                 if rest.endswith("\n"):
-                    line, rest = rest, ""
-                    yield _parse(line, path)
+                    # A run that was killed leaves half a line, and the next one goes on after it.
+                    yield parse_line(rest) or {}
+                if rest.endswith("\n") or len(rest) > MOST_CHARACTERS:
+                    rest = ""
             elif not follow or time.monotonic() - last_news > quiet_s:
                 return
             else:
                 time.sleep(_POLL_S)
 
 
-def _parse(line: str, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}  # a run that was killed leaves half a line, and the next one goes on after it
-    if not isinstance(found, dict):
-        raise _C.ConfigError(f"{path}: got the line {line[:60]!r}, expected one JSON object a line")
-    return found
+def _pass_on(given: argparse.Namespace, master: MonitorMaster) -> int:
+    """The number of steps. Of ranks that are mixed in a file, the first one's."""
+    steps, rank = 0, None
+    for line in _lines(given.file, given.follow, given.quiet):
+        if "param_hash" in line:
+            break
+        if "zerorun_metrics" in line:
+            check_version(line, given.file)
+        if not isinstance(line.get("step"), int):
+            continue
+        own = rank_in(line, 0)
+        rank = own if rank is None else rank
+        if own == rank:
+            scaled = line.get("loss_scale", 1) != 1
+            master.write_events(step_events(line, loss_scale=scaled, times=True))
+            steps += 1
+    return steps
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -85,19 +97,20 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    steps = 0
     try:
         master = MonitorMaster(sections)
-        for line in _lines(given.file, given.follow, given.quiet):
-            if "param_hash" in line:
-                break
-            if "step" in line:
-                scaled = line.get("loss_scale", 1) != 1
-                master.write_events(step_events(line, loss_scale=scaled, times=True))
-                steps += 1
+        try:
+            steps = _pass_on(given, master)
+        except KeyboardInterrupt:
+            steps = None
         master.close()
     except (_C.Error, OSError) as error:
         print(f"zerorun monitor: error: {error}", file=sys.stderr)
+        return 1
+    if steps is None:
+        return _INTERRUPTED
+    if steps == 0:
+        print(f"zerorun monitor: error: {given.file}: no line with a step in it", file=sys.stderr)
         return 1
     print(f"{steps} steps of {given.file}", file=sys.stderr)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerorun.metrics.lines import is_figure
 from zerorun.monitor.sink import Event
 
 __all__ = ["step_events"]
@@ -42,9 +43,10 @@ def step_events(
     events = [
         (f"{_PREFIX}{name}", metrics[key], position)
         for name, key in names.items()
-        if metrics.get(key) is not None
+        if is_figure(metrics.get(key))
     ]
-    if times and metrics.get("backward_ms") is not None and metrics.get("reduce_ms") is not None:
-        inner = max(0.0, metrics["backward_ms"] - metrics["reduce_ms"])
+    backward, reduce = metrics.get("backward_ms"), metrics.get("reduce_ms")
+    if times and is_figure(backward) and is_figure(reduce):
+        inner = max(0.0, backward - reduce)
         events.append((f"{_PREFIX}elapsed_time_ms_backward_inner", inner, position))
     return events

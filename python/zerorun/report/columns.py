@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
+
+from zerorun.metrics.lines import is_figure
 
 __all__ = ["NAMES", "Columns"]
 
@@ -17,6 +18,7 @@ NAMES = (
     "loss_scale",
     "tokens_per_s",
     "samples_per_s",
+    "mfu",
     "step_ms",
     "forward_ms",
     "backward_ms",
@@ -44,7 +46,7 @@ class _Point:
     def add(self, line: dict[str, Any]) -> None:
         for name in NAMES:
             value = line.get(name)
-            if isinstance(value, int | float) and math.isfinite(value):
+            if is_figure(value):
                 self.sums[name] = self.sums.get(name, 0.0) + value
                 self.counts[name] = self.counts.get(name, 0) + 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
+from zerorun.metrics.files import plain
 from zerorun.report.findings import breakdown, findings
 from zerorun.report.reader import Run
 
@@ -17,13 +18,15 @@ __all__ = ["data_of", "html"]
 
 _ASSETS = Path(__file__).parent / "assets"
 _ADAMS = {"adam", "adamw"}
+_PARTS = 3  # of a setting
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def _settings(run: Run) -> list[Any]:
     """[pointer, value, is the default] of each setting."""
     config = run.about.get("config")
-    return config if isinstance(config, list) else []
+    settings = config if isinstance(config, list) else []
+    return [one for one in settings if isinstance(one, list) and len(one) == _PARTS]
 
 
 def _value(run: Run, pointer: str, default: Any = None) -> Any:
@@ -40,11 +43,13 @@ def planned_bytes(run: Run) -> int | None:
         for what in ("offload_optimizer", "offload_param")
     )
     kind = str(_value(run, "/optimizer/type", "adamw")).lower()
-    if not isinstance(count, int) or not ranks or offloads or kind not in _ADAMS:
+    stage = _value(run, f"{zero}stage", 0) or 0
+    if not isinstance(count, int) or not isinstance(stage, int) or not ranks:
+        return None
+    if offloads or kind not in _ADAMS:
         return None
     sixteen = any(_value(run, f"/{name}/enabled") is True for name in ("bf16", "fp16"))
     width = _BYTES["bf16" if sixteen else "fp32"]
-    stage = int(_value(run, f"{zero}stage", 0) or 0)
     accumulates = (_value(run, "/gradient_accumulation_steps", 1) or 1) != 1
     gradient = 4 if accumulates else width
     optimizer = 12 if sixteen else 8  # fp32 parameters are their own masters
@@ -55,11 +60,11 @@ def planned_bytes(run: Run) -> int | None:
 
 def data_of(runs: Sequence[Run], live: bool = False) -> dict[str, Any]:
     """What the page shows."""
-    return {"live": live, "version": _C.__version__, "runs": [_run(run) for run in runs]}
+    return {"live": live, "version": _C.__version__, "runs": [plain(_run(run)) for run in runs]}
 
 
 def _run(run: Run) -> dict[str, Any]:
-    columns = run.first.columns
+    columns, environment = run.first.columns, run.about.get("environment")
     return {
         "name": run.name,
         "steps": columns.steps,
@@ -82,7 +87,7 @@ def _run(run: Run) -> dict[str, Any]:
         "world_size": run.world_size,
         "planned": planned_bytes(run),
         "parameters": run.about.get("parameters"),
-        "environment": run.about.get("environment") or {},
+        "environment": environment if isinstance(environment, dict) else {},
         "config": _settings(run),
         "param_hash": run.param_hash,
     }

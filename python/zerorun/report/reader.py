@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from zerorun import _C
-from zerorun.metrics.fields import VERSION
+from zerorun.metrics.lines import check_version, is_figure, lines_of, parse_line, rank_in
 from zerorun.report.columns import Columns
 
-__all__ = ["Run", "read_run"]
+__all__ = ["Run", "rank_of", "read_run", "run_files"]
 
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
 
@@ -22,15 +20,16 @@ class RankFigures:
 
     def __init__(self) -> None:
         self.columns = Columns()
-        self.memory: dict[str, int] = {}  # the most in each category
-        self.peak_rss: int | None = None
+        self.memory: dict[str, float] = {}  # the most in each category
+        self.peak_rss: float | None = None
         self.collectives: dict[str, list[int]] = {}
 
     def add(self, line: dict[str, Any]) -> None:
         self.columns.add(line)
         for name, nbytes in (line.get("memory_peak") or {}).items():
-            self.memory[name] = max(self.memory.get(name, 0), nbytes)
-        if isinstance(line.get("peak_rss_bytes"), int):
+            if is_figure(nbytes):
+                self.memory[name] = max(self.memory.get(name, 0), nbytes)
+        if is_figure(line.get("peak_rss_bytes")):
             self.peak_rss = max(self.peak_rss or 0, line["peak_rss_bytes"])
         for name, (calls, nbytes) in (line.get("collectives") or {}).items():
             sums = self.collectives.setdefault(name, [0, 0])
@@ -51,11 +50,8 @@ class Run:
 
     def add_line(self, text: str, rank: int, where: Path) -> int:
         """The rank that the next lines belong to."""
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict):
+        line = parse_line(text)
+        if line is None:
             self.bad_lines += 1
         elif "zerorun_metrics" in line:
             rank = self._add_head(line, where)
@@ -68,20 +64,15 @@ class Run:
         return rank
 
     def _add_head(self, head: dict[str, Any], where: Path) -> int:
-        version = head["zerorun_metrics"]
-        if not isinstance(version, int) or version > VERSION:
-            raise _C.ConfigError(
-                f"{where}: a metrics file of version {version}, and this zerorun reads version "
-                f"{VERSION} and earlier: install a newer one"
-            )
+        check_version(head, where)
         if isinstance(head.get("run"), dict):
             self.about = self.about or head["run"]
-        self.world_size = head.get("world_size") or self.world_size
-        return int(head.get("rank", 0))
+        if isinstance(head.get("world_size"), int):
+            self.world_size = head["world_size"]
+        return rank_in(head, 0)
 
     def _add_step(self, line: dict[str, Any], rank: int) -> None:
-        own = line.get("rank", rank)
-        figures = self.ranks.setdefault(own if isinstance(own, int) else rank, RankFigures())
+        figures = self.ranks.setdefault(rank_in(line, rank), RankFigures())
         try:
             figures.add(line)
         except (TypeError, ValueError, AttributeError):
@@ -93,11 +84,18 @@ class Run:
         return self.ranks[min(self.ranks)]
 
 
-def _files(path: Path) -> list[Path]:
+def run_files(path: Path) -> list[Path]:
+    """The metrics files of a run: those of its ranks beside `path`, or in that folder."""
     if path.is_dir():
         return sorted(path.glob("*.jsonl"))
     beside = path.parent.glob(f"{path.stem}.rank*{path.suffix}")
     return [path, *sorted(other for other in beside if _RANK_IN_NAME.search(other.stem))]
+
+
+def rank_of(file: Path) -> int:
+    """The rank that the name of a metrics file says."""
+    named = _RANK_IN_NAME.search(file.stem)
+    return int(named.group(1)) if named else 0
 
 
 def read_run(path: Path) -> Run:
@@ -105,13 +103,11 @@ def read_run(path: Path) -> Run:
     them. IoError where there is none, ConfigError for a file of something else."""
     if not path.exists():
         raise _C.IoError(f"{path}: no such file or folder; expected the FILE of --metrics")
-    files = _files(path)
+    files = run_files(path)
     run = Run(path.stem if path.is_file() else path.resolve().name)
     for file in files:
-        named = _RANK_IN_NAME.search(file.stem)
-        rank = int(named.group(1)) if named else 0
         with file.open(encoding="utf-8", errors="replace") as lines:
-            rank = _read(run, lines, rank, file)
+            _read(run, lines, rank_of(file), file)
     if not run.ranks:
         what = "no file *.jsonl in it" if not files else "no line with a step in it"
         raise _C.ConfigError(
@@ -121,8 +117,7 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def _read(run: Run, lines: Iterable[str], rank: int, file: Path) -> int:
-    for text in lines:
+def _read(run: Run, lines: TextIO, rank: int, file: Path) -> None:
+    for text in lines_of(lines):
         if text.strip():
             rank = run.add_line(text, rank, file)
-    return rank

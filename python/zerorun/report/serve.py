@@ -29,9 +29,9 @@ class PageServer:
         self._token = secrets.token_urlsafe(24)
         try:
             self._server = ThreadingHTTPServer((_ADDRESS, port), self._handler())
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise _C.IoError(
-                f"cannot serve on {_ADDRESS}:{port}: {error.strerror}; give another --port, or "
+                f"cannot serve on {_ADDRESS}:{port}: {error}; give another --port, or "
                 "none for a free one"
             ) from error
         self._server.daemon_threads = True

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import nn
 
-from zerorun import _C
 from zerorun.external import register_external_parameter
 from zerorun.partition import Partition, partition_of
 
@@ -72,7 +70,7 @@ class GatheredParameters:
         try:
             if self._modifier_rank is not None and error is None:
                 for partition, before in self._held:
-                    self._share(partition, before, self._modifier_rank)
+                    partition.keep_changes(before, self._modifier_rank)
         finally:
             self._release()
 
@@ -84,17 +82,3 @@ class GatheredParameters:
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()
-
-    @staticmethod
-    def _share(partition: Partition, before: torch.Tensor, rank: int) -> None:
-        values: Any = partition.parameter.detach()
-        if values.shape != partition.shape:
-            raise _C.ConfigError(
-                f"GatheredParameters: a parameter of shape {tuple(partition.shape)} has become "
-                f"{tuple(values.shape)} within the block; its shape cannot change"
-            )
-        flat = values.contiguous().flatten()
-        partition.broadcast(flat, rank)
-        partition.store(flat)
-        if not partition.is_stored_in(before):
-            before.copy_(flat.view(partition.shape))  # a block around this one sees the change

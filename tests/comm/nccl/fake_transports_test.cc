@@ -54,29 +54,31 @@ void leave() {
 }  // namespace
 
 std::vector<TransportUnderTest> transports_under_test() {
-  return {{.name = "self",
-           .run = run_alone,
-           .most_ranks = 1,
-           .has_host_memory = false,
-           .enter = enter,
-           .leave = leave},
-          {.name = "nccl",
-           .run =
-               [](int world_size, const TransportUnderTest::Body& body) {
-                 run_on_gpus(world_size, false, make_nccl_communicator, body);
-               },
-           .has_host_memory = false,
-           .rounds_to_inputs = true,
-           .enter = enter,
-           .leave = leave},
-          {.name = "host_staged",
-           .run =
-               [](int world_size, const TransportUnderTest::Body& body) {
-                 run_on_gpus(world_size, true, make_host_staged_communicator, body);
-               },
-           .has_host_memory = false,
-           .enter = enter,
-           .leave = leave}};
+  const TransportUnderTest self{.name = "self",
+                                .run = run_alone,
+                                .most_ranks = 1,
+                                .has_host_memory = false,
+                                .enter = enter,
+                                .leave = leave};
+  const TransportUnderTest nccl{.name = "nccl",
+                                .run =
+                                    [](int world_size, const TransportUnderTest::Body& body) {
+                                      run_on_gpus(world_size, false, make_nccl_communicator, body);
+                                    },
+                                .has_host_memory = false,
+                                .rounds_to_inputs = true,
+                                .enter = enter,
+                                .leave = leave};
+  const TransportUnderTest host_staged{
+      .name = "host_staged",
+      .run =
+          [](int world_size, const TransportUnderTest::Body& body) {
+            run_on_gpus(world_size, true, make_host_staged_communicator, body);
+          },
+      .has_host_memory = false,
+      .enter = enter,
+      .leave = leave};
+  return {self, nccl, host_staged, every_other_rank_of(nccl), every_other_rank_of(host_staged)};
 }
 
 }  // namespace zerorun::testing

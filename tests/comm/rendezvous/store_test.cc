@@ -23,6 +23,7 @@
 #include "device/cpu/cpu_stream.h"
 #include "os/peer_user.h"
 #include "os/socket.h"
+#include "tests/error_of.h"
 #include "tests/scratch.h"
 #include "zerorun/communicator.h"
 #include "zerorun/error.h"
@@ -32,16 +33,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 Deadline soon() { return std::chrono::steady_clock::now() + 30s; }
 

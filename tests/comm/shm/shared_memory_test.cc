@@ -12,27 +12,18 @@
 #include "device/cpu/cpu_stream.h"
 #include "os/host_limits.h"
 #include "tests/comm/reference.h"
+#include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun {
 namespace {
 
 using testing::Bytes;
+using testing::error_of;
 using testing::expect_same;
 using ::testing::HasSubstr;
 using testing::random_values;
 using testing::run_ranks;
-
-// The message that `call` throws; empty if nothing.
-template <typename E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
 
 size_t open_files() {
   const std::filesystem::directory_iterator files("/proc/self/fd");
@@ -141,7 +132,7 @@ TEST(SharedMemoryTest, ASettledGatherOfOtherMemoryIsRefused) {
     Bytes in(40);
     Bytes out(80);
     const auto stream = make_inline_stream();
-    EXPECT_THAT(message_of<InternalError>([&] {
+    EXPECT_THAT(error_of<InternalError>([&] {
                   communicator.all_gather(testing::view(in, DType::fp32),
                                           testing::view(out, DType::fp32), Sync::one_sided, *stream,
                                           "expert");
@@ -216,7 +207,7 @@ TEST(SharedMemoryTest, RanksThatAllocateDifferentSizesAreToldSo) {
   run_ranks(2, [](Communicator& communicator) {
     const size_t nbytes = communicator.rank() == 0 ? 1000 : 2000;
     const std::string error =
-        message_of<CommError>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
+        error_of<CommError>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
     EXPECT_THAT(error, HasSubstr("1000 bytes"));
     EXPECT_THAT(error, HasSubstr("2000 bytes"));
   });
@@ -226,7 +217,7 @@ TEST(SharedMemoryTest, MoreThanTheHostHasIsAnErrorOnEveryRank) {
   for (const size_t nbytes : {host_limits().available_bytes(), size_t{1} << 63}) {
     run_ranks(2, [&](Communicator& communicator) {
       const std::string error =
-          message_of<Error>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
+          error_of<Error>([&] { communicator.allocate(nbytes, Sharing::per_rank); });
       EXPECT_THAT(error, HasSubstr("cannot allocate"));
     });
   }
@@ -242,7 +233,7 @@ TEST(SharedMemoryTest, MemoryThatAPeerHasFreedIsAnError) {
     if (memory) in.data = memory->data();
     Bytes part(1 << 19);
     const TensorView out = testing::view(part, DType::fp32);
-    const std::string error = message_of<CommError>(
+    const std::string error = error_of<CommError>(
         [&] { communicator.reduce_scatter(in, out, Output::overwrite, *stream, "freed"); });
     EXPECT_THAT(error, HasSubstr("has freed"));
   });

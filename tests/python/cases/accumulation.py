@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -146,6 +147,61 @@ def case_zero_grad_forgets_a_backward_without_a_step(_folder: Path) -> None:
             norms.append(step_norm(engine, 0))
             engine.destroy()
         assert norms[0] == norms[1]
+
+
+class Player(nn.Sequential):
+    """A generator of five numbers, or with another seed a judge of them."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 5))
+
+
+def case_a_models_zero_grad_forgets_another_engines_loss(_folder: Path) -> None:
+    """As two engines that play against each other: the generator's loss goes through the judge."""
+
+    def play(settings: dict[str, object] | None) -> list[float]:
+        generator, judge = make(Player, seed=1), make(Player, seed=2)
+        making, judging = adamw(generator), adamw(judge)
+        if settings:
+            making, *_ = zerorun.initialize(generator, making, config=settings)
+            judging, *_ = zerorun.initialize(judge, judging, config=settings)
+        losses = []
+        for step in range(6):
+            noise = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+            noise = part_of(noise) if settings else noise
+            judge.zero_grad()
+            made = generator(noise)
+            error = (judge(made.detach()) - noise).square().mean()
+            error.backward()
+            judging.step()
+            generator.zero_grad()
+            fooled = judge(made).square().mean()
+            fooled.backward()
+            making.step()
+            loss = (error + fooled).detach()
+            losses.append(mean(loss, making) if settings else loss.item())
+        if settings:
+            making.destroy()
+            judging.destroy()
+        return losses
+
+    expected = play(None)
+    for stage in STAGES:
+        assert_close(play(config(stage, gradient_clipping=0.0)), expected)
+
+
+def case_a_copy_of_a_model_forgets_gradients_of_its_own(_folder: Path) -> None:
+    model = make(Player)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(STAGES[0]))
+    engine.backward(model(torch.ones(1, 5)).sum())
+    copied = copy.deepcopy(model)
+    copied(torch.ones(1, 5)).sum().backward()
+    copied.zero_grad()
+    assert all(parameter.grad is None for parameter in copied.parameters())
+    engine.step()
+    assert engine.global_steps == 1  # the engine has kept its gradients
+    engine.destroy()
+    assert "zero_grad" not in vars(model)
 
 
 def case_a_load_in_mid_batch_begins_a_new_one(folder: Path) -> None:

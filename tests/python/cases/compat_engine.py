@@ -14,7 +14,7 @@ import pytest
 import torch
 import zerorun
 
-from cases.compat import start
+from cases.compat import RANK_VARIABLES, start
 from cases.models import (
     RANK,
     WORLD_SIZE,
@@ -41,6 +41,24 @@ def case_save_checkpoint_can_be_introspected(folder: Path) -> None:
     path, state = engine.load_checkpoint(folder, load_module_strict=True)
     assert path.endswith("global_step2")
     assert state == {"epoch": 1}
+    engine.destroy()
+
+
+class Progress:
+    """As MMEngine's message hub: a class that JSON knows nothing of."""
+
+    epoch = 3
+
+
+def case_objects_are_pickled_as_there_but_read_by_leave_only(folder: Path) -> None:
+    engine, *_ = start(2)
+    train(engine, 1)
+    assert engine.save_checkpoint(folder, client_state={"progress": Progress()})
+    raises(zerorun.CheckpointError, "has a pickle", lambda: engine.load_checkpoint(folder))
+    engine.destroy()
+    engine, *_ = start(2, checkpoint={"pickle_client_state": True})
+    _, state = engine.load_checkpoint(folder)
+    assert state["progress"].epoch == 3
     engine.destroy()
 
 
@@ -299,3 +317,58 @@ def case_the_programs_optimizer_goes_first(_folder: Path) -> None:
     assert_close(train(engine, 4), expected)
     assert engine.config["optimizer"]["type"] == "SGD"
     engine.destroy()
+
+
+def case_a_script_counts_epochs_and_reads_the_speed(_folder: Path) -> None:
+    """As DeepSpeed-Chat's trainers do at the end of an epoch."""
+    engine, optimizer, *_ = start(2)
+    train(engine, 4)
+    timer = engine.tput_timer
+    assert (timer.micro_step_count, timer.global_step_count) == (4, 4)
+    assert timer.avg_samples_per_sec() > 0
+    timer.update_epoch_count()
+    assert (timer.epoch_count, timer.micro_step_count) == (1, 0)
+    assert engine.basic_optimizer is optimizer.optimizer
+    assert engine.dist_backend == torch.distributed.get_backend()
+    engine.destroy()
+
+
+def case_what_scripts_read_of_the_optimizer(_folder: Path) -> None:
+    for stage in (1, 3):
+        settings = {"fp16": {"enabled": True, "initial_scale_power": 4}}
+        engine, optimizer, *_ = start(stage, **settings)
+        assert optimizer.loss_scaler.loss_scale == optimizer.loss_scaler.cur_scale == 16
+        assert optimizer.loss_scaler.dynamic
+        assert (optimizer.dtype, optimizer.clip_grad) == (torch.float16, 1.0)
+        optimizer.set_lr(0.5)
+        assert engine.get_lr() == [optimizer.get_lr()] == [0.5]
+        engine.destroy()
+
+
+def case_masters_take_what_a_script_has_loaded_into_the_module(_folder: Path) -> None:
+    for stage in (0, 1, 2):
+        engine, optimizer, *_ = start(stage, bf16={"enabled": True})
+        train(engine, 1)
+        loaded = make(seed=5).bfloat16()
+        engine.module.load_state_dict(loaded.state_dict())
+        optimizer.refresh_fp32_params()
+        for found, expected in zip(engine.module.parameters(), loaded.parameters(), strict=True):
+            master = deepspeed.utils.safe_get_full_fp32_param(found)
+            assert torch.equal(master, expected.float())
+        engine.destroy()
+
+
+def case_nccl_is_gloo_on_cpu_ranks(_folder: Path) -> None:
+    if torch.cuda.is_available():
+        return
+    script = """
+import deepspeed, torch.distributed as dist
+deepspeed.init_distributed(dist_backend="nccl")
+print(dist.get_backend(), dist.get_world_size())
+"""
+    alone = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=alone, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["gloo", "1"]
+    assert "the ranks run on CPUs: it is gloo" in result.stderr

@@ -295,6 +295,14 @@ def case_helpers_of_the_runtime(_folder: Path) -> None:
     sums = [torch.ones(2), torch.ones(3)]
     comm.all_reduce_coalesced(sums, async_op=True).wait()
     assert torch.cat(sums).tolist() == [WORLD_SIZE] * 5
+    whole = torch.zeros(WORLD_SIZE)
+    comm.all_gather_into_tensor(output_tensor=whole, tensor=torch.ones(1), log_name="ones")
+    comm.all_reduce(whole, prof=True, debug="a caller")
+    assert whole.tolist() == [WORLD_SIZE] * WORLD_SIZE
+    part = torch.zeros(1)
+    comm.reduce_scatter_tensor(output_tensor=part, tensor=whole)
+    assert part.item() == WORLD_SIZE**2
+    assert comm.get_global_rank(group_rank=WORLD_SIZE - 1) == WORLD_SIZE - 1
     assert comm.get_all_ranks_from_group() == groups._get_data_parallel_group_ranks()
     assert (groups.get_model_parallel_world_size(), groups._get_broadcast_src_rank()) == (1, 0)
     raises(NotImplementedError, "data-parallel", lambda: groups.initialize(ep_size=2))

@@ -24,6 +24,28 @@ from cases.models import (
 from cases.zero import EMPTY, both_states
 
 
+def case_parameters_gather_lists_and_keep_changes_when_told_so(_folder: Path) -> None:
+    """The methods that DeepSpeed gives to a parameter, called by the program."""
+    for parameter, engine in both_states():
+        others = [] if engine is None else list(engine.module.blocks[0].parameters())
+        listed = [parameter, *others]
+        with GatheredParameters(parameter):
+            before = parameter.detach().clone()
+        for kept in (False, True):
+            parameter.all_gather(param_list=listed)
+            assert [each.shape for each in listed] == [each.ds_shape for each in listed]
+            with torch.no_grad():
+                parameter.data.copy_(parameter * 2)  # on every rank
+            parameter.partition(param_list=listed, has_been_updated=kept)
+            parameter.partition()  # which is partitioned already
+            assert [tuple(each.shape) for each in listed] == [EMPTY] * len(listed)
+            with GatheredParameters(parameter):
+                assert torch.equal(parameter.detach(), before * 2 if kept else before)
+        if engine is not None:
+            engine.backward(loss_of(engine, part_of(batch_of(0))))
+            engine.step()
+
+
 def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
     """Each rank merges an adapter of its own, and sees nothing of the others'."""
     for parameter, engine in both_states():

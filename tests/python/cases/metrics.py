@@ -305,7 +305,9 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
         for rank in range(WORLD_SIZE):
             own = [event for event in spans if event["pid"] == rank]
             names = [event["name"] for event in own]
-            assert names.count("forward") == names.count("backward") == names.count("step") == 2
+            assert names.count("forward") == names.count("backward") == 2
+            assert names.count("optimizer") == 4  # the decision and the update
+            assert names.count("step 2") == names.count("step 3") == 1
             assert names.count("reduce_scatter") == sum(counted[1:3])
             backward = [event for event in own if event["name"] == "backward"]
             assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in own)

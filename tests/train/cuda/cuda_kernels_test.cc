@@ -6,6 +6,7 @@
 
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
+#include "tests/error_of.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/golden_model.h"
 #include "train/make_kernels.h"
@@ -17,6 +18,7 @@ using cuda::CudaKernels;
 using fake::FakeCuda;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using zerorun::testing::error_of;
 
 int waits() {
   const auto counts = FakeCuda::instance().counts();
@@ -31,16 +33,6 @@ int waits() {
 std::unique_ptr<CudaKernels> make_kernels(Device& device, DType dtype, bool tf32 = false) {
   return std::make_unique<CudaKernels>(device, dtype, fake_cublas_lt(), tf32,
                                        cuda::FusedAttention{nullptr, "a test"});
-}
-
-template <typename Error>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 const KernelsUnderTest kCuda{
@@ -115,12 +107,12 @@ TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
 
 TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
   const auto device = kCuda.make_device();
-  const auto error_of = [&](const KernelOptions& options) {
-    return message_of<ConfigError>([&] { train::make_kernels(*device, options); });
+  const auto refusal_of = [&](const KernelOptions& options) {
+    return error_of<ConfigError>([&] { train::make_kernels(*device, options); });
   };
-  EXPECT_THAT(error_of({.dtype = DType::bf16, .tf32 = true}),
+  EXPECT_THAT(refusal_of({.dtype = DType::bf16, .tf32 = true}),
               AllOf(HasSubstr("--tf32"), HasSubstr("products of bf16"), HasSubstr("--dtype fp32")));
-  EXPECT_THAT(error_of({.dtype = DType::fp32, .attention_workspace = 0}),
+  EXPECT_THAT(refusal_of({.dtype = DType::fp32, .attention_workspace = 0}),
               AllOf(HasSubstr("--attention_workspace"), HasSubstr("parameters are fp32")));
 }
 
@@ -129,21 +121,21 @@ TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {
   const auto kernels = make_kernels(*device, DType::bf16);
   const DeviceTensor x(*device, DType::bf16, 8 * 8, 1.0F);
   const DeviceTensor wide(*device, DType::fp32, 8 * 8, 1.0F);
-  EXPECT_THAT(message_of<InternalError>([&] {
+  EXPECT_THAT(error_of<InternalError>([&] {
                 kernels->linear({8, 8, 8}, x, wide, {}, {}, x);
               }),
               HasSubstr("linear: got fp32, expected bf16"));
-  EXPECT_THAT(message_of<ConfigError>([&] {
+  EXPECT_THAT(error_of<ConfigError>([&] {
                 kernels->attention({1, 1, 0, 1, 264}, x, wide, x);
               }),
               HasSubstr("heads are 264 wide"));
   FakeCuda::instance().fail("cublasLtMatmulAlgoGetHeuristic", 0, CUBLAS_STATUS_NOT_SUPPORTED);
-  EXPECT_THAT(message_of<DeviceError>([&] {
+  EXPECT_THAT(error_of<DeviceError>([&] {
                 kernels->linear({8, 8, 8}, x, x, {}, {}, x);
               }),
               HasSubstr("no kernel for a product of [8, 8] and [8, 8] of bf16"));
   FakeCuda::instance().fail("cublasLtMatmul", 0, CUBLAS_STATUS_INVALID_VALUE);
-  EXPECT_THAT(message_of<DeviceError>([&] {
+  EXPECT_THAT(error_of<DeviceError>([&] {
                 kernels->linear({8, 8, 16}, x, x, {}, {}, x);
               }),
               HasSubstr("cublasLtMatmul failed"));

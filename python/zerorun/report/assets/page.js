@@ -13,6 +13,7 @@
     { id: "scale", title: "Loss scale", unit: "dots: skipped steps", names: ["loss_scale"], skipped: true, varied: true },
     { id: "tokens", title: "Throughput", unit: "tokens/s", names: ["tokens_per_s"] },
     { id: "samples", title: "Throughput", unit: "samples/s", names: ["samples_per_s"], unless: "tokens_per_s" },
+    { id: "mfu", title: "Model FLOPs utilisation", unit: "of measured products", names: ["mfu"] },
     { id: "step", title: "Time of a step", unit: "ms", names: ["step_ms"] },
     { id: "parts", title: "Parts of a step", unit: "ms", parts: true },
     { id: "memory", title: "Memory of rank 0", unit: "GiB", gib: true,
@@ -20,7 +21,7 @@
   ];
   const LABELS = { model_state_bytes: "model states", rss_bytes: "process", gpu_bytes: "GPU",
     loss: "loss", lr: "lr", grad_norm: "norm", loss_scale: "scale", tokens_per_s: "tokens/s",
-    samples_per_s: "samples/s", step_ms: "ms" };
+    samples_per_s: "samples/s", step_ms: "ms", mfu: "MFU" };
 
   let data = JSON.parse(document.getElementById("data").textContent);
   const hidden = new Set();

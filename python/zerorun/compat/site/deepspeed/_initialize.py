@@ -81,6 +81,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
         if given is not None and settings.pop(section, None):
             logger.warning("%s: the program's own goes before the configuration's", section)
+    given_scheduler = lr_scheduler
     if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
         lr_scheduler = maker_of(settings.get("scheduler"))
         if lr_scheduler is not None:
@@ -94,6 +95,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         engine_class=DeepSpeedEngine,
     )
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
+    engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, optimizer_of_engine, engine.training_dataloader, scheduler

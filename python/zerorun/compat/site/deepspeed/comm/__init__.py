@@ -1,13 +1,17 @@
 """deepspeed.comm: torch.distributed, which scripts use for their own collectives."""
 
 import os
+import warnings
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 import zerorun.metrics
-from torch.distributed import (
-    ReduceOp,
+from torch.distributed import ReduceOp, irecv, is_available, isend, new_group, recv, send
+from zerorun import environment
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.comm._collectives import (
     all_gather,
     all_gather_into_tensor,
     all_gather_object,
@@ -18,22 +22,12 @@ from torch.distributed import (
     broadcast,
     broadcast_object_list,
     gather,
-    get_global_rank,
-    irecv,
-    is_available,
-    isend,
     monitored_barrier,
-    new_group,
-    recv,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
     scatter,
-    send,
 )
-from zerorun import environment
-
-from deepspeed.accelerator import get_accelerator
 
 __all__ = [
     "DEFAULT_PORT",
@@ -78,6 +72,19 @@ def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def _backend(asked: str | None) -> str:
+    """What serves the ranks' tensors."""
+    own: str = get_accelerator().communication_backend_name()
+    if asked != "nccl" or own == "nccl":
+        return asked or own
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"init_distributed: got dist_backend='nccl', but the ranks run on CPUs: it is {own}",
+            stacklevel=3,
+        )
+    return own
+
+
 def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -92,7 +99,8 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
 ) -> None:
     """torch.distributed's default group, unless there is one; of one rank without a launcher.
 
-    AssertionError for `dist_init_required` False when there is none.
+    On CPU ranks "nccl" is Gloo, with a warning, since scripts for GPUs name it. AssertionError for
+    `dist_init_required` False when there is none.
     """
     if is_initialized():
         return
@@ -103,7 +111,7 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         )
     if auto_mpi_discovery:
         environment.adopt_scheduler(None if distributed_port == DEFAULT_PORT else distributed_port)
-    backend = dist_backend or get_accelerator().communication_backend_name()
+    backend = _backend(dist_backend)
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")
         dist.init_process_group(
@@ -121,6 +129,10 @@ def get_rank(group: Any = None) -> int:
 
 def get_world_size(group: Any = None) -> int:
     return dist.get_world_size(group)
+
+
+def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
+    return dist.get_global_rank(group or dist.group.WORLD, group_rank)
 
 
 def get_local_rank() -> int:

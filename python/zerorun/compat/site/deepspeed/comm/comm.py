@@ -7,12 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv
 
+from deepspeed.comm._collectives import all_gather_into_tensor, reduce_scatter_tensor
+
 __all__ = ["P2POp", "ProcessGroup", "batch_isend_irecv"]
-
-
-# Newer PyTorch has these under other names, and warns of the old ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def has_all_gather_into_tensor() -> bool:
@@ -26,8 +23,7 @@ has_coalescing_manager = has_all_gather_into_tensor
 def allgather_fn(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, **options: Any
 ) -> Any:
-    options.pop("debug", None)
-    return _all_gather(output_tensor, input_tensor, group, **options)
+    return all_gather_into_tensor(output_tensor, input_tensor, group, **options)
 
 
 def reduce_scatter_fn(
@@ -38,13 +34,17 @@ def reduce_scatter_fn(
     async_op: bool = False,
     **_options: Any,
 ) -> Any:
-    return _reduce_scatter(output_tensor, tensor, op, group, async_op)
+    return reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
 
 
 def inference_all_reduce(
-    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    **_options: Any,
 ) -> Any:
-    return dist.all_reduce(tensor, op, group)
+    return dist.all_reduce(tensor, op, group, async_op)
 
 
 class _Handles:
@@ -67,7 +67,7 @@ def all_gather_coalesced(
     """all_gather_into_tensor of each pair."""
     handles = _Handles(
         [
-            _all_gather(output, part, group, async_op=True)
+            all_gather_into_tensor(output, part, group, async_op=True)
             for output, part in zip(output_tensors, input_tensors, strict=True)
         ]
     )
@@ -81,6 +81,7 @@ def all_reduce_coalesced(
     op: Any = dist.ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,
+    **_options: Any,
 ) -> _Handles | None:
     """all_reduce of each tensor."""
     handles = _Handles([dist.all_reduce(tensor, op, group, async_op=True) for tensor in tensors])

@@ -2,11 +2,14 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from zerorun.external import external_parameters
+from zerorun.lr_scheduler import set_rate
 from zerorun.optimizer import ZeroOptimizer
+from zerorun.parameter_memory import masters_from_parameters
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -45,6 +48,17 @@ class ParameterOffload:
     _register_hooks_recursively = _register_deepspeed_module
 
 
+class _LossScaler(NamedTuple):
+    """What a loss scaler is read for."""
+
+    loss_scale: float
+    dynamic: bool
+
+    @property
+    def cur_scale(self) -> float:
+        return self.loss_scale
+
+
 class DeepSpeedOptimizer(ZeroOptimizer):
     """zerorun's optimizer with what libraries reach for in DeepSpeed's ZeRO-3 optimizer."""
 
@@ -56,6 +70,34 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     @functools.cached_property
     def parameter_offload(self) -> ParameterOffload:
         return ParameterOffload(self.engine.module)
+
+    @property
+    def loss_scaler(self) -> _LossScaler:
+        return _LossScaler(self.loss_scale, self.dynamic_loss_scale)
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        return self.engine.dynamic_loss_scale()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return self.engine.get_data_types()[0]
+
+    @property
+    def clip_grad(self) -> float:
+        return self.shards.settings.gradient_clipping
+
+    def get_lr(self) -> Any:
+        return self.param_groups[0]["lr"]
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.param_groups:
+            set_rate(group, lr)
+
+    def refresh_fp32_params(self) -> None:
+        """Masters take the values of the parameters, which the program has loaded. Collective."""
+        masters_from_parameters(self.shards.core, self.shards.layout)
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """The engine's."""

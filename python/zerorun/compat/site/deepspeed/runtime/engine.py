@@ -1,6 +1,7 @@
 """DeepSpeedEngine: zerorun's engine with DeepSpeed's methods."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Container, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
+from deepspeed.utils.timer import ThroughputTimer
 
 # A script that DeepSpeed's users expect in a checkpoint's folder.
 _ZERO_TO_FP32 = """#!/usr/bin/env python3
@@ -36,7 +38,10 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     round_masters = True  # so that the numbers are DeepSpeed's
+    pickle_objects = True  # as there; a load asks for leave
     client_optimizer: Any = None
+    client_lr_scheduler: Any = None
+    training_data: Any = None
     collate_fn: Any = None
     mpu = None
     pipeline_parallelism = False
@@ -121,6 +126,21 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
 
     # --- the training loop ---
 
+    @functools.cached_property
+    def tput_timer(self) -> ThroughputTimer:
+        """From the beginning of each forward to the end of its step."""
+        return ThroughputTimer(None, self.train_batch_size())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            self.tput_timer.start()
+        return super().forward(*args, **kwargs)
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        before = self.global_steps
+        super().step(lr_kwargs)
+        self.tput_timer.stop(global_step=self.global_steps > before)
+
     def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
         """Several backward passes inside make one micro-step, for the step() after it."""
         if not self.managed_gradient_accumulation():
@@ -141,6 +161,11 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
         super().set_gradient_accumulation_boundary(is_boundary)
 
     # --- progress ---
+
+    @property
+    def basic_optimizer(self) -> Any:
+        """The torch optimizer under the one that initialize returned."""
+        return None if self.optimizer is None else self.optimizer.optimizer
 
     def get_lr(self) -> list[float]:
         return [group["lr"] for group in self.optimizer.param_groups]
@@ -177,6 +202,10 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     @property
     def world_size(self) -> int:
         return self.communicator.world_size
+
+    @property
+    def dist_backend(self) -> str:
+        return dist.get_backend()
 
     dp_world_size = world_size
     mp_world_size = 1

@@ -1,7 +1,7 @@
 """Timers of the host's clock that wait for the accelerator first."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
@@ -109,6 +109,56 @@ class SynchronizedWallClockTimer:
         for name in found if reset else ():
             self.timers[name].reset()
         return found
+
+
+class ThroughputTimer:
+    """Samples per second between start() and stop() around each micro-step."""
+
+    def __init__(
+        self,
+        config: Any,
+        batch_size: int | None,
+        start_step: int = 2,
+        steps_per_output: int | None = None,
+        monitor_memory: bool = False,
+        logging_fn: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.enabled = getattr(config, "enabled", True)
+        self.batch_size = batch_size or 1
+        self.start_step = start_step  # those before are not counted
+        self.steps_per_output = steps_per_output
+        self.logging = logging_fn or log_dist
+        self.epoch_count = self.micro_step_count = self.global_step_count = 0
+        self.total_elapsed_time = 0.0
+        self._begin: float | None = None
+
+    def update_epoch_count(self) -> None:
+        self.epoch_count += 1
+        self.micro_step_count = 0
+
+    def start(self) -> None:
+        if self.enabled:
+            self._begin = time.perf_counter()
+
+    def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
+        """`global_step`: the micro-step has ended a batch."""
+        if self._begin is None:
+            return
+        if self.global_step_count >= self.start_step:
+            self.total_elapsed_time += time.perf_counter() - self._begin
+        self._begin = None
+        self.micro_step_count += 1
+        self.global_step_count += global_step
+        every = self.steps_per_output
+        if report_speed and global_step and every and self.global_step_count % every == 0:
+            speed = f"{self.avg_samples_per_sec():.1f} samples/s"
+            self.logging(f"epoch {self.epoch_count}, step {self.global_step_count}: {speed}")
+
+    def avg_samples_per_sec(self) -> float:
+        counted = self.global_step_count - self.start_step
+        if counted <= 0 or self.total_elapsed_time == 0:
+            return float("-inf")
+        return self.batch_size * counted / self.total_elapsed_time
 
 
 class NoopTimer:

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace zerorun {
+
+// Seconds of the clock that spans of time are told in.
+inline double steady_seconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// Functions that are told of things as they happen, on any thread. Where nobody asks, asking costs
+// one load.
+template <typename Thing>
+class Observers {
+ public:
+  using Observer = std::function<void(const Thing&)>;
+
+  // The observer is told until what is returned goes.
+  std::shared_ptr<void> add(Observer observer) {
+    auto kept = std::make_shared<const Observer>(std::move(observer));
+    const std::lock_guard lock(mutex_);
+    forget_gone();
+    observers_.push_back(kept);
+    asked_.store(true, std::memory_order_relaxed);
+    return std::const_pointer_cast<Observer>(kept);
+  }
+
+  // False when nobody has asked, or all that did are gone and were told of that.
+  bool asked() const { return asked_.load(std::memory_order_relaxed); }
+
+  void tell(const Thing& thing) {
+    std::vector<std::shared_ptr<const Observer>> present;
+    {
+      const std::lock_guard lock(mutex_);
+      forget_gone();
+      for (const auto& one : observers_) {
+        if (auto observer = one.lock()) present.push_back(std::move(observer));
+      }
+    }
+    for (const auto& observer : present) (*observer)(thing);
+  }
+
+ private:
+  void forget_gone() {
+    std::erase_if(observers_, [](const auto& one) { return one.expired(); });
+    asked_.store(!observers_.empty(), std::memory_order_relaxed);
+  }
+
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<const Observer>> observers_;
+  std::atomic<bool> asked_ = false;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,63 @@
+#include "launcher/python_package.h"
+
+#include <algorithm>
+#include <string_view>
+#include <system_error>
+
+namespace zerorun {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> package_folders(const fs::path& prefix) {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(prefix / "lib", error)) {
+    if (!entry.path().filename().string().starts_with("python")) continue;
+    for (const char* name : {"site-packages", "dist-packages"}) {
+      if (fs::is_directory(entry.path() / name, error)) folders.push_back(entry.path() / name);
+    }
+  }
+  return folders;
+}
+
+bool has_package(const fs::path& python, const std::string& name, const Environment& environment) {
+  std::vector<fs::path> folders;
+  // The prefixes of a virtual environment and of the installation that its python links to.
+  std::vector<fs::path> prefixes = {python.parent_path() / "..",
+                                    fs::weakly_canonical(python).parent_path() / ".."};
+  const std::string home = find_variable(environment, "HOME").value_or("");
+  if (!home.empty()) prefixes.push_back(fs::path(home) / ".local");
+  for (const fs::path& prefix : prefixes) {
+    for (const fs::path& folder : package_folders(prefix)) folders.push_back(folder);
+  }
+  const std::string given = find_variable(environment, "PYTHONPATH").value_or("");
+  for (std::string_view path = given; !path.empty();) {
+    const size_t end = std::min(path.find(':'), path.size());
+    folders.emplace_back(path.substr(0, end));
+    path.remove_prefix(std::min(end + 1, path.size()));
+  }
+  std::error_code error;
+  return std::any_of(folders.begin(), folders.end(), [&](const fs::path& folder) {
+    return fs::is_directory(folder / name, error);
+  });
+}
+
+std::optional<OwnPackage> find_own_package(const fs::path& launcher_directory) {
+  const fs::path prefix = launcher_directory / "..";
+  std::error_code error;
+  const fs::path built = prefix / "python";
+  if (fs::is_directory(built / "zerorun", error)) {
+    // The link itself, not what it leads to: by it Python knows its environment.
+    return OwnPackage{fs::weakly_canonical(built), fs::read_symlink(built / "interpreter", error)};
+  }
+  std::vector<fs::path> folders = package_folders(prefix);
+  folders.push_back(prefix / "..");  // a wheel's command is in zerorun/bin
+  for (const fs::path& folder : folders) {
+    if (fs::exists(folder / "zerorun" / "__init__.py", error)) {
+      return OwnPackage{fs::weakly_canonical(folder), launcher_directory / "python3"};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace zerorun

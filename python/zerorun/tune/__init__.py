@@ -1,0 +1,1 @@
+"""Searches for the settings of a configuration that train fastest (`zerorun tune`)."""

@@ -1,0 +1,105 @@
+"""python -m zerorun.tune: searches for the fastest settings (`zerorun tune --help`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zerorun import _C, config
+from zerorun.tune.options import Options, parse
+from zerorun.tune.search import Search
+from zerorun.tune.trial import Trial, command_of, run_trial
+
+_INTERRUPTED = 130
+
+
+def _table(trials: Sequence[Trial], best: Trial | None) -> str:
+    head = (
+        f"  {'trial':<28}{'micro-batch':>12}{'per s':>12}{'step ms':>12}{'memory MB':>12}  result\n"
+    )
+    lines = []
+    for trial in trials:
+        mark = "*" if trial is best else " "
+        size = "-" if trial.micro_batch is None else str(trial.micro_batch)
+        figures = f"{trial.rate:>12.1f}{trial.step_ms:>12.2f}{trial.peak_rss_bytes / 1e6:>12.0f}"
+        result = f"{trial.status}{': ' if trial.reason else ''}{trial.reason}"
+        lines.append(f"{mark} {trial.name:<28}{size:>12}{figures}  {result}\n")
+    return head + "".join(lines)
+
+
+def _keep(options: Options, search: Search) -> list[str] | None:
+    """Writes the trials and the best configuration so far; returns its command."""
+    folder = options.results
+    folder.mkdir(parents=True, exist_ok=True)
+    trials = [trial.as_dict() for trial in search.trials]
+    _write(folder / "trials.json", json.dumps(trials, indent=1) + "\n")
+    _write(folder / "summary.txt", _table(search.trials, search.best))
+    if search.best is None:
+        return None
+    best = folder / "ds_config_optimal.json"
+    _write(best, json.dumps(search.best_config, indent=2) + "\n")
+    command = command_of(options, best, search.best_arguments)
+    _write(folder / "cmd_optimal.txt", shlex.join(command) + "\n")
+    return command
+
+
+def _write(path: Path, text: str) -> None:
+    """As a whole, so that a search that is killed leaves what was there."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _tune(options: Options) -> tuple[Search, bool]:
+    """The search, and whether it was interrupted."""
+    given = config.read(options.config)
+    given.pop("autotuning", None)
+
+    def run(
+        name: str, values: dict[str, Any], micro_batch: int | None, arguments: list[str]
+    ) -> Trial:
+        trial = run_trial(options, name, values, micro_batch, arguments)
+        shown = f"{trial.rate:.1f} per s" if trial.status == "done" else trial.reason
+        print(f"{name}: {shown} ({trial.seconds:.1f} s)", flush=True)
+        return trial
+
+    search = Search(options, given, run)
+    search.on_trial = lambda: _keep(options, search)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        print("interrupted: the best so far is kept", file=sys.stderr)
+        return search, True
+    return search, False
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv)
+        search, interrupted = _tune(options)
+        command = _keep(options, search)
+    except (_C.Error, OSError, subprocess.SubprocessError) as error:
+        print(f"zerorun tune: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, _C.ConfigError) else 1
+    print(_table(search.trials, search.best), end="")
+    if command is None:
+        print(f"zerorun tune: error: no trial trained; see {options.results}", file=sys.stderr)
+        return _INTERRUPTED if interrupted else 1
+    print(
+        f"best: {options.results / 'ds_config_optimal.json'}\n  {shlex.join(command)}", flush=True
+    )
+    if interrupted:
+        return _INTERRUPTED
+    if options.then_run:
+        os.execv(command[0], command)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Search: which settings are tried, one kind after another from the best so far."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zerorun.tune.options import Options
+from zerorun.tune.trial import Trial
+
+__all__ = ["Search"]
+
+_MICRO_BATCH = "train_micro_batch_size_per_gpu"
+_TRAIN_MICRO_BATCH = 8  # of train, where nothing is given
+_BUCKETS = 32  # of the model's gradients, where smaller buckets are tried
+_OFFLOADED = 3  # settings that are tried where nothing fits without offloading
+RunTrial = Callable[[str, dict[str, Any], int | None, list[str]], Trial]
+
+
+class Search:
+    """The trials and the best of them. `on_trial` is called after each."""
+
+    def __init__(self, options: Options, given: dict[str, Any], run: RunTrial) -> None:
+        self.options = options
+        self.on_trial: Callable[[], Any] = lambda: None
+        self.trials: list[Trial] = []
+        self.best: Trial | None = None
+        self.best_config = copy.deepcopy(given)
+        self.best_arguments: list[str] = []
+        self._section = options.autotuning
+        self._run = run
+        self._idle = 0  # trials since the best one
+        self._names: set[str] = set()
+
+    def run(self) -> None:
+        """All trials. What is found so far stays when one raises."""
+        self._try("as given", self.best_config, self._micro_batch())
+        for step in (self._smaller, self._stages, self._larger, self._communication):
+            for name, values, micro_batch in step():
+                if self._is_over():
+                    return
+                self._try(name, values, micro_batch)
+
+    def _is_over(self) -> bool:
+        return (
+            len(self.trials) >= self._section["tuner_num_trials"]
+            or self._idle >= self._section["tuner_early_stopping"]
+        )
+
+    def _try(self, name: str, values: dict[str, Any], micro_batch: int | None) -> None:
+        if name in self._names:
+            return
+        self._names.add(name)
+        arguments = self._arguments(micro_batch)
+        trial = self._run(name.replace(" ", "_"), values, micro_batch, arguments)
+        self.trials.append(trial)
+        metric = self._section["metric"]
+        if trial.score(metric) > (self.best.score(metric) if self.best else 0.0):
+            self.best, self.best_config, self.best_arguments = trial, values, arguments
+            self._idle = 0
+        else:
+            self._idle += 1
+        self.on_trial()
+
+    # The micro-batch is an option of the program, a key of the file, or both.
+
+    def _option(self) -> str | None:
+        mapped = self._section["arg_mappings"] or {}
+        return "--micro_batch" if self.options.is_train else mapped.get(_MICRO_BATCH)
+
+    def _micro_batch(self) -> int | None:
+        """None where the program decides about it."""
+        program, option = self.options.program, self._option()
+        if option in program[:-1]:
+            return int(program[program.index(option) + 1])
+        value = self.best_config.get(_MICRO_BATCH)
+        if isinstance(value, int):
+            return value
+        return _TRAIN_MICRO_BATCH if self.options.is_train and value is None else None
+
+    def _arguments(self, micro_batch: int | None) -> list[str]:
+        option = self._option()
+        return [] if option is None or micro_batch is None else [option, str(micro_batch)]
+
+    def _with_micro_batch(self, micro_batch: int) -> dict[str, Any]:
+        values = copy.deepcopy(self.best_config)
+        if values.get(_MICRO_BATCH) != "auto":
+            values[_MICRO_BATCH] = micro_batch
+        if isinstance(values.get("train_batch_size"), int):
+            values.pop("gradient_accumulation_steps", None)  # follows from the other two
+        return values
+
+    def _smaller(self) -> Iterator[tuple[str, dict[str, Any], int | None]]:
+        """Where the given micro-batch does not train: halves of it."""
+        size = self._micro_batch() or 0
+        while (
+            self.best is None and size // 2 >= self._section["min_train_micro_batch_size_per_gpu"]
+        ):
+            size //= 2
+            yield f"micro-batch {size}", self._with_micro_batch(size), size
+
+    def _larger(self) -> Iterator[tuple[str, dict[str, Any], int | None]]:
+        """Doubles, as long as that helps."""
+        for _ in range(self._section["num_tuning_micro_batch_sizes"]):
+            best = self.best
+            if best is None or best.micro_batch is None:
+                return
+            size = 2 * best.micro_batch
+            if not self._may_have(size):
+                return
+            yield f"micro-batch {size}", self._with_micro_batch(size), size
+            if self.best is best:
+                return
+
+    def _may_have(self, size: int) -> bool:
+        limit = self._section["max_train_batch_size"]
+        accumulation = self.best_config.get("gradient_accumulation_steps")
+        batch = size * (accumulation if isinstance(accumulation, int) else 1) * self._world_size()
+        fixed = self.best_config.get("train_batch_size")
+        if isinstance(fixed, int):
+            return fixed % (size * self._world_size()) == 0
+        return size <= self._section["max_train_micro_batch_size_per_gpu"] and (
+            limit is None or batch <= limit
+        )
+
+    def _stages(self) -> Iterator[tuple[str, dict[str, Any], int | None]]:
+        """Other stages that fit and, where none does without it, offloading."""
+        fitting = [row for row in self.planned() if row["fits"]]
+        kept = [row for row in fitting if row["offload_optimizer"] == "none"]
+        memory = [row for row in fitting if row["offload_optimizer"] == "cpu"]
+        micro_batch = self.best.micro_batch if self.best else self._micro_batch()
+        for row in kept or memory[:_OFFLOADED]:
+            values = copy.deepcopy(self.best_config)
+            zero = values["zero_optimization"] = _object(values.get("zero_optimization"))
+            if zero.get("stage", 0) == row["stage"] and row["setting"] == f"stage {row['stage']}":
+                continue
+            zero["stage"] = row["stage"]
+            for block in ("offload_optimizer", "offload_param"):
+                zero.pop(block, None)
+                if row[block] != "none":
+                    zero[block] = {"device": row[block]}
+            if row["offload_optimizer"] != "none":
+                zero["offload_optimizer"]["ratio"] = row["ratio"]
+            yield row["setting"], values, micro_batch
+
+    def _communication(self) -> Iterator[tuple[str, dict[str, Any], int | None]]:
+        """Overlap and buckets."""
+        if self.best is None or self._world_size() == 1:
+            return
+        zero = _object(self.best_config.get("zero_optimization"))
+        changes: list[tuple[str, dict[str, Any]]] = [
+            ("without overlap", {"overlap_comm": False}),
+            ("with overlap", {"overlap_comm": True}),
+        ]
+        if self.best.parameters:
+            numel = max(1, self.best.parameters // _BUCKETS)
+            changes.append((f"buckets of {numel}", {"reduce_bucket_size": numel}))
+        for name, change in changes:
+            if all(zero.get(key) == value for key, value in change.items()):
+                continue
+            values = copy.deepcopy(self.best_config)
+            values["zero_optimization"] = _object(values.get("zero_optimization")) | change
+            yield name, values, self.best.micro_batch
+
+    def _world_size(self) -> int:
+        known = next((trial.world_size for trial in self.trials if trial.world_size), None)
+        asked = re.search(r"--num_(?:gpus|accelerators)[= ](\d+)", " ".join(self.options.launcher))
+        return known or (int(asked[1]) if asked else 1)
+
+    def planned(self) -> list[dict[str, Any]]:
+        """The rows of `zerorun plan`, the fastest first; of all stages where no model is known."""
+        model = self.options.model or self._model()
+        if model is None:
+            rows = [
+                {"setting": f"stage {stage}", "stage": stage, "offload_optimizer": "none"}
+                for stage in (1, 0, 2, 3)
+            ]
+            return [row | {"offload_param": "none", "ratio": 1.0, "fits": True} for row in rows]
+        command = [self.options.launcher[0], "plan", "--json", "--model", model]
+        command += ["--world_size", str(self._world_size())]
+        for name, size in self.options.limits.items():
+            command += [f"--{name}", size]
+        if "gpu_memory" not in self.options.limits:
+            command.append("--cpu")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ChildProcessError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return json.loads(done.stdout)["settings"]
+
+    def _model(self) -> str | None:
+        program = self.options.program
+        if self.options.is_train:
+            return program[program.index("--model") + 1] if "--model" in program[:-1] else "nano"
+        known = next((trial.parameters for trial in self.trials if trial.parameters), None)
+        return None if known is None else str(known)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}

@@ -1,0 +1,172 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/layout.h"
+#include "tests/checkpoint/fake_engine.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/harness.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::FakeEngine;
+using testing::FakeModel;
+using ::testing::HasSubstr;
+using testing::names_in;
+
+// Hosts with a disk each: a folder of its own for the ranks of each. That is all that tells them
+// apart.
+class NodeLocal : public ::testing::Test {
+ protected:
+  using Host = std::function<std::string(int rank)>;
+
+  fs::path disk(const std::string& host) const { return directory_.path() / host; }
+
+  void save(int world_size, const Host& host_of, const std::string& tag, uint64_t seed,
+            const std::vector<NamedTensor>& buffers = {}) const {
+    const testing::Cuts cuts = testing::random_cuts(model_, world_size, 7);
+    testing::run_ranks(world_size, [&](Communicator& comm) {
+      FakeEngine engine(model_, cuts, comm, seed);
+      save_checkpoint(engine, comm,
+                      {.directory = disk(host_of(comm.rank())).string(),
+                       .tag = tag,
+                       .client_state = fmt::format("{{\"rank\": {}}}", comm.rank()),
+                       .buffers = buffers,
+                       .node_local = true});
+    });
+  }
+  // Each rank's error, or "" where all that it holds is as it was saved.
+  std::vector<std::string> load(int world_size, const Host& host_of, uint64_t seed,
+                                const std::string& tag = "") const {
+    const testing::Cuts cuts = testing::random_cuts(model_, world_size, 8);
+    std::vector<std::string> results(static_cast<size_t>(world_size));
+    testing::run_ranks(world_size, [&](Communicator& comm) {
+      std::string& result = results[static_cast<size_t>(comm.rank())];
+      FakeEngine engine(model_, cuts, comm, 99);
+      const std::string before = engine.bytes();
+      try {
+        const std::string own = disk(host_of(comm.rank())).string();
+        const std::string folder = share_checkpoint(engine, comm, own, tag);
+        if (folder.empty()) {
+          result = "none";
+          return;
+        }
+        const LoadedCheckpoint loaded = load_checkpoint(engine, comm, folder);
+        if (loaded.client_state != "{\"rank\": 0}") result = loaded.client_state;
+        if (engine.bytes() != FakeEngine(model_, cuts, comm, seed).bytes()) result = "differs";
+      } catch (const CheckpointError& error) {
+        result = error.what();
+        if (engine.bytes() != before) result += " and has changed";
+      }
+    });
+    return results;
+  }
+  std::vector<std::string> files_of(const std::string& host, const std::string& tag) const {
+    return names_in(disk(host) / tag);
+  }
+  static int count(const std::vector<std::string>& names, bool (*is_kind)(std::string_view)) {
+    return static_cast<int>(
+        std::count_if(names.begin(), names.end(), [&](const auto& name) { return is_kind(name); }));
+  }
+
+  static std::string two_hosts(int rank) { return rank < 2 ? "a" : "b"; }
+
+  const FakeModel model_ = testing::small_model();
+  const std::vector<std::string> fine_ = std::vector<std::string>(4);
+
+ private:
+  testing::TemporaryDirectory directory_;
+};
+
+TEST_F(NodeLocal, EachHostKeepsTheFilesOfItsRanksAndTheHeadersOfTheOthers) {
+  save(4, two_hosts, "step1", 1);
+  for (const char* host : {"a", "b"}) {
+    const auto files = files_of(host, "step1");
+    EXPECT_EQ(count(files, is_shard_name), 2);
+    EXPECT_EQ(count(files, is_header_name), 2);
+    EXPECT_EQ(files.size(), 5U);  // and the manifest
+    EXPECT_THAT(names_in(disk(host)), ::testing::ElementsAre("latest", "step1"));
+  }
+  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+}
+
+TEST_F(NodeLocal, SavingATagAgainReplacesItOnEveryDisk) {
+  save(4, two_hosts, "same", 1);
+  save(4, two_hosts, "same", 2);
+  for (const char* host : {"a", "b"}) EXPECT_EQ(files_of(host, "same").size(), 5U);
+  EXPECT_EQ(load(4, two_hosts, 2), fine_);
+}
+
+TEST_F(NodeLocal, RanksThatMoveToOtherHostsGetWhatTheyNeed) {
+  save(4, two_hosts, "step1", 1);
+  EXPECT_EQ(load(
+                4, [](int rank) { return rank % 2 == 0 ? "b" : "a"; }, 1),
+            fine_);
+}
+
+TEST_F(NodeLocal, AHostThatHasNothingStartsFromTheOthers) {
+  const std::vector<float> values = {1, 2, 3};
+  save(4, two_hosts, "step1", 1, {{"table", "F32", {3}, std::as_bytes(std::span(values))}});
+  const auto three = [](int rank) { return std::string(1, static_cast<char>("cab"[rank % 3])); };
+  EXPECT_EQ(load(4, three, 1), fine_);
+  std::vector<float> found(3);
+  SavedModel((disk("c") / "step1").string())
+      .read_buffer(0, std::as_writable_bytes(std::span(found)));
+  EXPECT_EQ(found, values);
+}
+
+TEST_F(NodeLocal, TheCheckpointIsThatOfTheLowestRankThatFindsOne) {
+  save(4, two_hosts, "step1", 1);
+  fs::copy(disk("a"), disk("old"), fs::copy_options::recursive);
+  save(4, two_hosts, "step2", 2);
+  // As after a crash between the commits of two disks: the second's latest is newer.
+  fs::remove_all(disk("a"));
+  fs::rename(disk("old"), disk("a"));
+  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+  EXPECT_EQ(load(
+                4, [](int) { return "c"; }, 1),
+            std::vector<std::string>(4, "none"));
+}
+
+TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
+  save(4, two_hosts, "step1", 1);
+  for (const std::string& error : load(
+           2, [](int) { return "a"; }, 1)) {
+    EXPECT_THAT(error, HasSubstr("no rank of this job finds rank00002-"));
+    EXPECT_THAT(error, HasSubstr("(written on "));
+    EXPECT_THAT(error, ::testing::Not(HasSubstr("has changed")));
+  }
+}
+
+TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {
+  save(4, two_hosts, "step1", 1);
+  for (const std::string& name : files_of("b", "step1")) {
+    if (!is_shard_name(name)) continue;
+    std::string bytes = testing::read_file(disk("b") / "step1" / name);
+    bytes.back() ^= 1;
+    testing::write_file(disk("b") / "step1" / name, bytes);
+  }
+  for (const std::string& error : load(
+           4, [](int rank) { return rank < 3 ? "a" : "b"; }, 1)) {
+    EXPECT_THAT(error, HasSubstr("damaged"));
+  }
+}
+
+TEST_F(NodeLocal, OneDiskForAllIsAnOrdinaryCheckpoint) {
+  save(
+      4, [](int) { return "a"; }, "step1", 1);
+  EXPECT_EQ(count(files_of("a", "step1"), is_header_name), 0);
+  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+}
+
+}  // namespace
+}  // namespace zerorun

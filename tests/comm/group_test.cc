@@ -1,0 +1,188 @@
+// Groups of ranks: who is in them, what is counted, and who learns of an error in one of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/cpu/cpu_stream.h"
+#include "tests/comm/processes.h"
+#include "tests/error_of.h"
+#include "tests/harness.h"
+
+namespace zerorun::groups {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using testing::await;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::Processes;
+using testing::run_ranks;
+using testing::Shared;
+
+constexpr std::chrono::seconds kTimeout{30};
+
+// Four ranks as two rows of two: {0, 1} and {2, 3}, and the columns {0, 2} and {1, 3}.
+struct Grid {
+  explicit Grid(Communicator& world)
+      : row(world.split(world.rank() / 2, 0, fmt::format("row {}", world.rank() / 2))),
+        column(world.split(world.rank() % 2, 0, fmt::format("column {}", world.rank() % 2))) {}
+
+  std::shared_ptr<Communicator> row, column;
+};
+
+void barrier(Communicator& communicator) {
+  communicator.barrier(*make_inline_stream(), "step 7").synchronize();
+}
+
+// The layouts of four ranks on hosts: all on one, each row on its own, all apart.
+using HostOf = std::function<std::string(int)>;
+const std::vector<HostOf> kLayouts = {
+    [](int) { return "a"; },
+    [](int rank) { return std::to_string(rank / 2); },
+    [](int rank) { return std::to_string(rank); },
+};
+
+TEST(GroupTest, RanksAreNumberedByKeyAndThenByTheirNumbers) {
+  run_ranks(5, [](Communicator& world) {
+    const int rank = world.rank();
+    const auto group = world.split(rank % 2, rank == 4 ? -1 : 0, "group");
+    std::vector<int64_t> members(static_cast<size_t>(group->world_size()));
+    int64_t own = rank;
+    group
+        ->all_gather(view_of(std::span(&own, 1)), view_of(std::span(members)), Sync::collective,
+                     *make_inline_stream(), "members")
+        .synchronize();
+    EXPECT_EQ(members[static_cast<size_t>(group->rank())], rank);
+    if (rank % 2 == 0) {
+      EXPECT_THAT(members, ElementsAre(4, 0, 2));
+    } else {
+      EXPECT_THAT(members, ElementsAre(1, 3));
+    }
+  });
+}
+
+TEST(GroupTest, AGroupCanBeSplitAgain) {
+  std::latch passed(4);
+  run_ranks(4, [&](Communicator& world) {
+    const auto half = world.split(world.rank() / 2, 0, "half");
+    const auto alone = half->split(half->rank(), 0, "alone");
+    EXPECT_EQ(half->world_size(), 2);
+    EXPECT_EQ(alone->world_size(), 1);
+    EXPECT_EQ(alone->transport(), "self");
+    barrier(*alone);
+    passed.arrive_and_wait();
+    alone->abort("had enough");
+    EXPECT_THAT(error_of<CommError>([&] { barrier(*world.split(0, 0, "none")); }),
+                HasSubstr("had enough"));
+  });
+}
+
+TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
+  run_ranks(4, [](Communicator& world) {
+    const Grid grid(world);
+    std::mutex mutex;
+    std::vector<std::string> labels;
+    Subscription observed = world.observe([&](const CollectiveSpan& span) {
+      const std::lock_guard lock(mutex);
+      labels.push_back(span.label);
+    });
+    const int64_t before = world.stats()[Collective::barrier].calls;
+    barrier(*grid.row);
+    barrier(*grid.column);
+    barrier(world);
+    observed.reset();
+    EXPECT_EQ(grid.row->stats()[Collective::barrier].calls, 1);
+    EXPECT_EQ(world.stats()[Collective::barrier].calls - before, 3);
+    EXPECT_THAT(labels, ElementsAre(fmt::format("row {}: step 7", world.rank() / 2),
+                                    fmt::format("column {}: step 7", world.rank() % 2), "step 7"));
+  });
+}
+
+TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
+  for (const HostOf& host_of : kLayouts) {
+    run_ranks(
+        4,
+        [](Communicator& world) {
+          const Grid grid(world);
+          barrier(world);
+          if (world.rank() == 3) return;
+          // Rank 0 waits for rank 2, which waits for rank 3.
+          Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
+          const auto of_rank_3 =
+              AllOf(HasSubstr("rank 3"), HasSubstr("left"),
+                    AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
+          EXPECT_THAT(error_of<CommError>([&] { barrier(waits); }), of_rank_3);
+          EXPECT_THAT(error_of<CommError>([&] { barrier(*grid.row); }), of_rank_3);
+          EXPECT_THAT(error_of<CommError>([&] { barrier(world); }), of_rank_3);
+        },
+        kTimeout, host_of);
+  }
+}
+
+// Rank 0 waits in one group for a rank that computes, while the error is in another group.
+TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
+  for (const HostOf& host_of : kLayouts) {
+    std::latch joined(4);
+    std::latch told(1);
+    run_ranks(
+        4,
+        [&](Communicator& world) {
+          const Grid grid(world);
+          joined.arrive_and_wait();
+          if (world.rank() == 1) grid.row->abort("out of data");
+          if (world.rank() != 0) told.wait();
+          const std::string error = error_of<CommError>([&] { barrier(*grid.column); });
+          if (world.rank() == 0) told.count_down();
+          EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
+        },
+        kTimeout, host_of);
+  }
+}
+
+TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
+  std::latch told(1);
+  run_ranks(
+      4,
+      [&](Communicator& world) {
+        const Grid grid(world);
+        const auto of_row_1 = AllOf(HasSubstr("rank 2 waited"), HasSubstr("'row 1: step 7'"),
+                                    HasSubstr("for rank 3"));
+        if (world.rank() == 2) {
+          EXPECT_THAT(error_of<CommError>([&] { barrier(*grid.row); }), of_row_1);
+          told.count_down();
+        } else {
+          told.wait();
+          EXPECT_THAT(error_of<CommError>([&] { barrier(world); }), of_row_1);
+        }
+      },
+      std::chrono::seconds(2));
+}
+
+TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
+  Processes ranks(4, [](Communicator& world, Shared& shared) -> std::string {
+    const Grid grid(world);
+    while (true) {
+      barrier(*grid.row);
+      barrier(*grid.column);
+      ++shared.progress;
+    }
+  });
+  await(ranks.shared().progress, 40);
+  ranks.kill_rank(3);
+  for (const int survivor : {0, 1, 2}) {
+    EXPECT_THAT(ranks.result(survivor),
+                AllOf(HasSubstr("rank 3 (pid"), HasSubstr("died while"),
+                      AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'"))));
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::groups

@@ -1,0 +1,84 @@
+"""checkpoint.use_node_local_storage: every rank saves to a folder of its own, as on hosts of their
+own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+
+from cases.checkpoints import Normalised, sgd
+from cases.models import RANK, STAGES, WORLD_SIZE, adamw, config, make, raises, train
+
+LOCAL = {"checkpoint": {"use_node_local_storage": True}}
+
+
+def engine_at(stage: int, make_optimizer=adamw, **keys: object) -> zerorun.ZeroEngine:
+    model = make(Normalised)
+    return zerorun.initialize(model, make_optimizer(model), config=config(stage, **LOCAL | keys))[0]
+
+
+def case_ranks_that_change_hosts_get_their_files(folder: Path) -> None:
+    for stage in STAGES:
+        engine = engine_at(stage)
+        train(engine, 2)
+        disks = [folder / f"{stage}-host{rank}" for rank in range(WORLD_SIZE)]
+        engine.save_checkpoint(disks[RANK], client_state={"epoch": 1})
+        expected = train(engine, 2, first=2)
+        buffer = next(iter(engine.module.buffers())).clone()
+        files = [path.name for path in (disks[RANK] / "global_step2").glob("rank*.safetensors")]
+        assert len(files) == 1
+        engine.destroy()
+        engine = engine_at(stage)
+        path, state = engine.load_checkpoint(disks[RANK - 1])
+        assert path == str(disks[RANK - 1] / "global_step2")
+        assert state == {"epoch": 1}
+        assert train(engine, 2, first=2) == expected
+        if RANK == 0:  # whose buffers are saved
+            assert torch.equal(next(iter(engine.module.buffers())), buffer)
+        engine.destroy()
+
+
+def case_a_host_that_has_nothing_gets_what_it_needs(folder: Path) -> None:
+    engine = engine_at(2)
+    train(engine, 2)
+    engine.save_checkpoint(folder / "old")  # one disk, which all see
+    expected = train(engine, 2, first=2)
+    engine.destroy()
+    engine = engine_at(3)
+    engine.load_checkpoint(folder / ("new" if RANK else "old"))
+    assert train(engine, 2, first=2) == expected
+    engine.destroy()
+
+
+def case_files_that_no_host_has_are_named(folder: Path) -> None:
+    engine = engine_at(2)
+    train(engine, 1)
+    assert engine.load_checkpoint(folder / "nothing") == (None, None)
+    engine.save_checkpoint(folder / f"host{RANK}")
+    train(engine, 1, first=1)
+    before = engine.core.parameter_hash()
+    if WORLD_SIZE > 1:
+        raises(
+            zerorun.CheckpointError,
+            "no rank of this job finds rank00001-",
+            lambda: engine.load_checkpoint(folder / "host0"),
+        )
+    assert engine.core.parameter_hash() == before
+    engine.destroy()
+
+
+def case_what_needs_a_shared_file_system_says_so(folder: Path) -> None:
+    raises(
+        zerorun.ConfigError,
+        "contradicts asynchronous saves",
+        lambda: engine_at(1, checkpoint={"use_node_local_storage": True, "async_save": True}),
+    )
+    engine = engine_at(1, sgd)
+    raises(
+        zerorun.ConfigError,
+        "the states of a torch optimizer need a file system",
+        lambda: engine.save_checkpoint(folder / f"host{RANK}"),
+    )
+    engine.destroy()

@@ -1,0 +1,90 @@
+"""Shard groups of one rank: every rank is a replica of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+
+from cases.models import (
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    config,
+    make,
+    raises,
+    reference,
+    train,
+)
+
+STAGES = (1, 2, 3)
+OPTIMIZER = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}
+
+
+def grouped(stage: int, make_optimizer=None, seed: int = 0, size: int = 1) -> zerorun.ZeroEngine:
+    keys = config(stage) if make_optimizer else config(stage, optimizer=OPTIMIZER)
+    keys["zerorun"] = keys["zerorun"] | {"shard_group_size": size}
+    model = make(Model, seed)
+    optimizer = make_optimizer(model) if make_optimizer else None
+    return zerorun.initialize(model, optimizer, config=keys)[0]
+
+
+def full_values(engine: zerorun.ZeroEngine) -> list[torch.Tensor]:
+    return [zerorun.zero.safe_get_full_fp32_param(p) for p in engine.module.parameters()]
+
+
+def case_losses_are_those_of_one_process(_folder: Path) -> None:
+    expected, _ = reference()
+    for make_optimizer in (None, adamw):
+        plain = grouped(2, make_optimizer, size=0)
+        train(plain)
+        for stage in STAGES:
+            engine = grouped(stage, make_optimizer)
+            assert_close(train(engine), expected)
+            for values, wanted in zip(full_values(engine), full_values(plain), strict=True):
+                assert torch.equal(values, wanted)
+            engine.destroy()
+        plain.destroy()
+
+
+def case_states_can_be_read_and_set(_folder: Path) -> None:
+    engine = grouped(2, adamw)
+    train(engine, 2)
+    target = next(engine.module.parameters())
+    for name in ("exp_avg", "exp_avg_sq"):
+        state = zerorun.zero.safe_get_full_optimizer_state(target, name)
+        assert state is not None
+        assert state.shape == target.shape
+        zerorun.zero.safe_set_full_optimizer_state(target, torch.full_like(state, 0.5), name)
+        state = zerorun.zero.safe_get_full_optimizer_state(target, name)
+        assert torch.equal(state, torch.full_like(state, 0.5))
+    zerorun.zero.safe_set_full_fp32_param(target, torch.full(target.shape, 0.25))
+    assert torch.equal(target.detach(), torch.full_like(target, 0.25))
+    engine.destroy()
+
+
+def case_a_checkpoint_goes_from_and_to_any_group(folder: Path) -> None:
+    for make_optimizer in (None, adamw):
+        for stage, size in ((1, 1), (3, 1), (2, 0)):
+            path = folder / f"{stage}.{size}.{make_optimizer is None}"
+            engine = grouped(stage, make_optimizer, size=size)
+            train(engine, 3)
+            engine.save_checkpoint(path)
+            expected = train(engine, 3, first=3)
+            engine.destroy()
+            for loads_at, into in ((2, 1), (3, 0)):
+                engine = grouped(loads_at, make_optimizer, seed=5, size=into)
+                engine.load_checkpoint(path)
+                assert train(engine, 3, first=3) == expected
+                engine.destroy()
+
+
+def case_sizes_that_cannot_work_are_errors(_folder: Path) -> None:
+    raises(
+        zerorun.ConfigError,
+        f"/zerorun/shard_group_size: got 3 for {WORLD_SIZE} ranks",
+        lambda: grouped(2, size=3),
+    )
+    raises(zerorun.ConfigError, "at stage 0 nothing is sharded", lambda: grouped(0))

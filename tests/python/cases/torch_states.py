@@ -1,0 +1,251 @@
+"""PyTorch's get_state_dict and set_state_dict of an engine's model and optimizer."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+import zerorun
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from cases.models import (
+    RANK,
+    STAGES,
+    WORLD_SIZE,
+    adamw,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    raises,
+    train,
+)
+
+BF16 = {"bf16": {"enabled": True}}
+FULL = StateDictOptions(full_state_dict=True)
+ON_HOST = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class Buffered(type(make())):
+    """With tensors that are not parameters, and a scalar parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(3))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * self.scale
+
+
+def engine_at(stage: int, seed: int = 0, **keys: Any) -> Any:
+    model = make(Buffered, seed)
+    return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[:2]
+
+
+def with_process_group() -> None:
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+
+
+def trained_by_torch(steps: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What the functions give for a model that one process trains."""
+    model = make(Buffered)
+    optimizer = adamw(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, batch_of(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return get_state_dict(model, optimizer)
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, dict):
+            assert_same(found[name], value)
+        elif isinstance(value, torch.Tensor):
+            whole = found[name].full_tensor() if isinstance(found[name], DTensor) else found[name]
+            assert whole.shape == value.shape, name
+            # Where a gradient is nearly 0, Adam's first steps make much of its rounding.
+            assert (whole.cpu() - value).abs().mean() < 1e-4, name
+
+
+def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
+    with_process_group()
+    model_state, optimizer_state = trained_by_torch(2)
+    for stage in STAGES:
+        engine, optimizer = engine_at(stage)
+        train(engine, 2)
+        for options in (FULL, StateDictOptions(), StateDictOptions(cpu_offload=True)):
+            found, states = get_state_dict(engine.module, optimizer, options=options)
+            assert_same(found, model_state)
+            assert_same(states["state"], optimizer_state["state"])
+            names = [group["params"] for group in states["param_groups"]]
+            assert names == [group["params"] for group in optimizer_state["param_groups"]]
+            is_sharded = isinstance(states["state"]["embedding.weight"]["exp_avg"], DTensor)
+            assert is_sharded == (WORLD_SIZE > 1 and not options.full_state_dict)
+        flat = get_optimizer_state_dict(
+            engine.module, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
+        )
+        assert "state.embedding.weight.exp_avg" in flat
+        assert flat["param_groups.embedding.weight.weight_decay"] == 0.1
+        engine.destroy()
+
+
+def case_whole_states_on_the_host_are_rank_zeros(_folder: Path) -> None:
+    with_process_group()
+    for stage in STAGES:
+        engine, optimizer = engine_at(stage)
+        train(engine, 1)
+        found, states = get_state_dict(engine, optimizer, options=ON_HOST)
+        assert (found == {}) == (states == {}) == (RANK > 0)
+        if RANK == 0:
+            assert found.keys() == make(Buffered).state_dict().keys()
+            shapes = {name: value.shape for name, value in make(Buffered).state_dict().items()}
+            assert {name: value.shape for name, value in found.items()} == shapes
+            assert found["head.weight"] is not None
+        engine.destroy()
+
+
+def case_frozen_parameters_are_left_out_when_that_is_asked(_folder: Path) -> None:
+    model = make(Buffered)
+    model.embedding.weight.requires_grad_(False)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
+    found = get_model_state_dict(engine.module, options=options)
+    assert "embedding.weight" not in found
+    assert found["blocks.0.up.weight"].numel() == 128 * 32
+    engine.destroy()
+
+
+def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
+    """As an FSDP2 program saves and loads: sharded, in the folder of dcp.save."""
+    with_process_group()
+    for stage, keys in ((0, BF16), (2, {}), (3, {}), (3, BF16)):
+        path = str(folder / f"{stage}{len(keys)}")
+        engine, optimizer = engine_at(stage, **keys)
+        train(engine, 2)
+        model_state, states = get_state_dict(engine.module, optimizer)
+        dcp.save({"model": model_state, "optim": states}, checkpoint_id=path)
+        expected = train(engine, 2, first=2)
+        engine.destroy()
+        engine, optimizer = engine_at(stage, seed=1, **keys)
+        model_state, states = get_state_dict(engine.module, optimizer)
+        dcp.load({"model": model_state, "optim": states}, checkpoint_id=path)
+        set_state_dict(
+            engine.module, optimizer, model_state_dict=model_state, optim_state_dict=states
+        )
+        assert engine.core.step_count == 2
+        assert train(engine, 2, first=2) == expected
+        engine.destroy()
+
+
+def case_whole_states_of_one_rank_go_on_everywhere(_folder: Path) -> None:
+    with_process_group()
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    for stage, flatten in ((1, True), (3, False)):
+        options.flatten_optimizer_state_dict = flatten
+        engine, optimizer = engine_at(stage)
+        train(engine, 2)
+        given = copy.deepcopy(get_state_dict(engine.module, optimizer, options=options))
+        expected = train(engine, 2, first=2)
+        engine.destroy()
+        engine, optimizer = engine_at(stage, seed=1)
+        optimizer.param_groups[0]["lr"] = 0.5
+        # PyTorch's set_state_dict itself leaves out the model where a rank gives nothing.
+        set_model_state_dict(engine.module, given[0], options=options)
+        set_optimizer_state_dict(engine.module, optimizer, given[1], options=options)
+        assert train(engine, 2, first=2) == expected
+        engine.destroy()
+
+
+def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
+    with_process_group()
+    engine, optimizer = engine_at(3)
+    train(engine, 1)
+    model_state, states = get_state_dict(engine.module, optimizer, options=FULL)
+    before = engine.core.parameter_hash()
+    wrong = dict(model_state) | {"scale": torch.ones(2), "more": torch.ones(2)}
+    for text in ("scale has shape (), in the state dict (2,)", "more is in one of the two only"):
+        raises(
+            zerorun.CheckpointError,
+            text,
+            lambda: set_model_state_dict(engine.module, wrong, options=FULL),
+        )
+    result = set_model_state_dict(
+        engine.module,
+        {"scale": model_state["scale"]},
+        options=StateDictOptions(full_state_dict=True, strict=False),
+    )
+    assert "embedding.weight" in result.missing_keys
+    del states["state"]["embedding.weight"]["exp_avg"]
+    raises(
+        zerorun.CheckpointError,
+        "embedding.weight.exp_avg: got nothing, expected",
+        lambda: set_state_dict(
+            engine.module,
+            optimizer,
+            model_state_dict=model_state,
+            optim_state_dict=states,
+            options=FULL,
+        ),
+    )
+    assert engine.core.parameter_hash() == before
+    if WORLD_SIZE > 1:
+        mine = model_state if RANK == 0 else {"scale": model_state["scale"]}
+        raises(
+            zerorun.CheckpointError,
+            "broadcast_from_rank0=True",
+            lambda: set_model_state_dict(
+                engine.module, mine, options=StateDictOptions(full_state_dict=True, strict=False)
+            ),
+        )
+    engine.destroy()
+
+
+def case_what_is_not_there_is_an_error_that_names_the_call(_folder: Path) -> None:
+    model = make()
+    rmsprop = torch.optim.RMSprop(model.parameters(), lr=1e-3)
+    engine, optimizer, *_ = zerorun.initialize(model, rmsprop, config=config(3))
+    raises(
+        zerorun.ConfigError,
+        "engine.save_checkpoint() saves all",
+        lambda: get_optimizer_state_dict(model, optimizer),
+    )
+    engine.destroy()
+    if WORLD_SIZE > 1:  # what is left is a model of zero.Init's, without an engine
+        raises(
+            zerorun.ConfigError,
+            "within zerorun.zero.GatheredParameters",
+            lambda: get_model_state_dict(model, options=FULL),
+        )
+
+
+def case_a_copy_of_a_model_is_whole(_folder: Path) -> None:
+    for stage in STAGES:
+        engine, _ = engine_at(stage)
+        train(engine, 1)
+        other = copy.deepcopy(engine.module)
+        whole = engine.full_state_dict(rank0_only=False)
+        assert_same(other.state_dict(), whole)
+        tokens = batch_of(9).to(engine.device)
+        with torch.no_grad():
+            torch.testing.assert_close(other(tokens), engine(tokens))
+        train(engine, 1, first=1)
+        assert_same(other.state_dict(), whole)  # it is not the engine's
+        engine.destroy()

@@ -1,0 +1,65 @@
+"""Runs of train that are killed at random moments of their saves. ZERORUN_KILLS=200 says how often;
+without it nothing is run, since it takes minutes."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+KILLS = int(os.environ.get("ZERORUN_KILLS", "0"))
+SHAPE = {"n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 16, "vocab_size": 256}
+GPT = {"model_type": "gpt2"} | SHAPE
+
+
+def latest_of(out: Path) -> str:
+    return (out / "latest").read_text().strip() if (out / "latest").exists() else ""
+
+
+def run_and_kill(command: list[object], out: Path, wait_s: float) -> None:
+    """Kills all processes of the job at once, `wait_s` after it has saved for the first time."""
+    before = latest_of(out)
+    job = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while latest_of(out) == before and job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(wait_s)
+    with contextlib.suppress(ProcessLookupError):  # it has failed, and says why
+        os.killpg(job.pid, signal.SIGKILL)
+    _, errors = job.communicate(timeout=60)
+    assert latest_of(out) != before, f"no checkpoint in 120 s:\n{errors.decode()[-2000:]}"
+
+
+@pytest.mark.skipif(KILLS == 0, reason="ZERORUN_KILLS=200 runs it")
+@pytest.mark.parametrize("beside", [False, True], ids=["blocking", "async"])
+def test_a_killed_run_leaves_checkpoints_that_load(
+    zerorun: Path, tmp_path: Path, beside: bool
+) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "text").write_text("to be or not to be " * 500)
+    (tmp_path / "model.json").write_text(json.dumps(GPT))
+    train = [zerorun, "--num_gpus", 2, "train", "--data", tmp_path / "text", "--micro_batch", 1]
+    train += ["--sample", "", "--steps", 10**6, "--save", out, "--save_every", 1, "--keep_last", 3]
+    train += ["--save_async"] if beside else []
+    moments = random.Random(0)
+    reached = 0
+    for kill in range(KILLS):
+        start = ["--resume", out] if kill else ["--model", tmp_path / "model.json"]
+        run_and_kill([*train, *start], out, moments.uniform(0, 0.3))
+        for command in (["prune", "--keep_last", 1], ["verify"]):
+            tool = subprocess.run(
+                list(map(str, [zerorun, "ckpt", command[0], out, *command[1:]])),
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert tool.returncode == 0, f"kill {kill}: {tool.stderr}"
+        step = int(latest_of(out).removeprefix("step"))
+        assert step > reached, f"kill {kill}: step {step} after {reached}"  # and so it was loaded
+        reached = step

@@ -1,0 +1,125 @@
+"""`zerorun completion` in real shells, and `zerorun help`."""
+
+import contextlib
+import os
+import pty
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+DEADLINE = 60
+# The word before the cursor ends the line.
+BASH = """
+set -u
+eval "$(zerorun completion bash)"
+COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=(zerorun) COMP_CWORD=0
+_zerorun zerorun
+printf '%s\\n' "${COMPREPLY[@]}"
+complete -p zerorun
+"""
+FISH = 'zerorun completion fish | source; complete --do-complete "$argv[1]"'
+
+
+def path_with(zerorun: Path) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{zerorun.parent}:{os.environ['PATH']}", "TERM": "dumb"}
+
+
+def run(zerorun: Path, *command: str) -> list[str]:
+    job = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE,
+        env=path_with(zerorun),
+    )
+    assert job.stderr == ""
+    return job.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("zerorun ver", ["version"]),
+        ("zerorun ckpt ver", ["verify"]),
+        ("zerorun --accelerator ", ["auto", "cpu", "cuda"]),
+        ("zerorun --accelerator=c", ["cpu", "cuda"]),  # behind the '=', where bash cuts
+        ("zerorun --num_gpus 2 train --dt", ["--dtype"]),
+        ("zerorun my_script", [""]),  # then bash completes files
+    ],
+)
+def test_bash_completes(zerorun: Path, line: str, expected: list[str]) -> None:
+    *found, rule = run(zerorun, "bash", "--norc", "-c", BASH, "bash", line)
+    assert found == expected
+    assert rule == "complete -o bashdefault -o default -F _zerorun zerorun"
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="no fish")
+def test_fish_completes(zerorun: Path, tmp_path: Path) -> None:
+    def complete(line: str) -> list[str]:
+        return [found.split("\t")[0] for found in run(zerorun, "fish", "-N", "-c", FISH, line)]
+
+    assert complete("zerorun ckpt ver") == ["verify"]
+    assert complete("zerorun --accelerator=c") == ["--accelerator=cpu", "--accelerator=cuda"]
+    (tmp_path / "my_script.py").touch()
+    assert complete(f"zerorun {tmp_path}/my_s") == [f"{tmp_path}/my_script.py"]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh")
+def test_zsh_completes(zerorun: Path) -> None:
+    """On a terminal, where alone zsh completes: a line with the tabulator in it runs."""
+    controller, terminal = pty.openpty()
+    shell = subprocess.Popen(
+        ["zsh", "-f", "-i"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=path_with(zerorun),
+    )
+    os.close(terminal)
+    lines = (
+        "autoload -Uz compinit; compinit -u -D",
+        'eval "$(zerorun completion zsh)"',
+        "zerorun ckpt ver\t --help; exit",
+    )
+    text = ""
+    for line in lines:
+        os.write(controller, f"{line}\n".encode())
+    with contextlib.suppress(OSError):  # the shell has ended
+        while part := os.read(controller, 4096):
+            text += part.decode(errors="replace")
+    assert shell.wait(DEADLINE) == 0, text
+    assert "Usage: zerorun ckpt verify" in text
+    os.close(controller)
+
+
+def test_help_is_grouped_by_task(zerorun: Path) -> None:
+    listed = run(zerorun, "zerorun", "help")
+    tasks = [line.strip() for line in listed if re.match(r"  \S", line)]
+    assert tasks[0] == "Before a run"
+    assert "Checkpoints" in tasks
+    assert any(line.startswith("    zerorun ckpt import ") for line in listed)
+    assert all(len(line) <= 100 for line in listed)
+    assert "\n".join(listed[:10]) in "\n".join(run(zerorun, "zerorun", "--help"))
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        (["ckpt", "verify"], "Usage: zerorun ckpt verify"),
+        (["launcher"], "--hostfile"),
+        (["train"], "--micro_batch"),
+        (["environment"], "ZERORUN_PYTHON"),
+    ],
+)
+def test_help_on_a_topic(zerorun: Path, topic: list[str], expected: str) -> None:
+    assert any(expected in line for line in run(zerorun, "zerorun", "help", *topic))
+
+
+def test_help_on_nothing_known_says_where_to_look(zerorun: Path) -> None:
+    job = subprocess.run([zerorun, "help", "nosuch"], capture_output=True, text=True, check=False)
+    assert job.returncode == 2
+    assert "zerorun help has nothing on 'nosuch'; zerorun help lists what there is" in job.stderr

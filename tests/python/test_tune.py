@@ -1,0 +1,198 @@
+"""`zerorun tune`: what it tries, what it keeps, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zerorun as package
+from ranks import environment
+from zerorun.tune.options import Options, parse
+from zerorun.tune.search import Search
+from zerorun.tune.trial import Trial, command_of
+
+SECTION = {
+    "metric": "throughput",
+    "start_profile_step": 3,
+    "end_profile_step": 5,
+    "tuner_num_trials": 50,
+    "tuner_early_stopping": 5,
+    "num_tuning_micro_batch_sizes": 3,
+    "min_train_micro_batch_size_per_gpu": 1,
+    "max_train_micro_batch_size_per_gpu": 1024,
+    "max_train_batch_size": None,
+    "arg_mappings": {},
+}
+
+
+def search_with(
+    rate: Any, given: dict[str, Any], fits: list[dict[str, Any]] | None = None, **section: Any
+) -> Search:
+    """A search of two ranks whose trials do not run: `rate` of configuration and micro-batch, 0
+    for one that fails."""
+
+    def run(name: str, values: dict[str, Any], micro_batch: int | None, _: list[str]) -> Trial:
+        found = rate(values, micro_batch)
+        status = "done" if found else "failed"
+        return Trial(name, micro_batch, status, found, 1e3, world_size=2, parameters=3200)
+
+    options = Options(Path("c.json"), ["zerorun"], ["script.py", "c.json"])
+    options.autotuning = SECTION | section
+    search = Search(options, given, run)
+    if fits is not None:
+        search.planned = lambda: fits
+    else:
+        options.model = None
+        search.planned = lambda: [row(stage) for stage in (1, 0, 2, 3)]
+    search.run()
+    return search
+
+
+def row(stage: int, device: str = "none", fits: bool = True) -> dict[str, Any]:
+    setting = f"stage {stage}" + ("" if device == "none" else f", optimizer {device}")
+    offload = {"offload_optimizer": device, "offload_param": "none", "ratio": 1.0}
+    return {"setting": setting, "stage": stage, "fits": fits} | offload
+
+
+def stage_of(values: dict[str, Any]) -> int:
+    return values.get("zero_optimization", {}).get("stage", 0)
+
+
+def test_the_best_stage_and_micro_batch_are_found() -> None:
+    given = {"train_micro_batch_size_per_gpu": 2}
+    search = search_with(lambda v, size: (10 if stage_of(v) == 2 else 5) * min(size, 8), given)
+    assert stage_of(search.best_config) == 2
+    assert search.best_config["train_micro_batch_size_per_gpu"] == 8
+    names = [trial.name for trial in search.trials]
+    assert names[:4] == ["as_given", "stage_1", "stage_2", "stage_3"]
+    assert "micro-batch_16" in names
+    assert "buckets_of_100" in names
+    assert given == {"train_micro_batch_size_per_gpu": 2}
+
+
+def test_a_micro_batch_that_does_not_train_is_halved() -> None:
+    given = {"train_micro_batch_size_per_gpu": 32, "zero_optimization": {"stage": 1}}
+    search = search_with(lambda _, size: size if size <= 8 else 0, given)
+    assert search.best_config["train_micro_batch_size_per_gpu"] == 8
+    assert search.trials[0].status == "failed"
+
+
+def test_offloading_is_tried_where_nothing_fits_without_it() -> None:
+    rows = [row(1, fits=False), row(2, "cpu"), row(3, "cpu")]
+    search = search_with(
+        lambda v, _: float("offload_optimizer" in v.get("zero_optimization", {})), {}, rows
+    )
+    offload = search.best_config["zero_optimization"]["offload_optimizer"]
+    assert offload == {"device": "cpu", "ratio": 1.0}
+    assert not any(trial.name == "stage_1" for trial in search.trials)
+
+
+@pytest.mark.parametrize(
+    ("section", "trials"), [({"tuner_num_trials": 2}, 2), ({"tuner_early_stopping": 3}, 4)]
+)
+def test_a_search_is_bounded(section: dict[str, int], trials: int) -> None:
+    search = search_with(lambda *_: 1.0, {"train_micro_batch_size_per_gpu": 1}, **section)
+    assert len(search.trials) == trials
+    assert search.best is search.trials[0]
+
+
+def test_batches_stay_within_their_limit() -> None:
+    given = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
+    search = search_with(lambda _, size: size, given, max_train_batch_size=16)
+    assert search.best_config["train_micro_batch_size_per_gpu"] == 4  # 4 * 2 steps * 2 ranks
+    fixed = search_with(lambda _, size: size, given | {"train_batch_size": 8})
+    assert fixed.best_config["train_micro_batch_size_per_gpu"] == 4
+    assert "gradient_accumulation_steps" not in fixed.best_config
+
+
+@pytest.fixture
+def tune(zerorun: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration, a text and a model to tune."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{zerorun.parent}:{os.environ['PATH']}")
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW"},
+        "autotuning": {"enabled": True, "tuner_num_trials": 3, "end_profile_step": 4},
+    }
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    (tmp_path / "m.json").write_text(json.dumps(shape))
+    return tmp_path
+
+
+COMMAND = "tune c.json --accelerator cpu --num_gpus 2 -- train --data text --model m.json"
+
+
+def start(zerorun: Path, build: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [zerorun, *words],
+        env=environment(build) | {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_program_is_tuned(zerorun: Path, build: Path, tune: Path) -> None:
+    job = start(zerorun, build, *COMMAND.split())
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, output + errors
+    folder = tune / "autotuning_results"
+    trials = json.loads((folder / "trials.json").read_text())
+    assert [trial["status"] for trial in trials] == ["done"] * 3
+    best = max(trials, key=lambda trial: trial["rate"])
+    assert f"* {best['name']}" in (folder / "summary.txt").read_text()
+    optimal = json.loads((folder / "ds_config_optimal.json").read_text())
+    assert "autotuning" not in optimal
+    command = (folder / "cmd_optimal.txt").read_text()
+    assert command.strip() in output
+    assert f"--micro_batch {best['micro_batch']}" in command
+
+
+def test_an_interrupt_keeps_the_best_so_far(zerorun: Path, build: Path, tune: Path) -> None:
+    job = start(zerorun, build, *COMMAND.split())
+    assert job.stdout.readline().startswith("as_given: ")
+    job.send_signal(signal.SIGINT)
+    output, errors = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "interrupted" in errors
+    assert "best: " in output
+    assert (tune / "autotuning_results" / "ds_config_optimal.json").exists()
+
+
+def test_what_cannot_be_tuned_is_said(tune: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error_of(text: str) -> str:
+        with pytest.raises(package.ConfigError) as caught:
+            parse(text.split())
+        return str(caught.value)
+
+    assert "no program to run" in error_of("c.json")
+    assert "add --deepspeed c.json" in error_of("c.json -- script.py --lr 1")
+    fast = error_of("--autotuning fast x.py --deepspeed c.json")
+    assert "got 'fast', expected tune or run" in fast
+    assert "name no configuration" in error_of("--autotuning run x.py")
+    assert "no such file" in error_of("none.json -- train").lower()
+    wrong = {"train_batch_size": 1, "autotuning": {"start_profile_step": 9}}
+    (tune / "wrong.json").write_text(json.dumps(wrong))
+    assert "/autotuning/start_profile_step is 9" in error_of("wrong.json -- train")
+    (tune / "wrong.json").write_text('{"autotuning": {"metric": "joy"}}')
+    assert "/autotuning/metric" in error_of("wrong.json -- train")
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    assert "-- PROGRAM" in capsys.readouterr().out
+
+
+def test_deepspeeds_form_means_the_same(tune: Path) -> None:
+    given = "--autotuning run --num_gpus 2 x.py --deepspeed c.json --lr 1"
+    options = parse(given.split())
+    assert options.then_run
+    command = command_of(options, Path("best.json"), ["--per_device_train_batch_size", "4"])
+    words = "--num_gpus 2 x.py --deepspeed best.json --lr 1 --per_device_train_batch_size 4"
+    assert command[1:] == words.split()

@@ -1,0 +1,96 @@
+#include "tools/completion.h"
+
+#include <gmock/gmock.h>
+
+#include <CLI/CLI.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "train/options.h"
+
+namespace zerorun {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+
+std::vector<std::string> words_for(const std::vector<std::string>& words) {
+  std::vector<std::string> found;
+  for (const Candidate& candidate : complete(words)) found.push_back(candidate.word);
+  return found;
+}
+
+TEST(Completion, TheFirstWordIsAToolOrAProgram) {
+  EXPECT_THAT(words_for({""}),
+              IsSupersetOf({"plan", "config", "ckpt", "report", "monitor", "help"}));
+  EXPECT_THAT(words_for({"pl"}), ElementsAre("plan"));
+  EXPECT_THAT(words_for({"my_script"}), IsEmpty());  // a file, which the shell knows
+}
+
+TEST(Completion, ToolsAreOnlyTheFirstWord) {
+  EXPECT_THAT(words_for({"--num_gpus", "2", "pl"}), IsEmpty());
+}
+
+TEST(Completion, ToolsHaveToolsAndOptions) {
+  EXPECT_THAT(words_for({"ckpt", "p"}), ElementsAre("prune"));
+  EXPECT_THAT(words_for({"ckpt", "e"}), ElementsAre("export"));
+  EXPECT_THAT(words_for({"ckpt", "prune", "--keep"}), ElementsAre("--keep_last", "--keep_every"));
+  EXPECT_THAT(words_for({"ckpt", "prune", "out/"}), IsEmpty());
+  EXPECT_THAT(words_for({"completion", ""}), ElementsAre("bash", "zsh", "fish"));
+}
+
+TEST(Completion, LauncherOptionsStandBeforeTheProgram) {
+  EXPECT_THAT(words_for({"--num_"}),
+              ElementsAre("--num_gpus", "--num_accelerators", "--num_nodes"));
+  EXPECT_THAT(words_for({"--num-n"}), ElementsAre("--num_nodes"));
+  EXPECT_THAT(words_for({"script.py", "--num_"}), IsEmpty());
+}
+
+TEST(Completion, TrainHasItsOwnOptions) {
+  EXPECT_THAT(words_for({"--num_gpus", "2", "train", "--save"}),
+              ElementsAre("--save", "--save_every", "--save_async"));
+  EXPECT_THAT(words_for({"train", "--num_gpus"}), IsEmpty());
+}
+
+TEST(Completion, ValuesThatAreChoices) {
+  EXPECT_THAT(words_for({"--accelerator", ""}), ElementsAre("auto", "cpu", "cuda"));
+  EXPECT_THAT(words_for({"--accelerator=c"}),
+              ElementsAre("--accelerator=cpu", "--accelerator=cuda"));
+  EXPECT_THAT(words_for({"train", "--dtype", "f"}), ElementsAre("fp32", "fp16"));
+  EXPECT_THAT(words_for({"train", "--model", ""}), IsEmpty());  // NAME|FILE are no choices
+  EXPECT_THAT(words_for({"--hostfile", ""}), IsEmpty());
+}
+
+TEST(Completion, KnowsEveryOptionOfTrain) {
+  train::TrainOptions values;
+  CLI::App train;
+  train::define_options(train, values);
+  std::set<std::string> expected;
+  for (const CLI::Option* option : train.get_options()) {
+    for (const std::string& name : option->get_lnames()) expected.insert("--" + name);
+  }
+  const std::vector<std::string> found = words_for({"train", "-"});
+  EXPECT_EQ(std::set<std::string>(found.begin(), found.end()), expected);
+}
+
+TEST(Completion, OptionsThatTheHelpHidesAreHiddenHereToo) {
+  EXPECT_THAT(words_for({"--"}), Not(Contains("--start_method")));
+}
+
+TEST(Completion, HelpHasTopics) {
+  EXPECT_THAT(words_for({"help", "e"}), ElementsAre("env", "environment"));
+  EXPECT_THAT(words_for({"help", "config", "s"}), ElementsAre("show", "schema"));
+}
+
+TEST(Completion, LinesHaveAWordAndItsMeaning) {
+  EXPECT_EQ(candidates_text({"config", "sc"}),
+            "schema\tPrints the JSON Schema of a configuration, for editors\n");
+  EXPECT_EQ(candidates_text({"--hostfile", ""}), "");
+}
+
+}  // namespace
+}  // namespace zerorun

@@ -1,0 +1,196 @@
+#include "zerorun/timeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/observers.h"
+#include "tests/zero/offload_config.h"
+#include "tests/zero/toy_run.h"
+#include "zero/span_log.h"
+#include "zerorun/error.h"
+
+namespace zerorun::testing::timeline {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using ::testing::ThrowsMessage;
+
+LoggedSpan span(SpanKind kind, double begin, double end) {
+  return {.kind = kind, .row = "row", .name = "name", .begin_s = begin, .end_s = end};
+}
+
+TEST(HiddenPartsTest, WaitsAndTimeWithoutComputationAreNotHidden) {
+  const std::vector<LoggedSpan> spans = {
+      span(SpanKind::compute, 0, 6), span(SpanKind::compute, 1, 3),  // nested
+      span(SpanKind::wait, 4, 5),    span(SpanKind::reduction, 2, 5),
+      span(SpanKind::gather, 5, 7),  span(SpanKind::gather, 6, 9),
+  };
+  const HiddenParts hidden = hidden_parts(spans);
+  EXPECT_DOUBLE_EQ(hidden.reductions.value(), 2.0 / 3.0);  // [2, 4) of [2, 5)
+  EXPECT_DOUBLE_EQ(hidden.gathers.value(), 1.0 / 4.0);     // [5, 6) of [5, 9)
+  EXPECT_FALSE(hidden_parts({span(SpanKind::compute, 0, 1)}).reductions);
+}
+
+TEST(SpanLogTest, ItHasRoomForSoManySpansAndCountsTheRest) {
+  SpanLog log;
+  log.add(span(SpanKind::compute, 0, 1));  // not open yet
+  log.open();
+  for (size_t i = 0; i < SpanLog::kMaxSpans + 3; ++i) log.add(span(SpanKind::compute, 0, 1));
+  const SpanLog::Content content = log.take();
+  EXPECT_EQ(content.spans.size(), SpanLog::kMaxSpans);
+  EXPECT_EQ(content.dropped, 3);
+  EXPECT_FALSE(log.is_open());
+}
+
+nlohmann::json read_json(const std::string& path) {
+  std::ifstream file(path);
+  return nlohmann::json::parse(file);
+}
+
+class TimelineTest : public ::testing::Test {
+ protected:
+  ~TimelineTest() override { std::filesystem::remove(path_); }
+
+  // Takes steps, with forward and backward as one span each; returns what rank 0 was told.
+  std::string run(const Config& config, int world_size, int64_t steps, int64_t first,
+                  int64_t last) const {
+    std::string told;
+    run_ranks(world_size, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      const auto timeline = Timeline::create(*engine, comm, {path_, first, last}, 0);
+      std::string line;
+      for (int64_t step = 1; step <= steps; ++step) {
+        const double begin = steady_seconds();
+        ToyModel::micro_step(
+            *engine, comm.rank(), 0, step, [](const std::string&, int) { return true; }, 1.0F);
+        timeline->add("forward and backward", "toy", begin, steady_seconds());
+        engine->step();
+        line += timeline->end_step(step);
+      }
+      line += timeline->finish();
+      if (comm.rank() == 0) {
+        told = line;
+      } else {
+        EXPECT_EQ(line, "");
+      }
+    });
+    return told;
+  }
+
+  const std::string path_ = test_paths::build() + "/timeline_test.json";
+};
+
+// The names of the spans of a rank, with how often they are there.
+std::map<std::string, int> names_of(const nlohmann::json& trace, int rank) {
+  std::map<std::string, int> names;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] == "X" && event["pid"] == rank) ++names[event["name"].get<std::string>()];
+  }
+  return names;
+}
+
+// Of all moments between two ends of spans: those in which a reduction ran and the rank computed.
+double hidden_reductions(const nlohmann::json& trace, int rank) {
+  std::set<double> ends;
+  const auto covers = [&](const char* category, double moment) {
+    return std::ranges::any_of(trace["traceEvents"], [&](const nlohmann::json& event) {
+      return event["ph"] == "X" && event["pid"] == rank && event["cat"] == category &&
+             event["ts"] <= moment &&
+             moment < event["ts"].get<double>() + event["dur"].get<double>();
+    });
+  };
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] != "X" || event["pid"] != rank) continue;
+    ends.insert(event["ts"].get<double>());
+    ends.insert(event["ts"].get<double>() + event["dur"].get<double>());
+  }
+  double busy = 0;
+  double hidden = 0;
+  for (auto end = ends.begin(); std::next(end) != ends.end(); ++end) {
+    const double moment = (*end + *std::next(end)) / 2;
+    if (!covers("reduction", moment)) continue;
+    const double length = *std::next(end) - *end;
+    busy += length;
+    if (covers("compute", moment) && !covers("wait", moment)) hidden += length;
+  }
+  return hidden / busy;
+}
+
+TEST_F(TimelineTest, EveryRanksWorkOfTheStepsIsInTheFile) {
+  const Config config = base_config(2);
+  EXPECT_THAT(run(config, 2, 5, 2, 3), HasSubstr("timeline of steps 2 to 3 in " + path_));
+  const nlohmann::json trace = read_json(path_);
+  EXPECT_EQ(trace["otherData"]["steps"], nlohmann::json({2, 3}));
+  EXPECT_EQ(trace["otherData"]["dropped_events"], 0);
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::map<std::string, int> names = names_of(trace, rank);
+    EXPECT_EQ(names.at("step 2"), 1);
+    EXPECT_EQ(names.at("step 3"), 1);
+    EXPECT_FALSE(names.contains("step 1"));
+    EXPECT_EQ(names.at("forward and backward"), 2);
+    EXPECT_EQ(names.at("reduce_scatter") % 2, 0);
+    EXPECT_EQ(names.at("reduce_scatter"), names.at("all_gather"));
+    EXPECT_GE(names.at("update"), 2);
+    EXPECT_NEAR(trace["otherData"]["hidden"][static_cast<size_t>(rank)]["reductions"],
+                hidden_reductions(trace, rank), 0.02);  // the file rounds to nanoseconds
+  }
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    EXPECT_GE(event["ts"], 0);
+    EXPECT_GE(event["dur"], 0);
+    if (event["name"] == "reduce_scatter") {
+      EXPECT_THAT(event["args"]["of"].get<std::string>(), HasSubstr("bucket"));
+      EXPECT_GT(event["args"]["bytes"], 0);
+    }
+  }
+}
+
+TEST_F(TimelineTest, StreamsOfAnOffloadedStepHaveRowsOfTheirOwn) {
+  run(offloaded(base_config(2), 1.0, OffloadDevice::nvme), 2, 2, 1, 2);
+  const nlohmann::json trace = read_json(path_);
+  std::set<std::string> rows;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name") rows.insert(event["args"]["name"].get<std::string>());
+  }
+  EXPECT_THAT(rows,
+              IsSupersetOf({"steps", "program", "host", "read", "write", "reductions", "gathers"}));
+}
+
+TEST_F(TimelineTest, ATrainingThatEndsEarlyLeavesWhatThereIs) {
+  EXPECT_THAT(run(base_config(1), 1, 3, 2, 9), HasSubstr("timeline of steps 2 to 3"));
+  const std::map<std::string, int> names = names_of(read_json(path_), 0);
+  EXPECT_TRUE(names.contains("step 3"));
+  std::filesystem::remove(path_);
+  EXPECT_THAT(run(base_config(1), 1, 1, 3, 9), HasSubstr("took none of the steps 3 to 9"));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(TimelineTest, WhatCannotBeIsAnErrorBeforeTraining) {
+  run_ranks(1, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(base_config(1), *device, comm, toy_specs(), ToyModel::groups());
+    const auto create = [&](TimelineOptions options) {
+      return [&engine, &comm, options] { Timeline::create(*engine, comm, options, 0); };
+    };
+    EXPECT_THAT(create({path_, 3, 2}), ThrowsMessage<ConfigError>(HasSubstr("steps 3 to 2")));
+    EXPECT_THAT(create({"/proc/none/t.json", 1, 2}),
+                ThrowsMessage<IoError>(HasSubstr("/proc/none/t.json")));
+    EXPECT_THAT(create({"/", 1, 2}), ThrowsMessage<IoError>(HasSubstr("is a folder")));
+  });
+}
+
+}  // namespace
+}  // namespace zerorun::testing::timeline

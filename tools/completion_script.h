@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace zerorun {
+
+// What makes bash, zsh or fish ask `zerorun completion --words` for candidates.
+std::string completion_script(const std::string& shell);
+
+}  // namespace zerorun

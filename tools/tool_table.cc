@@ -1,0 +1,182 @@
+#include "tools/tool_table.h"
+
+#include <CLI/CLI.hpp>
+
+#include "config/command_line.h"
+#include "config/reader.h"
+#include "config/report.h"
+#include "tools/bench_nvme.h"
+#include "tools/completion_script.h"
+#include "tools/host_report.h"
+#include "tools/python_tool.h"
+#include "tools/tool.h"
+#include "train/gpt_config.h"
+#include "zerorun/config.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxCount = int64_t{1} << 40;
+
+void define_config(CLI::App& tools, ToolArguments& arguments) {
+  CLI::App* config = add_tool(tools, "config", "Checks, shows and documents configurations",
+                              "Examples:\n"
+                              "  zerorun config check ds_config.json\n"
+                              "  zerorun config show ds_config.json --world_size 8\n"
+                              "  zerorun config schema > ds_config.schema.json");
+  config->require_subcommand(1);
+  CLI::App* check = add_tool(*config, "check", "Says what a file asks for, and everything wrong",
+                             "Example:\n  zerorun config check ds_config.json");
+  takes_text(check->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
+  check->callback([&arguments] { print_text(check_report(arguments.path)); });
+  CLI::App* show = add_tool(*config, "show", "Prints every setting in effect",
+                            "Example:\n  zerorun config show ds_config.json --world_size 8");
+  takes_text(show->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
+  takes_integer(show->add_option("--world_size", arguments.facts.world_size, "Ranks of the job"),
+                "N", 1, kMaxRanks)
+      ->capture_default_str();
+  takes_integer(show->add_option("--hidden_size", arguments.facts.hidden_size,
+                                 "Width of the model, for bucket sizes that are \"auto\""),
+                "N", 1, kMaxCount);
+  takes_integer(show->add_option("--steps", arguments.facts.total_steps,
+                                 "Optimizer steps, for a schedule whose length is \"auto\""),
+                "N", 1, kMaxCount);
+  show->callback([&arguments] {
+    print_text(
+        show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
+  });
+  add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
+      ->callback([] { print_text(json_schema()); });
+  add_tool(*config, "docs", "Prints the reference of all keys in Markdown", "")->callback([] {
+    print_text(config_markdown());
+  });
+}
+
+void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
+  takes_text(tool.add_option("--gpu_memory", plan.device_memory,
+                             "Memory of each GPU, with its unit (80GB, 24GiB): says what fits"),
+             "SIZE");
+  takes_text(tool.add_option("--host_memory", plan.host_memory, "Memory of each host (512GiB)"),
+             "SIZE");
+  takes_text(tool.add_option("--disk", plan.disk, "Room on the local disk of each host (2TB)"),
+             "SIZE");
+  takes_text(tool.add_option("--nvme_path", plan.nvme_path,
+                             "Folder that the configuration of --fit may offload to"),
+             "DIR");
+  takes_text(tool.add_option("--fit", plan.fit,
+                             "Write the fastest configuration that fits to this file, with its "
+                             "micro-batch"),
+             "FILE");
+}
+
+void define_plan(CLI::App& tools, PlanOptions& plan) {
+  CLI::App* tool = add_tool(
+      tools, "plan", "Predicts the bytes of each rank for a configuration and a model",
+      "Examples:\n"
+      "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
+      "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
+      "  zerorun plan --model config.json --gpu_memory 24GiB --host_memory 64GiB --fit fits.json");
+  takes_text(
+      tool->add_option("FILE", plan.config,
+                       "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW"),
+      "");
+  takes_text(tool->add_option("--model", plan.model,
+                              train::preset_names() +
+                                  ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
+                                  "qwen3, gemma, phi3), or a number of parameters (1.3B)"),
+             "MODEL")
+      ->required();
+  takes_integer(tool->add_option("--world_size", plan.world_size, "Ranks of the job"), "N", 1,
+                kMaxRanks)
+      ->capture_default_str();
+  takes_integer(
+      tool->add_option("--ranks_per_host", plan.ranks_per_host, "Ranks on a host. Default: all"),
+      "N", 1, kMaxRanks);
+  tool->add_flag("--cpu", plan.cpu, "CPU ranks: everything is in host memory");
+  takes_integer(tool->add_option("--micro_batch", plan.micro_batch,
+                                 "Sequences of a rank in a micro-step. Default: the file's, else "
+                                 "8 for train's models"),
+                "N", 1, kMaxCount);
+  takes_integer(tool->add_option("--seq_len", plan.seq_len,
+                                 "Tokens of a sequence: counts the activations of train's models"),
+                "N", 1, kMaxCount);
+  tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
+  define_plan_limits(*tool, plan);
+  tool->add_flag("--json", plan.json, "Print the table as JSON, the fastest setting first");
+  tool->callback([&plan] { print_text(plan_report(plan)); });
+}
+
+void define_bench(CLI::App& tools, ToolArguments& arguments) {
+  constexpr const char* kExample = "Example:\n  zerorun bench nvme /mnt/disk --gib 4";
+  CLI::App* bench = add_tool(tools, "bench", "Measures this machine", kExample);
+  bench->require_subcommand(1);
+  CLI::App* nvme =
+      add_tool(*bench, "nvme",
+               "Measures a disk as NVMe offload uses it, and what a step would cost", kExample);
+  takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
+  constexpr double kLeastGib = 0.25;  // 32 of the largest blocks, as many as are in flight at once
+  constexpr double kMaxGib = 1024;
+  takes_number(nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read"), "N",
+               kLeastGib, kMaxGib)
+      ->capture_default_str();
+  nvme->callback([&arguments] {
+    const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
+    bench_nvme(arguments.path, mib << 20, print_line);
+  });
+}
+
+void define_shell(CLI::App& tools, ToolArguments& arguments) {
+  // Its topics are names of tools, which CLI11 would take for tools: commands.cc reads them.
+  add_tool(tools, "help", "Explains a command, the launcher, train or the environment",
+           "Examples:\n"
+           "  zerorun help ckpt verify\n"
+           "  zerorun help environment");
+  CLI::App* completion =
+      add_tool(tools, "completion", "Prints what makes a shell complete zerorun's commands",
+               "Examples:\n"
+               "  eval \"$(zerorun completion bash)\"                   # in ~/.bashrc\n"
+               "  eval \"$(zerorun completion zsh)\"                    # in ~/.zshrc\n"
+               "  zerorun completion fish > ~/.config/fish/completions/zerorun.fish");
+  takes_one_of(completion->add_option("SHELL", arguments.shell, "The shell that reads it"),
+               {"bash", "zsh", "fish"})
+      ->required();
+  completion->callback([&arguments] { print_text(completion_script(arguments.shell)); });
+  add_tool(tools, "version", "Prints the version", "")->callback([] {
+    print_text("zerorun " ZERORUN_VERSION);
+  });
+}
+
+void define_host(CLI::App& tools, ToolArguments& arguments) {
+  define_bench(tools, arguments);
+  add_tool(tools, "env", "Describes this machine, this build, and the variables zerorun reads", "")
+      ->callback([] { print_text(host_report()); });
+}
+
+// Says what the tools that were added since the last call are for.
+void name_task(CLI::App& tools, const char* task) {
+  const auto is_new = [](const CLI::App* tool) { return tool->get_group() == kNoTask; };
+  for (CLI::App* tool : tools.get_subcommands(is_new)) tool->group(task);
+}
+
+}  // namespace
+
+void define_tools(CLI::App& tools, ToolArguments& arguments) {
+  use_plain_help(tools);
+  tools.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  define_plan(tools, arguments.plan);
+  define_config(tools, arguments);
+  name_task(tools, "Before a run");
+  define_ckpt(tools, arguments.ckpt);
+  name_task(tools, "Checkpoints");
+  define_python_tools(tools);
+  name_task(tools, "Looking at runs and tuning them");
+  define_host(tools, arguments);
+  name_task(tools, "This machine");
+  define_shell(tools, arguments);
+  name_task(tools, "The command itself");
+}
+
+}  // namespace zerorun

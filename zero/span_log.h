@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zerorun/communicator.h"
+#include "zerorun/work_span.h"
+
+namespace zerorun {
+
+enum class SpanKind : uint8_t {
+  step,           // a whole optimizer step
+  compute,        // of the model, and kernels
+  wait,           // of the program, for reductions or gathers
+  optimizer,      // the program in the engine's step
+  reduction,      // of gradients
+  gather,         // of parameters
+  agreement,      // any other collective
+  communication,  // kernels that prepare a collective
+  copy,           // between host and device
+  disk,
+};
+
+// One line of a timeline: a rank's work from one moment to another.
+struct LoggedSpan {
+  SpanKind kind = SpanKind::compute;
+  std::string row;
+  std::string name;
+  std::string of;
+  int64_t bytes = 0;
+  double begin_s = 0;
+  double end_s = 0;
+};
+
+// The part of a rank's communication that it computed meanwhile, 0 to 1; unset without any.
+struct HiddenParts {
+  std::optional<double> reductions;
+  std::optional<double> gathers;
+};
+HiddenParts hidden_parts(const std::vector<LoggedSpan>& spans);
+
+// The spans that a rank's observers told of while it was open. Any thread may add.
+class SpanLog {
+ public:
+  static constexpr size_t kMaxSpans = 50'000;  // about 8 MB of the file
+
+  void open();
+  bool is_open() const;
+
+  void add(LoggedSpan span);
+  void add_work(const WorkSpan& span);
+  void add_collective(const CollectiveSpan& span);
+
+  struct Content {
+    std::vector<LoggedSpan> spans;
+    int64_t dropped = 0;  // beyond kMaxSpans
+    int64_t untimed = 0;  // collectives on a GPU's stream
+  };
+  // Closes it.
+  Content take();
+
+ private:
+  mutable std::mutex mutex_;
+  bool open_ = false;
+  Content content_;
+};
+
+// The spans as events of Chrome's trace format with commas between them. Times count from
+// `origin_s`, what began earlier from there.
+std::string trace_events(const std::vector<LoggedSpan>& spans, int rank, double origin_s);
+
+}  // namespace zerorun
