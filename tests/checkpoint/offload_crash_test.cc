@@ -34,7 +34,7 @@ using testing::toy_step;
 using testing::ToyModel;
 
 constexpr int64_t kSteps = 3;
-constexpr int kPoints = 50;
+constexpr int kPoints = 25;
 
 Config nvme_config() {
   Config config;

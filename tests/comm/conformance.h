@@ -28,10 +28,12 @@ struct TransportUnderTest {
   std::function<void()> leave = [] {};  // after it
 };
 
-// Groups of every other rank, of twice as many.
+// Groups of every other rank, of twice as many. They are collectives as those of a world are, and
+// differ in how they are set up: one size is enough.
 inline TransportUnderTest every_other_rank_of(const TransportUnderTest& all) {
   TransportUnderTest group = all;
   group.name = "group_of_" + all.name;
+  group.least_ranks = group.most_ranks = 3;
   group.run = [run = all.run](int world_size, const TransportUnderTest::Body& body) {
     std::latch over(2 * world_size);
     struct Leave {

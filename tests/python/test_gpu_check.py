@@ -30,6 +30,7 @@ PROGRAMS = [
 # where $HANG is, does not end. train writes its losses: those of $LOSSES for parts of its call.
 PROGRAM = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
+[[ -z $KILLED ]] || exit 137
 loss=5.5
 while read -r other part; do [[ "$*" != *"$part"* ]] || loss=$other; done <<<"$LOSSES"
 while (($#)); do
@@ -145,12 +146,15 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
     ):
         assert call in calls
     # What tells most comes first.
-    order = ["Devices/*", "fp32_stage0", "bf16_stage0", "--tf32", "torch_on_gpu"]
-    order += ["test_gpu_train \n", "peers.py", "clipped_stage2", "compute-sanitizer"]
+    order = ["Devices/*", "test_gpu_train \n", "named_rank", "--tf32", "clipped_stage2"]
+    order += ["torch_on_gpu", "Transports/*", "peers.py", "compute-sanitizer"]
     assert sorted(order, key=calls.index) == order
-    trajectories, single = 2 * 2, 4  # dtypes, ranks; TF32, workspace, clipping, NCCL
-    assert calls.count("--accelerator cuda --num_gpus") == trajectories * 4 + single
-    assert calls.count("--save ") == trajectories * 5 + single + 1  # to nowhere
+    trajectories, single = 2 * 2, 3  # dtypes, ranks; TF32, workspace, clipping
+    through_nccl = 1 + 2 * 4 + 1  # a first one; 2 and 4 ranks at every stage; the killed one
+    on_gpu = trajectories * 4 + single + through_nccl
+    assert calls.count("--accelerator cuda --num_gpus") == on_gpu
+    on_cpu = trajectories + 1 + 2  # clipped; beside NCCL
+    assert calls.count("--save ") == on_gpu + on_cpu  # to nowhere
     bf16, clipped = (
         json.loads((machine.root / f"build/gpu_check/{name}.json").read_text())
         for name in ("bf16_stage3", "clipped_stage2")
@@ -207,6 +211,32 @@ def test_quick_leaves_out_what_takes_long(machine: Machine) -> None:
     assert "compute-sanitizer" not in calls
     assert "bench" not in calls
     assert "torch_on_gpu" in calls
+
+
+def test_only_the_parts_that_are_named_run(machine: Machine) -> None:
+    folder = machine.pack(PROGRAMS)
+    result = machine.check("--only", "sanitize,device", "--prebuilt", folder, "out/r.md")
+    assert result.returncode == 0, result.stdout
+    calls = [line for line in machine.calls.read_text().splitlines() if "env" not in line]
+    assert len(calls) == 6
+    assert calls[0] == "test_gpu --gtest_filter=Devices/*"
+    assert "--only: got devices, expected" in machine.check("--only", "devices").stderr
+    with tarfile.open(machine.root / "out/r.md.tar.gz") as archive:
+        assert {"out/r.md", "build/gpu_check/device_suite.log"} <= set(archive.getnames())
+
+
+def test_a_killed_rank_beside_nccl_has_to_end_the_job(machine: Machine) -> None:
+    options = ["--only", "nccl", "--prebuilt", machine.pack(PROGRAMS)]
+    name = "rank 1 of 2 killed, its status is the job's"
+    assert f"- pass: {name}" in machine.check(*options).stdout
+    program = machine.root / "made" / "bin" / "zerorun"
+    write_program(program, PROGRAM.replace("exit 137", "true"))
+    with tarfile.open(options[-1] / "programs.tar.gz", "w:gz") as archive:
+        for file in PROGRAMS:
+            archive.add(machine.root / "made" / file, file)
+    result = machine.check(*options)
+    assert result.returncode == 1
+    assert f"- FAIL: {name}" in result.stdout
 
 
 def test_without_pytorch_the_rest_is_run(machine: Machine) -> None:
@@ -315,8 +345,15 @@ def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -
         shutil.copy(shutil.which("true"), path)  # something to strip
     for file in ("__init__.py", "_C.pyi", "__pycache__/old.pyc"):
         write_program(machine.root / "python" / "zerorun" / file, "")
+    cache = machine.root / "build" / "release" / "CMakeCache.txt"
+    cache.write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=80\n")
+    refused = machine.check("--pack", "packed")
+    assert refused.returncode == 1
+    assert "is for GPUs of 80, expected 90: ZERORUN_CUDA_ARCHITECTURES=90" in refused.stderr
+    cache.write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=80;90\n")
     result = machine.check("--pack", "packed", "--python", "python3")
     assert result.returncode == 0, result.stderr
+    assert "MiB for 80;90" in result.stdout
     assert Path(module).name in result.stdout
     with tarfile.open(machine.root / "packed" / "programs.tar.gz") as archive:
         files = {member.name.removeprefix("./") for member in archive if member.isfile()}

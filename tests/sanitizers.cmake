@@ -1,0 +1,40 @@
+# The tests that sanitizers leave out, as a filter of GoogleTest's: slow_under_sanitizers. They run the
+# code of other tests again with other numbers, so they show a sanitizer nothing new.
+set(slow
+  # Products of optimizers, stages and bucket sizes; trajectories; counts of calls.
+  Rules/EveryOptimizer* Golden* Stages/CudaSteadyStateTest* Stages/HostAheadTest*/[0-2]
+  TrainingTest.EveryStageFollowsTheCpu Stages/CudaOffloadTest*/[0-1]
+  Rules/StepLaunchesTest* LaunchesTest.ALastKernel*
+  # Arithmetic of a hundred thousand elements, and again on streams with delays.
+  */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
+  Devices/*Conformance.*/cuda_with_delays
+  # A hundred runs that are killed or meet a full disk, and random inputs, which fuzz_config has too.
+  OffloadCrash* Junk.DamagedConfigurations*
+  # Of runs whose calls fail, one engine on each transport stays.
+  TrainingFailureTest* Settings/EngineFailureTest*/[0-7] Settings/EngineFailureTest*/[9-11]
+  Settings/EngineFailureTest*/[13-14]
+  # Worlds of three and four ranks have what smaller ones have.
+  Transports/ConformanceTest*_1_ranks_* Transports/ConformanceTest*_2_ranks_*)
+if(ZERORUN_SANITIZE STREQUAL "thread")
+  list(APPEND slow
+    # Arithmetic of one thread.
+    */UpdateConformance* */ElementwiseConformance* */NormConformance* */ReduceTest*
+    ReduceKernelsTest*
+    # Processes of their own, killed or out of disk: no threads to look at.
+    *Crash* SaveFailure* Rules/OptimizerResume*
+    # The CUDA backend's streams and communicators are in the failure tests and one stage.
+    Transports/*nccl_* Transports/*host_staged_* CudaFailureTest.Every*
+    Settings/EngineFailureTest* Transports/CommunicatorFailureTest*
+    Stages/CudaEngineTest*/[0-2])
+endif()
+# GoogleTest has no ranges: one pattern for each number.
+set(slow_under_sanitizers "")
+foreach(pattern ${slow})
+  if(pattern MATCHES "^(.*)\\[([0-9]+)-([0-9]+)\\]$")
+    foreach(number RANGE ${CMAKE_MATCH_2} ${CMAKE_MATCH_3})
+      string(APPEND slow_under_sanitizers "${CMAKE_MATCH_1}${number}:")
+    endforeach()
+  else()
+    string(APPEND slow_under_sanitizers "${pattern}:")
+  endif()
+endforeach()
