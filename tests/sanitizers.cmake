@@ -4,7 +4,8 @@ set(slow
   # Products of optimizers, stages and bucket sizes; trajectories; counts of calls.
   Rules/EveryOptimizer* Golden* Stages/CudaSteadyStateTest* Stages/HostAheadTest*/[0-2]
   TrainingTest.EveryStageFollowsTheCpu Stages/CudaOffloadTest*/[0-1]
-  Rules/StepLaunchesTest* LaunchesTest.ALastKernel*
+  Rules/StepLaunchesTest* LaunchesTest.ALastKernel* Cost.ModelStates* Cost.CollectivesPerStep*
+  KeptMemoryTest.LeavesWhat*
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
   */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
   Devices/*Conformance.*/cuda_with_delays

@@ -47,7 +47,7 @@ void expect_loads(Communicator& comm, const LargeModel& large, const std::string
 
 TEST(AsyncSave, HoldsTheStatesAsTheyWereWhenItBegan) {
   const LargeModel large;
-  for (const uint64_t buffer_nbytes : {0UL, 4096UL, 100'000UL, 10'000'000UL}) {
+  for (const uint64_t buffer_nbytes : {0UL, 100'000UL}) {
     const TemporaryDirectory directory;
     run_ranks(2, [&](Communicator& comm) {
       FakeEngine engine(large.model, large.cuts, comm, 1);

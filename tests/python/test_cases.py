@@ -33,6 +33,18 @@ FILES = (
     "metrics",
 )
 
+# Again on one rank, where nothing is sent and a shard is the whole.
+ALONE = (
+    "training",
+    "numbers",
+    "optimizers",
+    "zero",
+    "native",
+    "lifecycle",
+    "placement",
+    "checkpoints",
+    "compat_engine",
+)
 
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
@@ -60,8 +72,8 @@ def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 CASES = [
     pytest.param(file, case, ranks, marks=pytest.mark.xdist_group(f"{file} on {ranks}"))
-    for ranks in (2, 1)
-    for file in FILES
+    for ranks, files in ((2, FILES), (1, ALONE))
+    for file in files
     for case in cases_in(file)
 ]
 CASES += [

@@ -74,8 +74,8 @@ def test_pip_install_brings_command_program_and_package(
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     # A build folder that stays, so that a second run compiles nothing.
     settings = [f"--config-settings=build-dir={root / 'build' / 'wheel'}"]
-    # The compiler as the release build calls it, so that its results come from the compiler cache. A
-    # wheel's own option shortens the names of sources in messages only.
+    # The compiler as the release build calls it: its results are in the compiler cache. The option
+    # that only a wheel has shortens the names of sources in messages.
     for name in ("ZERORUN_CUDA_ARCHITECTURES", "CMAKE_COMPILE_WARNING_AS_ERROR"):
         settings.append(f"--config-settings=cmake.define.{name}={cached(build, name)}")
     environment = os.environ | {

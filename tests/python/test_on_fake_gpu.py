@@ -38,8 +38,8 @@ CASES = {
         "case_buffers_are_saved",
     ],
 }
-JOBS = [(file, ranks, "exchange_api") for file in CASES for ranks in (1, 2)]
-JOBS = [job for job in JOBS if job[:2] != ("checkpoints", 1)] + [("on_gpu", 1, "function")]
+JOBS = [(file, 2, "exchange_api") for file in CASES]
+JOBS += [("on_gpu", 1, "exchange_api"), ("on_gpu", 1, "function")]
 
 pytestmark = pytest.mark.skipif(
     "no CUDA backend" in _C.why_no_cuda(), reason="this build has no CUDA backend to put on a fake"

@@ -64,13 +64,16 @@ def _tune(options: Options) -> tuple[Search, bool]:
     def run(
         name: str, values: dict[str, Any], micro_batch: int | None, arguments: list[str]
     ) -> Trial:
-        trial = run_trial(options, name, values, micro_batch, arguments)
+        return run_trial(options, name, values, micro_batch, arguments)
+
+    def keep() -> None:
+        _keep(options, search)
+        trial = search.trials[-1]
         shown = f"{trial.rate:.1f} per s" if trial.status == "done" else trial.reason
-        print(f"{name}: {shown} ({trial.seconds:.1f} s)", flush=True)
-        return trial
+        print(f"{trial.name}: {shown} ({trial.seconds:.1f} s)", flush=True)
 
     search = Search(options, given, run)
-    search.on_trial = lambda: _keep(options, search)
+    search.on_trial = keep
     try:
         search.run()
     except KeyboardInterrupt:
