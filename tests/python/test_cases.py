@@ -30,6 +30,7 @@ FILES = (
     "compat_engine",
     "compat_surface",
     "compat_tools",
+    "compat_elasticity",
     "metrics",
 )
 

@@ -73,7 +73,9 @@ class Search:
         return "--micro_batch" if self.options.is_train else mapped.get(_MICRO_BATCH)
 
     def _micro_batch(self) -> int | None:
-        """None where the program decides about it."""
+        """None where the program or the section elasticity decides about it."""
+        if _object(self.best_config.get("elasticity")).get("enabled"):
+            return None
         program, option = self.options.program, self._option()
         if option in program[:-1]:
             return int(program[program.index(option) + 1])
