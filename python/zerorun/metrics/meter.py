@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from zerorun import _C
+from zerorun.metrics.model_flops import ModelFlops
 from zerorun.metrics.process import peak_rss_bytes, rss_bytes
 from zerorun.metrics.stopwatch import Stopwatch, captures
 
@@ -31,19 +33,23 @@ class StepMeter:
     somebody asks, or for the listeners.
     """
 
-    def __init__(self, core: _C.Engine, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self, core: _C.Engine, model: nn.Module, world_size: int, device: torch.device
+    ) -> None:
         on_gpu = device.type == "cuda"
         self.figures = _C.EngineFigures(core)
         self.forward = Stopwatch("forward", on_gpu)
         self.backward = Stopwatch("backward", on_gpu)
         self.step = Stopwatch("step", False)
+        self.flops = ModelFlops(model, world_size)
         self.listeners: list[Listener] = []
         self._core = core
         self._world_size = world_size
         self._device = device
         self._losses: list[torch.Tensor] = []
         self._tokens = 0
-        self._samples = 0  # of the batch
+        self._micro_steps = 0  # of the batch, as the next
+        self._samples = 0
         self._all_samples = 0
         self._ended = time.perf_counter()
         self._last: Metrics | None = None
@@ -79,6 +85,7 @@ class StepMeter:
         ):  # a checkpoint may have brought more than this one
             self._all_samples = samples * (micro_steps - 1)
         self._samples += samples
+        self._micro_steps += 1
 
     def finish(self, result: _C.StepResult, step: int, skipped_steps: int) -> None:
         """After an optimizer step: the listeners learn of it."""
@@ -116,13 +123,22 @@ class StepMeter:
         }
         parts = [metrics[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms")]
         metrics["other_ms"] = max(0.0, metrics["step_ms"] - sum(parts))
-        if self._tokens:
-            metrics["tokens_per_s"] = self._tokens * self._world_size / step_s
-            self._tokens = 0
+        self._add_work(metrics, step_s)
         self._last = metrics
         if self.listeners:
             self._add_state(metrics)
             self._tell(metrics)
+
+    def _add_work(self, metrics: Metrics, step_s: float) -> None:
+        """What the ranks have computed, as far as it is known."""
+        flops = self.flops.of_step(self._tokens, self._micro_steps)
+        if self._tokens:
+            metrics["tokens_per_s"] = self._tokens * self._world_size / step_s
+        if flops is not None:
+            metrics["flops"] = flops
+            if self.flops.peak is not None:
+                metrics["mfu"] = flops / step_s / self.flops.peak
+        self._tokens = self._micro_steps = 0
 
     def metrics(self) -> Metrics | None:
         """Of the last step; None before the first one."""
