@@ -65,7 +65,7 @@ class ZeroEngine(ShardedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training:
             return super().__call__(*args, **kwargs)
-        self.meter.saw_inputs(args, kwargs)
+        self.meter.work.saw_inputs(args, kwargs)
         with self.meter.forward:
             return super().__call__(*args, **kwargs)
 
@@ -229,7 +229,7 @@ class ZeroEngine(ShardedModule):
     def measure_peak(self) -> None:
         """Times products of large matrices on all ranks, so that the figures have `mfu` from here
         on. `zerorun.metrics` in the configuration does it. Collective."""
-        self.meter.flops.measure_peak(self.communicator, self.device)
+        self.meter.work.measure_peak(self.communicator, self.device)
 
     def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
         """Calls `listener` with the figures of every step from now on, on this rank.

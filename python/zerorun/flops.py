@@ -142,7 +142,7 @@ class FlopsProfile:
         def after(*_: Any) -> None:
             if profile.running:
                 profile.stop()
-                engine.meter.flops.count_forward(profile.total.flops)
+                engine.meter.work.count_forward(profile.total.flops)
 
         def report(metrics: dict[str, Any]) -> None:
             if metrics["step"] <= profile_step:

@@ -32,6 +32,7 @@ FILES = (
     "compat_tools",
     "compat_elasticity",
     "metrics",
+    "step_work",
 )
 
 
