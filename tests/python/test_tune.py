@@ -101,6 +101,13 @@ def test_a_search_is_bounded(section: dict[str, int], trials: int) -> None:
     assert search.best is search.trials[0]
 
 
+def test_an_elastic_batch_is_left_alone() -> None:
+    search = search_with(lambda v, _: 10.0 * stage_of(v) + 1, {"elasticity": {"enabled": True}})
+    assert stage_of(search.best_config) == 3
+    assert "train_micro_batch_size_per_gpu" not in search.best_config
+    assert all(trial.micro_batch is None for trial in search.trials)
+
+
 def test_batches_stay_within_their_limit() -> None:
     given = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
     search = search_with(lambda _, size: size, given, max_train_batch_size=16)
