@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "config/derive.h"
 #include "config/env.h"
