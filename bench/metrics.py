@@ -51,7 +51,7 @@ def main() -> None:
 
         def measure() -> None:
             for _ in range(CALLS):
-                meter.saw_inputs((x,), {})
+                meter.work.saw_inputs((x,), {})
                 with meter.forward, meter.backward, meter.step:
                     meter.saw_loss(loss)
                 meter.finish_micro_step(SAMPLES, 1)

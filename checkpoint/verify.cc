@@ -20,7 +20,14 @@ namespace {
 
 using Record = CheckpointReader::Record;
 
-void verify_records(const CheckpointReader& checkpoint) {
+uint64_t nbytes_of(const Manifest& manifest) {
+  uint64_t nbytes = 0;
+  for (const Manifest::ShardFile& shard : manifest.shards) nbytes += shard.nbytes;
+  return nbytes + (manifest.buffers ? manifest.buffers->nbytes : 0);
+}
+
+void verify_records(const CheckpointReader& checkpoint,
+                    const std::function<void(uint64_t nbytes)>& progress) {
   std::vector<Record> records(checkpoint.records().begin(), checkpoint.records().end());
   std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
     return std::pair(a.shard, a.offset) < std::pair(b.shard, b.offset);
@@ -33,6 +40,7 @@ void verify_records(const CheckpointReader& checkpoint) {
       file = checkpoint.open(shard);
     }
     checkpoint.verify(*file, record);
+    progress(record.nbytes());
   }
   for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
     std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
@@ -40,13 +48,11 @@ void verify_records(const CheckpointReader& checkpoint) {
   }
 }
 
-std::string verify_folder(const fs::path& folder) {
+std::string verify_folder(const fs::path& folder, const VerifyProgress& progress) {
   const CheckpointReader checkpoint(folder);
-  verify_records(checkpoint);
   const Manifest& manifest = checkpoint.manifest();
-  uint64_t nbytes = 0;
-  for (const Manifest::ShardFile& shard : manifest.shards) nbytes += shard.nbytes;
-  if (manifest.buffers) nbytes += manifest.buffers->nbytes;
+  const uint64_t nbytes = nbytes_of(manifest);
+  verify_records(checkpoint, [&](uint64_t read) { progress(folder.string(), read, nbytes); });
   int64_t elements = 0;
   for (const Manifest::Parameter& parameter : manifest.parameters) {
     if (parameter.alias_of.empty()) elements += parameter.numel();
@@ -60,10 +66,11 @@ std::string verify_folder(const fs::path& folder) {
 }  // namespace
 
 void verify_checkpoint(const std::string& directory,
-                       const std::function<void(const std::string& line)>& report) {
+                       const std::function<void(const std::string& line)>& report,
+                       const VerifyProgress& progress) {
   const fs::path root(directory);
   const std::vector<std::string> tags = list_tags(root);
-  if (tags.empty()) return report(verify_folder(find_checkpoint(root, "")));
+  if (tags.empty()) return report(verify_folder(find_checkpoint(root, ""), progress));
   std::vector<std::string> problems;
   const auto check = [&](const auto& step) {
     try {
@@ -72,7 +79,7 @@ void verify_checkpoint(const std::string& directory,
       problems.emplace_back(error.what());
     }
   };
-  for (const std::string& tag : tags) check([&] { return verify_folder(root / tag); });
+  for (const std::string& tag : tags) check([&] { return verify_folder(root / tag, progress); });
   check([&] { return fmt::format("latest: {}", find_checkpoint(root, "").filename().string()); });
   if (!problems.empty()) fail<CheckpointError>("{}", fmt::join(problems, "\n"));
 }

@@ -29,6 +29,10 @@ if(SKBUILD)  # a wheel's messages name sources without the folder that they were
   set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   target_compile_options(zerorun_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:${zerorun_prefix_map}>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(zerorun_options INTERFACE
+      "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/cmake/older_libstdcxx.h>")
+  endif()
 endif()
 # Highway's kernels are compiled once per instruction set: for x86-64, AVX2 and AVX-512, or Arm's. CPUs
 # between the first two run what every x86-64 does.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "config/derive.h"
+#include "config/elasticity.h"
 
 namespace zerorun {
 
@@ -255,6 +256,7 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
   check_checkpoint(keys, config.checkpoint, problems);
+  check_elasticity(keys, problems);
 }
 
 }  // namespace zerorun

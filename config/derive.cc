@@ -6,6 +6,7 @@
 #include <array>
 
 #include "config/conflicts.h"
+#include "config/elasticity.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -102,8 +103,6 @@ void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& schedule
 }
 
 constexpr std::string_view kTrainSteps = "/zerorun/train/steps";
-constexpr auto kBatchKeys = std::to_array<std::string_view>(
-    {"/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"});
 
 // The source of a key's "auto". Bucket sizes follow transformers 5.23,
 // integrations/deepspeed.py, trainer_config_finalize; without the model they keep their default.
@@ -160,10 +159,13 @@ RunFacts with_train_steps(const ParsedConfig& parsed, RunFacts facts) {
 
 JsonPosition place_of(const ConfigValue& value) { return {value.line, value.column}; }
 
-// The place of the first batch size that the file gives.
-std::pair<std::string, JsonPosition> batch_place(const ParsedConfig& parsed) {
+// The place of what decides about batch sizes: elasticity, or the first size that is given.
+std::pair<std::string, JsonPosition> batch_place(const ParsedConfig& parsed, bool is_elastic) {
   for (const ConfigValue& value : parsed.values) {
-    if (value.line > 0 && std::count(kBatchKeys.begin(), kBatchKeys.end(), value.pointer) > 0) {
+    const bool decides = is_elastic
+                             ? value.pointer == "/elasticity/enabled"
+                             : std::ranges::find(kBatchKeys, value.pointer) != kBatchKeys.end();
+    if (value.line > 0 && decides) {
       return {value.pointer, place_of(value)};
     }
   }
@@ -172,11 +174,13 @@ std::pair<std::string, JsonPosition> batch_place(const ParsedConfig& parsed) {
 
 void resolve_batch_sizes(ParsedConfig& parsed, int world_size) {
   BatchConfig& batch = parsed.config.batch;
-  if (world_size == 0 || (batch.train_batch_size == 0 && batch.micro_batch_size == 0)) return;
+  const bool is_elastic = elasticity_of(parsed).enabled;
+  const bool is_given = batch.train_batch_size != 0 || batch.micro_batch_size != 0;
+  if (world_size == 0 || !(is_given || is_elastic)) return;
   try {
-    batch = resolve_batch(batch, world_size);
+    batch = batch_for(parsed, world_size);
   } catch (const ConfigError& error) {
-    const auto [pointer, where] = batch_place(parsed);
+    const auto [pointer, where] = batch_place(parsed, is_elastic);
     ConfigProblems problems(parsed.config.source);
     problems.add(pointer, where, "{}", error.what());
     problems.throw_if_any();
@@ -221,6 +225,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   derive_offload(keys, config.offload);
   derive_shard_group(keys, config.zero);
   derive_scheduler(keys, config.optimizer.lr, config.scheduler);
+  if (is_true(keys, "/elasticity/enabled")) config.batch = {};  // it computes them
   return config;
 }
 

@@ -1,12 +1,17 @@
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/check.h"
 #include "zerorun/config.h"
 
 namespace zerorun {
+
+inline constexpr std::array<std::string_view, 3> kBatchKeys = {
+    "/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"};
 
 // The typed form of a file's keys: their values, defaults that depend on other keys, and members
 // that follow from several keys. Ignores values that are not valid.

@@ -56,6 +56,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"PET_NPROC_PER_NODE",
      "of Kubernetes' PyTorchJob: the ranks of a pod. The launcher takes all of torchrun's PET_*"},
     {"DS_ENV_FILE", "another name for .deepspeed_env, whose variables go to all hosts of a job"},
+    {"DEEPSPEED_ELASTICITY_CONFIG",
+     "of schedulers of elastic jobs: the section elasticity that they count by, as JSON; another "
+     "one in the configuration is an error"},
     {"SLURM_JOB_ID", "of Slurm: the allocation; the port at which ranks meet comes from it"},
     {"SLURM_JOB_NODELIST", "of Slurm: the hosts of the allocation"},
     {"SLURM_NODELIST", "of Slurm: an older name for that"},

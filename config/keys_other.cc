@@ -18,29 +18,44 @@ constexpr std::string_view kTunesAll =
     "stages, micro-batches, offloading and buckets are tried one after another";
 constexpr std::string_view kNoPipeline = "concerns PipelineModule only, which zerorun has not";
 
+// At most 2^31 samples, so that sums and products of batches fit 64 bits.
+constexpr KeyRange kSamples{.low = 1, .high = 2147483648};
+
 // A key that `zerorun tune` reads.
 constexpr KeySpec tuned(std::string_view pointer, unsigned type, std::string_view fallback,
                         std::string_view doc) {
   return {.pointer = pointer, .type = type, .fallback = fallback, .doc = doc};
 }
+// A key that the rules of elasticity read.
+constexpr KeySpec elastic(std::string_view pointer, unsigned type, std::string_view fallback,
+                          std::string_view doc, KeyRange range = {}) {
+  return with_range(with_gate(kElastic, tuned(pointer, type, fallback, doc)), range);
+}
 
 constexpr auto kOtherKeys = std::to_array<KeySpec>({
-    block("/elasticity", "Batch sizes that suit many numbers of GPUs."),
-    removed(kElastic, KeyType::boolean, "false", "Computes the batch size.", "set the batch sizes"),
-    gated(kElastic, "/elasticity/max_train_batch_size", KeyType::integer, "2000", "Largest batch."),
-    gated(kElastic, "/elasticity/micro_batch_sizes", KeyType::integers, "[2,4,6]",
-          "Allowed micro-batches."),
-    gated(kElastic, "/elasticity/min_gpus", KeyType::integer, "1", "Fewest GPUs."),
-    gated(kElastic, "/elasticity/max_gpus", KeyType::integer, "10000", "Most GPUs."),
-    gated(kElastic, "/elasticity/num_gpus_per_node", KeyType::integer, "1", "GPUs per host."),
-    gated(kElastic, "/elasticity/model_parallel_size", KeyType::integer, "1",
-          "Ranks per model replica."),
-    gated(kElastic, "/elasticity/min_time", KeyType::integer, "0", "Minutes per run."),
-    gated(kElastic, "/elasticity/prefer_larger_batch", KeyType::boolean, "true",
-          "Prefers larger batches."),
-    gated(kElastic, "/elasticity/ignore_non_elastic_batch_info", KeyType::boolean, "false",
-          "Ignores the batch keys."),
-    gated(kElastic, "/elasticity/version", KeyType::number, "0.2", "Version of the rules."),
+    block("/elasticity",
+          "A batch size that many numbers of ranks divide, computed in place of the batch keys by "
+          "the rules of DeepSpeed up to 0.19.7; `zerorun config elastic` shows it."),
+    tuned(kElastic, KeyType::boolean, "false", "Computes the batch size."),
+    elastic("/elasticity/max_train_batch_size", KeyType::integer, "2000", "Largest batch. Needed.",
+            kSamples),
+    elastic("/elasticity/micro_batch_sizes", KeyType::integers, "[2,4,6]",
+            "Micro-batches to choose from. Needed.", kSamples),
+    elastic("/elasticity/min_gpus", KeyType::integer, "1", "Fewest ranks.", kPositive),
+    elastic("/elasticity/max_gpus", KeyType::integer, "10000", "Most ranks.", kPositive),
+    elastic("/elasticity/num_gpus_per_node", KeyType::integer, "1",
+            "Ranks of a host; version 0.2 counts whole hosts.", kPositive),
+    elastic("/elasticity/model_parallel_size", KeyType::integer, "1",
+            "Ranks of a host that share one data-parallel place. Version 0.2.", kPositive),
+    elastic("/elasticity/prefer_larger_batch", KeyType::boolean, "true",
+            "Of batches that equally many numbers divide, the larger."),
+    elastic("/elasticity/ignore_non_elastic_batch_info", KeyType::boolean, "false",
+            "Batch keys beside this section are no error, and have no effect."),
+    elastic("/elasticity/version", KeyType::number, "0.2",
+            "Of the rules: 0.1, or 0.2, which gives other numbers of ranks a batch too."),
+    no_effect("/elasticity/min_time", KeyType::integer, "0",
+              "Minutes between two changes of the ranks.",
+              "a scheduler decides when it starts a job anew"),
 
     block("/autotuning", "Search for fast settings, by `zerorun tune`."),
     no_effect("/autotuning/enabled", KeyType::boolean, "false", "Searches before training.",

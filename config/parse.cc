@@ -7,6 +7,7 @@
 #include "config/check.h"
 #include "config/conflicts.h"
 #include "config/derive.h"
+#include "config/elasticity.h"
 #include "config/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
@@ -64,6 +65,15 @@ void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   }
 }
 
+// Of batch keys that /elasticity/ignore_non_elastic_batch_info lets pass.
+void warn_of_elasticity(const GivenKeys& keys, ParsedConfig& parsed) {
+  if (!elasticity_of(keys).enabled) return;
+  for (const std::string_view key : kBatchKeys) {
+    if (given_value(keys, key) == nullptr) continue;
+    parsed.warnings.push_back(fmt::format("{}: /elasticity computes it instead", key));
+  }
+}
+
 // A text that is not JSON may be Hjson; one that is neither is reported as JSON.
 JsonNode read_root(std::string_view json, const std::string& source, ConfigProblems& problems) {
   if (auto root = read_json(json, problems)) return std::move(*root);
@@ -111,6 +121,7 @@ ParsedConfig parse_config_for(ConfigReader reader, std::string_view json, std::s
   parsed.values = list_values(table, keys, parsed.config);
   mark_unresolved(parsed);
   warn_of_momentum(table, parsed);
+  warn_of_elasticity(keys, parsed);
   return parsed;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/derive.h"
+#include "config/elasticity.h"
 #include "config/key_table.h"
 #include "config/reader.h"
 #include "core/check.h"
@@ -48,6 +49,7 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
 // The line about batch sizes. Throws ConfigError where zerorun.initialize would: when none is
 // given. Those that are "auto" are the program's to give, and the bundled one has its own.
 std::string describe_batch(const ParsedConfig& parsed) {
+  if (elasticity_of(parsed).enabled) return describe_elasticity(parsed);
   if (is_batch_given(parsed.config.batch)) {
     return fmt::format("batch sizes: suit {} ranks", suitable_ranks(parsed));
   }
@@ -200,6 +202,29 @@ std::string check_report(const std::string& path) {
     if (!warning.starts_with("no effect")) text += fmt::format("\n  warning: {}", warning);
   }
   return text + '\n';
+}
+
+std::string elasticity_report(const std::string& path, int world_size) {
+  ParsedConfig parsed = load_config_for(ConfigReader::pytorch, path);
+  const Elasticity section = elasticity_of(parsed);
+  if (!section.enabled) {
+    fail<ConfigError>("{}: /elasticity/enabled is not true, so batch sizes are as given", path);
+  }
+  const ElasticBatch general = elastic_batch(section, 0);
+  std::string text =
+      fmt::format("{}: elasticity {}\n  train_batch_size: {}\n  ranks: {}\n", path, section.version,
+                  general.train_batch_size, fmt::join(general.world_sizes, ", "));
+  if (world_size > 0) {
+    const BatchConfig batch = batch_for(parsed, world_size);
+    text += fmt::format(
+        "on {} rank{}:\n  train_batch_size: {}\n  train_micro_batch_size_per_gpu: {}\n  "
+        "gradient_accumulation_steps: {}\n",
+        world_size, world_size == 1 ? "" : "s", batch.train_batch_size, batch.micro_batch_size,
+        batch.accumulation_steps);
+  } else if (counts_hosts(section)) {
+    text += "other numbers of ranks have batches of their own: --world_size N shows them\n";
+  }
+  return text;
 }
 
 std::string show_config(ParsedConfig parsed, const RunFacts& facts) {

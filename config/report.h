@@ -18,6 +18,11 @@ std::string check_report(const std::string& path);
 // sizes do not suit the number of ranks.
 std::string show_config(ParsedConfig parsed, const RunFacts& facts);
 
+// The batch that the file's section elasticity makes and the numbers of ranks that it suits, and
+// the batch sizes of `world_size` ranks; 0: not known. Throws ConfigError where that is not
+// enabled, or where they do not suit it.
+std::string elasticity_report(const std::string& path, int world_size);
+
 // JSON Schema (draft 2020-12) of a ds_config.json, from the key table.
 std::string json_schema();
 

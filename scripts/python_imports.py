@@ -24,6 +24,7 @@ LAYERS = [
         "optimizer_probe",
         "partition",
         "plain_values",
+        "progress_bar",
         "rank_zero",
         "saved_buffers",
         "silent_results",

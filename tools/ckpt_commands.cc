@@ -4,12 +4,16 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "checkpoint/verify.h"
 #include "config/command_line.h"
 #include "core/check.h"
 #include "tools/ckpt_report.h"
+#include "tools/progress_bar.h"
 #include "tools/tool.h"
 
 namespace zerorun {
@@ -54,6 +58,23 @@ void define_show(CLI::App& ckpt, CkptArguments& arguments) {
   });
 }
 
+// With a bar for each checkpoint that takes its time.
+void verify(const std::string& path, const std::function<void(const std::string& line)>& report) {
+  std::optional<ProgressBar> bar;
+  std::string shown;
+  verify_checkpoint(
+      path,
+      [&](const std::string& line) {
+        bar.reset();
+        report(line);
+      },
+      [&](const std::string& folder, uint64_t nbytes, uint64_t total) {
+        if (folder != shown) bar.emplace("reading " + folder, total);
+        shown = folder;
+        bar->add(nbytes);
+      });
+}
+
 // Damage is in the object, and an error besides.
 void verify_as_json(const std::string& path) {
   nlohmann::ordered_json json = {{"ok", true}, {"intact", nlohmann::ordered_json::array()}};
@@ -61,7 +82,7 @@ void verify_as_json(const std::string& path) {
     print_line(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   };
   try {
-    verify_checkpoint(path, [&](const std::string& line) { json["intact"].push_back(line); });
+    verify(path, [&](const std::string& line) { json["intact"].push_back(line); });
   } catch (const Error& error) {
     json["ok"] = false;
     json["problem"] = error.what();
@@ -84,7 +105,7 @@ void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
                         error ? error.message() : "expected a folder");
     }
     if (arguments.json) return verify_as_json(arguments.path);
-    verify_checkpoint(arguments.path, print_line);
+    verify(arguments.path, print_line);
   });
 }
 

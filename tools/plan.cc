@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/elasticity.h"
 #include "config/reader.h"
 #include "core/check.h"
 #include "os/whole_file.h"
@@ -144,7 +145,8 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
   if (work_.micro_batch > 0) {
     batch.micro_batch_size = work_.micro_batch;
     if (batch.train_batch_size > 0) batch.accumulation_steps = 0;  // follows from the other two
-  } else if (is_bundled && batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
+  } else if (is_bundled && batch.micro_batch_size == 0 && batch.train_batch_size == 0 &&
+             !elasticity_of(parsed).enabled) {
     batch.micro_batch_size = kTrainMicroBatch;
   }
   // The schedule's length does not matter here.

@@ -11,13 +11,18 @@
 
 namespace zerorun {
 
-ProgressBar::ProgressBar(std::string what, uint64_t total)
+ProgressBar::ProgressBar(std::string what, uint64_t total, std::FILE* file,
+                         std::chrono::milliseconds after)
     : what_(std::move(what)),
       total_(std::max<uint64_t>(total, 1)),
-      is_shown_(::isatty(STDERR_FILENO) == 1) {}
+      file_(file),
+      is_terminal_(::isatty(::fileno(file)) == 1),
+      next_(std::chrono::steady_clock::now() + after) {}
 
 ProgressBar::~ProgressBar() {
-  if (is_shown_) std::fputs("\r\033[K", stderr);
+  if (!is_drawn_) return;
+  std::fputs("\r\033[K", file_);
+  std::fflush(file_);
 }
 
 void ProgressBar::add(uint64_t nbytes) {
@@ -25,13 +30,14 @@ void ProgressBar::add(uint64_t nbytes) {
   constexpr std::chrono::milliseconds kEvery{100};
   done_ = std::min(done_ + nbytes, total_);
   const auto now = std::chrono::steady_clock::now();
-  if (!is_shown_ || now - shown_ < kEvery) return;
-  shown_ = now;
+  if (!is_terminal_ || now < next_) return;
+  next_ = now + kEvery;
+  is_drawn_ = true;
   const double part = static_cast<double>(done_) / static_cast<double>(total_);
   const auto filled = static_cast<size_t>(part * kWidth);
-  fmt::print(stderr, "\r{} [{:<{}}] {:3.0f} % of {}\033[K", what_, std::string(filled, '#'), kWidth,
+  fmt::print(file_, "\r{} [{:<{}}] {:3.0f} % of {}\033[K", what_, std::string(filled, '#'), kWidth,
              100 * part, format_bytes(total_));
-  std::fflush(stderr);
+  std::fflush(file_);
 }
 
 }  // namespace zerorun

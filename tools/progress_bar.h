@@ -2,15 +2,18 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 namespace zerorun {
 
-// A line on a terminal that says how much of some work is done; on anything else, nothing.
+// A line on a terminal that says how much of some work is done, once that takes two seconds; on
+// anything but a terminal, nothing.
 class ProgressBar {
  public:
-  // On standard error. `total`: bytes.
-  ProgressBar(std::string what, uint64_t total);
+  // `total`: bytes. `after`: how long to wait with it.
+  ProgressBar(std::string what, uint64_t total, std::FILE* file = stderr,
+              std::chrono::milliseconds after = std::chrono::seconds(2));
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
@@ -20,9 +23,11 @@ class ProgressBar {
  private:
   const std::string what_;
   const uint64_t total_;
-  const bool is_shown_;
+  std::FILE* const file_;
+  const bool is_terminal_;
   uint64_t done_ = 0;
-  std::chrono::steady_clock::time_point shown_{};
+  std::chrono::steady_clock::time_point next_;  // when it is drawn
+  bool is_drawn_ = false;
 };
 
 }  // namespace zerorun

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "config/command_line.h"
 #include "core/check.h"
 #include "launcher/python_package.h"
 #include "tools/tool.h"
@@ -17,28 +18,97 @@ namespace zerorun {
 
 namespace {
 
+// An option of such a tool, for completion; the tool itself reads it. `value` is empty for a
+// switch.
+struct PythonOption {
+  const char* name;
+  const char* value;
+  const char* about;
+  std::vector<std::string> choices{};
+};
+
 // The words before a tool's own arguments, and the module that runs it.
 struct PythonTool {
   std::vector<std::string> words;
   std::string module;
   const char* about;
+  std::vector<PythonOption> options;
   bool keeps_words = false;     // the module reads them too
   bool starts_zerorun = false;  // it gets this command's path
 };
 
+std::vector<PythonOption> report_options() {
+  return {{"--output", "FILE", "The page"},
+          {"--trace", "FILE", "Timeline of the run"},
+          {"--serve", "", "Serve a page that follows the runs"},
+          {"--port", "PORT", "Of --serve"}};
+}
+
+std::vector<PythonOption> monitor_options() {
+  return {{"--tensorboard", "DIR", "Event files for TensorBoard"},
+          {"--csv", "DIR", "A CSV file for each scalar"},
+          {"--wandb", "PROJECT", "A run of Weights & Biases"},
+          {"--comet", "PROJECT", "An experiment of Comet"},
+          {"--follow", "", "Go on until the run has ended"},
+          {"--quiet", "SECONDS", "With --follow: end when nothing came for so long"}};
+}
+
+std::vector<PythonOption> tune_options() {
+  return {{"--model", "MODEL", "As of zerorun plan"},
+          {"--gpu_memory", "SIZE", "As of zerorun plan"},
+          {"--host_memory", "SIZE", "As of zerorun plan"},
+          {"--trial_seconds", "N", "End a trial after so long"},
+          {"--run", "", "Train with the best configuration afterwards"}};
+}
+
+const std::vector<std::string>& dtypes() {
+  static const std::vector<std::string> names = {"fp32", "bf16", "fp16"};
+  return names;
+}
+
+std::vector<PythonOption> import_options() {
+  return {{"--dtype", "DTYPE", "Of the parameters", dtypes()},
+          {"--offload", "DIR", "Local disk for states, to save memory"},
+          {"--tag", "TAG", "Default: what was saved last"}};
+}
+
+std::vector<PythonOption> export_options() {
+  return {{"--to", "FORMAT", "Of the model", {"safetensors", "bin", "dcp"}},
+          {"--dtype", "DTYPE", "Of the parameters", dtypes()},
+          {"--max_shard_size", "SIZE", "Of a file"},
+          {"--tag", "TAG", "Default: what was saved last"}};
+}
+
 const std::vector<PythonTool>& python_tools() {
   static const std::vector<PythonTool> tools = {
-      {{"report"}, "zerorun.report", "Makes a page about runs; --serve follows them"},
+      {{"report"},
+       "zerorun.report",
+       "Makes a page about runs; --serve follows them",
+       report_options()},
       {{"monitor"},
        "zerorun.monitor",
-       "Passes a metrics file on to TensorBoard, CSV files, wandb or Comet"},
-      {{"top"}, "zerorun.top", "Shows the ranks of a running job"},
-      {{"tune"}, "zerorun.tune", "Finds the fastest configuration by short runs", false, true},
+       "Passes a metrics file on to TensorBoard, CSV files, wandb or Comet",
+       monitor_options()},
+      {{"top"},
+       "zerorun.top",
+       "Shows the ranks of a running job",
+       {{"--interval", "SECONDS", "Between two looks"}}},
+      {{"tune"},
+       "zerorun.tune",
+       "Finds the fastest configuration by short runs",
+       tune_options(),
+       false,
+       true},
       {{"ckpt", "import"},
        "zerorun",
        "Makes a checkpoint of DeepSpeed's, FSDP2's or Hugging Face's files",
+       import_options(),
        true},
-      {{"ckpt", "export"}, "zerorun", "Writes a model for Hugging Face or FSDP2", true},
+      {{"ckpt", "export"},
+       "zerorun",
+       "Writes a model for Hugging Face or FSDP2",
+       export_options(),
+       true},
   };
   return tools;
 }
@@ -86,7 +156,16 @@ void define_python_tools(CLI::App& tools) {
   for (const PythonTool& tool : python_tools()) {
     CLI::App* const parent =
         tool.words.size() == 1 ? &tools : tools.get_subcommand(tool.words.front());
-    add_tool(*parent, tool.words.back().c_str(), tool.about, "");
+    CLI::App* app = add_tool(*parent, tool.words.back().c_str(), tool.about, "");
+    for (const PythonOption& option : tool.options) {
+      if (*option.value == '\0') {
+        app->add_flag(option.name, option.about);
+      } else if (option.choices.empty()) {
+        takes_text(app->add_option(option.name, option.about), option.value);
+      } else {
+        takes_one_of(app->add_option(option.name, option.about), option.choices);
+      }
+    }
   }
 }
 
@@ -95,7 +174,7 @@ std::optional<PythonCommand> python_tool_command(const std::vector<std::string>&
                                                  const Environment& environment) {
   if (asks_for_tuning(arguments)) {
     PythonCommand command =
-        module_command({{"tune"}, "zerorun.tune", "", false, true}, search, environment);
+        module_command({{"tune"}, "zerorun.tune", "", {}, false, true}, search, environment);
     command.words.insert(command.words.end(), arguments.begin(), arguments.end());
     return command;
   }

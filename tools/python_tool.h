@@ -14,7 +14,8 @@ class App;
 namespace zerorun {
 
 // Adds the tools that are written in Python (report, monitor, top, tune, ckpt import and export) by
-// name, for the help and for completion: python_tool_command runs them. `ckpt` has to be there.
+// name and options, for the help and for completion: python_tool_command runs them. `ckpt` has to
+// be there.
 void define_python_tools(CLI::App& tools);
 
 // The command of such a tool, or of `--autotuning` before a script, which is `zerorun tune`: a

@@ -21,6 +21,19 @@ namespace {
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
 
+void define_elastic(CLI::App& config, ToolArguments& arguments) {
+  CLI::App* tool =
+      add_tool(config, "elastic", "Prints the batch of the section elasticity, and its ranks",
+               "Example:\n  zerorun config elastic ds_config.json --world_size 8");
+  takes_text(tool->add_option("FILE,-c,--config", arguments.path, "A ds_config.json"), "FILE")
+      ->required();
+  takes_integer(tool->add_option("-w,--world_size", arguments.elastic_ranks,
+                                 "Ranks of the job, for their batch sizes"),
+                "N", 0, kMaxRanks);
+  tool->callback(
+      [&arguments] { print_text(elasticity_report(arguments.path, arguments.elastic_ranks)); });
+}
+
 void define_config(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* config = add_tool(tools, "config", "Checks, shows and documents configurations",
                               "Examples:\n"
@@ -48,6 +61,7 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
     print_text(
         show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
   });
+  define_elastic(*config, arguments);
   add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
       ->callback([] { print_text(json_schema()); });
   add_tool(*config, "docs", "Prints the reference of all keys in Markdown", "")->callback([] {

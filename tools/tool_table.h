@@ -12,6 +12,7 @@ namespace zerorun {
 struct ToolArguments {
   std::string path{};
   RunFacts facts{.world_size = 1};
+  int elastic_ranks = 0;
   PlanOptions plan{};
   double bench_gib = 1;
   CkptArguments ckpt{};

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "checkpoint/file.h"
+#include "config/elasticity.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "core/format_bytes.h"
@@ -100,7 +101,8 @@ Config make_config(const CommandLine& line, const TrainOptions& options, const G
   BatchConfig& batch = config.batch;
   if (options.micro_batch > 0) {
     batch.micro_batch_size = options.micro_batch;
-  } else if (batch.micro_batch_size == 0 && batch.train_batch_size == 0) {
+  } else if (batch.micro_batch_size == 0 && batch.train_batch_size == 0 &&
+             !elasticity_of(parsed).enabled) {
     batch.micro_batch_size = kConfigMicroBatch;
   }
   resolve_auto(

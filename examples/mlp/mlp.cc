@@ -77,11 +77,11 @@ float micro_step(zerorun::Engine& engine, std::span<const float> batch) {
 }
 
 void train(const char* config_path) {
-  zerorun::Config config =
-      (config_path ? zerorun::load_config(config_path) : zerorun::parse_config(kDefaultConfig))
-          .config;
+  zerorun::ParsedConfig parsed =
+      config_path ? zerorun::load_config(config_path) : zerorun::parse_config(kDefaultConfig);
   const auto comm = zerorun::connect(zerorun::rank_from_environment());
-  config.batch = zerorun::resolve_batch(config.batch, comm->world_size());
+  zerorun::resolve_auto(parsed, {.world_size = comm->world_size()});
+  const zerorun::Config& config = parsed.config;
   const auto device = zerorun::make_cpu_device();
   const auto engine =
       zerorun::Engine::create(config, *device, *comm,

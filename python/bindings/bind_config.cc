@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "config/elasticity.h"
 #include "config/reader.h"
 #include "config/report.h"
 #include "core/check.h"
@@ -198,6 +199,28 @@ Config adapt(const Config& config, const std::string& param_dtype, int64_t accum
   return adapted;
 }
 
+void register_elasticity(py::module_& m) {
+  read_only_struct<Elasticity>(m, "Elasticity", "The section elasticity.")
+      .def_readonly("enabled", &Elasticity::enabled)
+      .def_readonly("max_train_batch_size", &Elasticity::max_train_batch_size)
+      .def_readonly("micro_batch_sizes", &Elasticity::micro_batch_sizes)
+      .def_readonly("min_gpus", &Elasticity::min_gpus)
+      .def_readonly("max_gpus", &Elasticity::max_gpus)
+      .def_readonly("num_gpus_per_node", &Elasticity::num_gpus_per_node)
+      .def_readonly("model_parallel_size", &Elasticity::model_parallel_size)
+      .def_readonly("prefer_larger_batch", &Elasticity::prefer_larger_batch)
+      .def_readonly("version", &Elasticity::version);
+  read_only_struct<ElasticBatch>(m, "ElasticBatch", "What the rules of elasticity give.")
+      .def_readonly("train_batch_size", &ElasticBatch::train_batch_size)
+      .def_readonly("world_sizes", &ElasticBatch::world_sizes)
+      .def_readonly("micro_batch_size", &ElasticBatch::micro_batch_size);
+  m.def(
+      "elasticity_of", [](const ParsedConfig& parsed) { return elasticity_of(parsed); },
+      "parsed"_a);
+  m.def("check_scheduler", &check_scheduler, "elasticity"_a);
+  m.def("elastic_batch", &elastic_batch, "elasticity"_a, "world_size"_a);
+}
+
 }  // namespace
 
 void register_config(py::module_& m) {
@@ -233,6 +256,8 @@ void register_config(py::module_& m) {
       "parsed"_a, py::kw_only(), "world_size"_a = 0, "hidden_size"_a = 0, "total_steps"_a = 0,
       "warmup_steps"_a = std::nullopt);
   m.def("resolve_batch", &resolve_batch, "given"_a, "world_size"_a);
+  m.def("batch_for", &batch_for, "parsed"_a, "world_size"_a);
+  register_elasticity(m);
   m.def("config_schema", &json_schema);
 }
 

@@ -34,6 +34,7 @@ __all__ = [
     "PrecisionConfig",
     "SchedulerConfig",
     "ZeroConfig",
+    "batch_for",
     "given_values",
     "load",
     "parse",
@@ -124,6 +125,12 @@ def resolve_batch(given: BatchConfig, world_size: int) -> BatchConfig:
     ``train_batch_size == micro_batch_size * accumulation_steps * world_size``.
     """
     return _C.resolve_batch(given, world_size)
+
+
+def batch_for(parsed: ParsedConfig, world_size: int) -> BatchConfig:
+    """The batch sizes on that many data-parallel ranks: those that the configuration gives, as
+    :func:`resolve_batch` completes them, or those of its section ``elasticity``."""
+    return _C.batch_for(parsed, world_size)
 
 
 def schema() -> dict[str, Any]:

@@ -17,10 +17,17 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange import formats
-from zerorun.interchange.model_files import ModelTensor, model_tensors, nbytes_of, write_model
+from zerorun.interchange.model_files import (
+    ModelTensor,
+    Progress,
+    model_tensors,
+    nbytes_of,
+    write_model,
+)
 from zerorun.interchange.own import open_own
 from zerorun.interchange.source import Source
 from zerorun.model_layout import DTYPES
+from zerorun.progress_bar import ProgressBar
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
 
@@ -61,17 +68,21 @@ def save_model(  # noqa: PLR0913 - options of the command
     max_shard_size: str | int | None = None,
     safe_serialization: bool = False,
     exclude_frozen: bool = False,
+    progress: Progress = lambda _done, _total: None,
 ) -> list[str]:
     """Writes the model into the folder `output` as Hugging Face names it; returns the files.
 
     `dtype`: of floating-point tensors; None: as stored. `max_shard_size`: bytes, or text as "5GB",
     of a file; several files come with an index. safetensors files (`safe_serialization`) are
-    written with one parameter in memory, others with one file. Raises CheckpointError, ConfigError.
+    written with one parameter in memory, others with one file. `progress` learns how many bytes
+    of how many are done. Raises CheckpointError, ConfigError.
     """
     limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     source = open_model(directory, tag)
     tensors = model_tensors(source, dtype, exclude_frozen=exclude_frozen)
-    return write_model(tensors, output, max_nbytes=limit, safetensors=safe_serialization)
+    return write_model(
+        tensors, output, max_nbytes=limit, safetensors=safe_serialization, progress=progress
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,15 +99,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--exclude_frozen_parameters", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        files = save_model(
-            options.checkpoint,
-            options.output,
-            tag=options.tag,
-            dtype=DTYPES[options.dtype],
-            max_shard_size=options.max_shard_size,
-            safe_serialization=options.safe_serialization,
-            exclude_frozen=options.exclude_frozen_parameters,
-        )
+        with ProgressBar("writing") as bar:
+            files = save_model(
+                options.checkpoint,
+                options.output,
+                tag=options.tag,
+                dtype=DTYPES[options.dtype],
+                max_shard_size=options.max_shard_size,
+                safe_serialization=options.safe_serialization,
+                exclude_frozen=options.exclude_frozen_parameters,
+                progress=bar.show,
+            )
     except (_C.Error, OSError) as error:
         print(f"zerorun.consolidate: error: {error}", file=sys.stderr)
         return 1

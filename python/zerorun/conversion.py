@@ -22,6 +22,7 @@ from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
 from zerorun.model_layout import DTYPES
 from zerorun.parameter_memory import tensor_of
+from zerorun.progress_bar import ProgressBar
 
 __all__ = ["export_distributed", "import_checkpoint", "main"]
 
@@ -207,14 +208,16 @@ def main(arguments: list[str]) -> int:
         command.add_argument("--tag", help="default: what was saved last")
     options = parser.parse_args(arguments)
     try:
-        print("\n".join(_run(options)))
+        with ProgressBar(f"{options.command}ing") as bar:
+            made = _run(options, bar)
+        print("\n".join(made))
     except (_C.Error, OSError) as error:
         print(f"zerorun ckpt {options.command}: error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run(options: argparse.Namespace) -> list[str]:
+def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
     """The files or folders that were written."""
     if options.command == "import":
         made = import_checkpoint(
@@ -237,6 +240,7 @@ def _run(options: argparse.Namespace) -> list[str]:
         dtype=DTYPES[options.dtype or "fp32"],
         max_shard_size=options.max_shard_size,
         safe_serialization=options.to == "safetensors",
+        progress=bar.show,
     )
 
 

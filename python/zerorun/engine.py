@@ -57,7 +57,7 @@ class ZeroEngine(ShardedModule):
         self.batch = batch
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
-        self.meter = StepMeter(self.core, self.communicator.world_size, self.device)
+        self.meter = StepMeter(self.core, model, self.communicator.world_size, self.device)
         self.monitor = MonitorMaster({})  # of the configuration: initialize makes it
 
     # --- the training loop ---
@@ -65,7 +65,7 @@ class ZeroEngine(ShardedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training:
             return super().__call__(*args, **kwargs)
-        self.meter.saw_inputs(args, kwargs)
+        self.meter.work.saw_inputs(args, kwargs)
         with self.meter.forward:
             return super().__call__(*args, **kwargs)
 
@@ -225,6 +225,11 @@ class ZeroEngine(ShardedModule):
     def metrics(self) -> dict[str, Any] | None:
         """The figures of the last step, by the names of docs/metrics.md; None before the first."""
         return self.meter.metrics()
+
+    def measure_peak(self) -> None:
+        """Times products of large matrices on all ranks, so that the figures have `mfu` from here
+        on. `zerorun.metrics` in the configuration does it. Collective."""
+        self.meter.work.measure_peak(self.communicator, self.device)
 
     def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
         """Calls `listener` with the figures of every step from now on, on this rank.

@@ -140,7 +140,9 @@ class FlopsProfile:
                 profile.start()
 
         def after(*_: Any) -> None:
-            profile.stop()
+            if profile.running:
+                profile.stop()
+                engine.meter.work.count_forward(profile.total.flops)
 
         def report(metrics: dict[str, Any]) -> None:
             if metrics["step"] <= profile_step:

@@ -69,7 +69,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
     world = communicator.world(settings.comm_timeout_s)
-    batch = configuration.resolve_batch(settings.batch, data_parallel_size(world.world_size))
+    batch = configuration.batch_for(parsed, data_parallel_size(world.world_size))
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
     layout = _prepare(model, basic, parsed, units)
     rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)

@@ -27,6 +27,7 @@ class _Engine(Protocol):
     optimizer: Any
     batch: Any
 
+    def measure_peak(self) -> None: ...
     @property
     def core(self) -> _C.Engine: ...
     @property
@@ -68,6 +69,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     if path:
         run = _description(engine, parsed.values)
         listeners.append(MetricsFile(path, rank, engine.communicator.world_size, run))
+        engine.measure_peak()
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
         return

@@ -191,7 +191,7 @@ TEST(Report, SchemaDescribesEveryKey) {
   EXPECT_EQ(integer.at("maximum"), 3);
   EXPECT_EQ(integer.at("type"), "integer");
   EXPECT_EQ(
-      properties_of(schema, "/elasticity/enabled").at("enabled").at("anyOf").at(0).at("const"),
+      properties_of(schema, "/hybrid_engine/enabled").at("enabled").at("anyOf").at(0).at("const"),
       false);
 }
 

@@ -82,6 +82,9 @@ inline std::string document(std::string_view pointer, std::string_view value) {
   if (pointer.find("/offload_") != std::string_view::npos) {
     json[Pointer("/zero_optimization/stage")] = 3;
   }
+  if (pointer == "/elasticity/enabled") {
+    json["elasticity"] = {{"max_train_batch_size", 100}, {"micro_batch_sizes", {2, 5}}};
+  }
   json[Pointer(std::string(pointer))] = nlohmann::json::parse(value);
   return json.dump(2);
 }

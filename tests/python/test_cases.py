@@ -30,7 +30,9 @@ FILES = (
     "compat_engine",
     "compat_surface",
     "compat_tools",
+    "compat_elasticity",
     "metrics",
+    "step_work",
 )
 
 # Again on one rank, where nothing is sent and a shard is the whole.

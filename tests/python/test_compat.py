@@ -1,5 +1,6 @@
 """cases/compat.py under zerorun's stand-in for DeepSpeed, and the ways to get it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -111,7 +112,9 @@ def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
     commands = {path.name for path in folder.iterdir()}
     reports = {"ds_report", "dsr"}
     absent = {"ds_bench", "ds_io", "ds_nvme_tune", "ds_ssh", "ds_to_universal"}
-    assert commands == {"deepspeed", "deepspeed.pt", "ds"} | reports | absent
+    assert commands == {"deepspeed", "deepspeed.pt", "ds", "ds_elastic"} | reports | absent
+    section = {"enabled": True, "max_train_batch_size": 12, "micro_batch_sizes": [3]}
+    (tmp_path / "elastic.json").write_text(json.dumps({"elasticity": section}))
     path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
     starter = tmp_path / "starter.py"
     starter.write_text(
@@ -127,10 +130,14 @@ def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
         "zerorun.compat",
         starter,
         *sorted(reports | absent),
+        f"ds_elastic -c {tmp_path}/elastic.json --world-size 4",
         f"{module}env_report",
         f"{module}checkpoint.ds_to_universal",
         PATH=path,
     ).splitlines()
+    elastic = next(line for line in lines if line.startswith("ds_elastic"))
+    lines.remove(elastic)
+    assert elastic.split()[-2] == "0"
     expected = [f"{name} {int(name in absent)} True" for name in sorted(reports | absent)]
     expected += [f"{module}env_report 0 True", f"{module}checkpoint.ds_to_universal 1 True"]
     assert lines == expected

@@ -14,12 +14,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import chrome_trace
 import pytest
 import zerorun as package
 from ranks import environment
 from zerorun.metrics import MetricsFile, markdown, rank_path
 from zerorun.monitor.__main__ import main as monitor_main
-from zerorun.report import html, read_run
+from zerorun.report import html, read_run, timeline
 from zerorun.report.__main__ import main
 from zerorun.report.columns import MOST, Columns
 from zerorun.report.page import data_of, planned_bytes
@@ -65,6 +66,62 @@ def write(path: Path, rank: int = 0, steps: int = 10, **figures: object) -> Path
     for step in range(1, steps + 1):
         file(line(step, **figures))
     return path
+
+
+def write_trace(path: Path, ranks: int = 2) -> Path:
+    """Of one step: a reduction of 40 us, 25 of them beside computation."""
+    spans = [("forward", "compute", 1, 0.0, 100.0), ("wait", "wait", 1, 50.0, 15.0)]
+    spans += [("reduce_scatter", "reduction", 2, 60.0, 40.0), ("step 2", "step", 0, 0.0, 100.0)]
+    events: list[dict[str, object]] = []
+    for rank in range(ranks):
+        place = {"pid": rank, "args": {"name": f"rank {rank}"}}
+        events.append({"ph": "M", "name": "process_name", "tid": 0} | place)
+        for row, name in enumerate(("steps", "program", "reductions")):
+            args = {"name": name}
+            events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": row, "args": args})
+        for name, kind, row, begin, length in spans:
+            span = {"ph": "X", "name": name, "cat": kind, "pid": rank, "tid": row, "ts": begin}
+            events.append(span | {"dur": length, "args": {"of": "<b>"}})
+    hidden = [{"reductions": 0.875, "gathers": None}] * ranks
+    about = {"steps": [2, 2], "hidden": hidden, "dropped_events": 0}
+    trace = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
+    path.write_text(json.dumps(trace))
+    assert chrome_trace.problems_of(trace) == []
+    assert chrome_trace.hidden_part(trace, 0, "reductions") == 0.875
+    return path
+
+
+def test_a_timeline_is_shown_with_the_traces_own_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = write(tmp_path / "m.jsonl"), str(tmp_path / "r.html")
+    assert data_of([read_run(path)])["runs"][0]["timeline"] is None
+    trace = write_trace(tmp_path / "trace.json", ranks=10)
+    shown = read_run(path, trace).timeline
+    assert shown["hidden"] == [{"reductions": 0.875, "gathers": None}] * 10
+    assert shown["duration_ms"] == 0.1
+    assert sorted({row["rank"] for row in shown["rows"]}) == list(range(8))
+    reductions = next(row for row in shown["rows"] if row["name"] == "reductions")
+    [[begin, length, kind, label]] = reductions["spans"]
+    assert (begin, length, shown["kinds"][kind]) == (0.06, 0.04, "reduction")
+    assert shown["labels"][label] == "reduce_scatter of <b>"
+    assert read_run(tmp_path).timeline == shown  # found in the run's folder
+    assert main([str(path), "--trace", str(trace), "-o", page]) == 0
+    trace.write_text('{"displayTimeUnit": 1, "traceEvents": [1]}')
+    assert main([str(path), "--trace", str(trace), "-o", page]) == 1
+    assert "no timeline (KeyError" in capsys.readouterr().err
+    assert main([str(path), "--trace", str(trace), "--trace", str(trace), "-o", page]) == 1
+    assert "expected one for each RUN at most" in capsys.readouterr().err
+
+
+def test_of_a_long_timeline_the_longest_spans_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MOST_SPANS", 4)
+    path = write(tmp_path / "m.jsonl")
+    shown = read_run(path, write_trace(tmp_path / "trace.json")).timeline
+    lengths = [span[1] for row in shown["rows"] for span in row["spans"]]
+    assert (lengths, shown["left_out"]) == ([0.1] * 4, 4)
 
 
 def test_the_documentation_is_the_tables(root: Path) -> None:
@@ -295,8 +352,8 @@ def test_a_file_is_passed_on_while_it_grows(
 def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) -> None:
     path = write(tmp_path / "m.jsonl", steps=3000)
     write(path, rank=1, steps=3000)
-    page = tmp_path / "report.html"
-    assert main([str(path), "-o", str(page)]) == 0
+    page, trace = tmp_path / "report.html", write_trace(tmp_path / "trace.json")
+    assert main([str(path), "--trace", str(trace), "-o", str(page)]) == 0
     dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
     done = subprocess.run(
         [
@@ -319,7 +376,8 @@ def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) ->
     )
     assert "CONSOLE" not in done.stderr, done.stderr
     charts = int(re.search(r'data-charts="(\d+)"', done.stdout)[1])
-    assert charts == done.stdout.count("<canvas") == 7
+    assert charts == done.stdout.count("<canvas") == 8
+    assert "12.5 %" in done.stdout  # exposed
     assert rank_path(path, 1).exists()
 
 

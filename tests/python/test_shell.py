@@ -6,9 +6,16 @@ import pty
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from zerorun import conversion, top
+from zerorun.monitor import __main__ as monitor
+from zerorun.progress_bar import ProgressBar
+from zerorun.report import __main__ as report
+from zerorun.tune import options as tune
 
 DEADLINE = 60
 # The word before the cursor ends the line.
@@ -55,6 +62,46 @@ def test_bash_completes(zerorun: Path, line: str, expected: list[str]) -> None:
     *found, rule = run(zerorun, "bash", "--norc", "-c", BASH, "bash", line)
     assert found == expected
     assert rule == "complete -o bashdefault -o default -F _zerorun zerorun"
+
+
+@pytest.mark.parametrize(
+    ("tool", "help_of"),
+    [
+        ("report", lambda: report.main(["--help"])),
+        ("monitor", lambda: monitor.main(["--help"])),
+        ("top", lambda: top.main(["--help"])),
+        ("tune", lambda: tune.parse(["--command=x", "--help", "--", "train"])),
+        ("ckpt import", lambda: conversion.main(["import", "--help"])),
+        ("ckpt export", lambda: conversion.main(["export", "--help"])),
+    ],
+)
+def test_tools_in_python_complete_the_options_that_they_have(
+    zerorun: Path, capsys: pytest.CaptureFixture[str], tool: str, help_of: Callable[[], object]
+) -> None:
+    with pytest.raises(SystemExit):
+        help_of()
+    options = re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--\w+)", capsys.readouterr().out, re.MULTILINE)
+    found = run(zerorun, str(zerorun), "completion", "--words", *tool.split(), "--")
+    assert {line.split("\t")[0] for line in found} == set(options)
+
+
+def test_a_progress_bar_is_for_terminals_and_long_work(capsys: pytest.CaptureFixture[str]) -> None:
+    master, slave = pty.openpty()
+    with open(slave, "w", encoding="utf-8") as terminal:
+        with ProgressBar("reading", terminal, after_s=0.0) as bar:
+            bar.show(1, 2)
+            seen = os.read(master, 1000).decode()
+            while "50 %" not in seen:
+                seen += os.read(master, 1000).decode()
+        assert f"reading [{'#' * 15}{' ' * 15}]  50 %" in seen
+        with ProgressBar("reading", terminal) as bar:
+            bar.show(1, 2)
+    while not seen.endswith("\r\033[K"):  # what the first one leaves; the second was too short
+        seen += os.read(master, 1000).decode()
+    os.close(master)
+    with ProgressBar("reading", sys.stderr, after_s=0.0) as bar:
+        bar.show(1, 2)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="no fish")

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 
+import chrome_trace
 import pytest
 
 DEADLINE = 120
@@ -208,8 +209,9 @@ def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_p
 
 
 def test_a_timeline_and_the_utilisation_of_a_run(train, tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3, "overlap_comm": true}}')
     options = ("--steps", 5, "--save=", "--metrics", "m.jsonl", "--trace", "t/trace.json")
-    code, output, errors = train(*options)
+    code, output, errors = train(*options, "--config", "ds.json")
     assert code == 0, errors
     assert "timeline of steps 2 to 4 in t/trace.json; beside computation ran: " in output
     trace = json.loads((tmp_path / "t" / "trace.json").read_text())
@@ -218,6 +220,9 @@ def test_a_timeline_and_the_utilisation_of_a_run(train, tmp_path):
         modules = [(e["name"], e["args"]["of"]) for e in own if "of" in e.get("args", {})]
         assert modules.count(("forward", "h.0")) == modules.count(("backward", "h.0")) == 3
         assert [e["name"] for e in own].count("forward and backward") == 3
+        for which, part in trace["otherData"]["hidden"][rank].items():
+            assert part == pytest.approx(chrome_trace.hidden_part(trace, rank, which), abs=1e-6)
+    assert chrome_trace.problems_of(trace) == []
     steps = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()][:-1]
     assert all(0.0 < step["mfu"] < 2.0 for step in steps)
 

@@ -101,6 +101,13 @@ def test_a_search_is_bounded(section: dict[str, int], trials: int) -> None:
     assert search.best is search.trials[0]
 
 
+def test_an_elastic_batch_is_left_alone() -> None:
+    search = search_with(lambda v, _: 10.0 * stage_of(v) + 1, {"elasticity": {"enabled": True}})
+    assert stage_of(search.best_config) == 3
+    assert "train_micro_batch_size_per_gpu" not in search.best_config
+    assert all(trial.micro_batch is None for trial in search.trials)
+
+
 def test_batches_stay_within_their_limit() -> None:
     given = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
     search = search_with(lambda _, size: size, given, max_train_batch_size=16)
@@ -154,6 +161,48 @@ def test_a_program_is_tuned(zerorun: Path, build: Path, tune: Path) -> None:
     command = (folder / "cmd_optimal.txt").read_text()
     assert command.strip() in output
     assert f"--micro_batch {best['micro_batch']}" in command
+
+
+SCRIPT = """
+import argparse, json
+import deepspeed, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--per_device_train_batch_size", type=int)
+parser.add_argument("--deepspeed")
+args, _ = parser.parse_known_args()
+size = args.per_device_train_batch_size
+config = json.load(open(args.deepspeed)) | {"train_micro_batch_size_per_gpu": size}
+model = torch.nn.Linear(8, 8)
+parameters = model.parameters()
+engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=parameters)
+for _ in range(1000):  # the trial ends earlier
+    engine.backward(engine(torch.ones(size, 8)).square().mean())
+    engine.step()
+"""
+
+
+def test_a_pytorch_script_is_tuned(zerorun: Path, build: Path, tune: Path) -> None:
+    size = "--per_device_train_batch_size"
+    section = {"tuner_num_trials": 2, "end_profile_step": 4}
+    section["arg_mappings"] = {"train_micro_batch_size_per_gpu": size}
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": {"type": "AdamW"},
+        "autotuning": section,
+    }
+    (tune / "ds.json").write_text(json.dumps(config))
+    (tune / "script.py").write_text(SCRIPT)
+    words = f"tune ds.json --accelerator cpu --num_gpus 1 -- script.py --deepspeed ds.json {size}=2"
+    job = start(zerorun, build, *words.split())
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, output + errors
+    folder = tune / "autotuning_results"
+    trials = json.loads((folder / "trials.json").read_text())
+    assert [(t["status"], t["micro_batch"]) for t in trials] == [("done", 2)] * 2
+    assert json.loads((folder / "ds_config_optimal.json").read_text())["optimizer"]
+    command = (folder / "cmd_optimal.txt").read_text().split()
+    assert command[-4:] == ["--deepspeed", f"{folder.name}/ds_config_optimal.json", size, "2"]
 
 
 def test_an_interrupt_keeps_the_best_so_far(zerorun: Path, build: Path, tune: Path) -> None:

@@ -43,6 +43,13 @@ TEST(Completion, ToolsHaveToolsAndOptions) {
   EXPECT_THAT(words_for({"completion", ""}), ElementsAre("bash", "zsh", "fish"));
 }
 
+TEST(Completion, ToolsInPythonHaveTheirOptions) {
+  EXPECT_THAT(words_for({"report", "m.jsonl", "--"}),
+              ElementsAre("--help", "--output", "--trace", "--serve", "--port"));
+  EXPECT_THAT(words_for({"ckpt", "export", "--to", ""}), ElementsAre("safetensors", "bin", "dcp"));
+  EXPECT_THAT(words_for({"report", "--output", ""}), IsEmpty());  // files
+}
+
 TEST(Completion, LauncherOptionsStandBeforeTheProgram) {
   EXPECT_THAT(words_for({"--num_"}),
               ElementsAre("--num_gpus", "--num_accelerators", "--num_nodes"));

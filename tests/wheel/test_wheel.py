@@ -47,7 +47,8 @@ def elf_files(environment: Environment) -> list[Path]:
 
 
 def test_its_tag_names_a_c_library(wheel: Path) -> None:
-    assert re.search(r"-manylinux_2_\d+_(x86_64|aarch64)\.whl$", wheel.name)
+    tag = re.search(r"-manylinux_2_(\d+)_(x86_64|aarch64)\.whl$", wheel.name)
+    assert int(tag[1]) <= 34  # RHEL 9's
 
 
 def test_it_has_no_path_of_the_machine_that_built_it(wheel: Path) -> None:

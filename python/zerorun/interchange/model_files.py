@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
 from zerorun.whole_file import replacing
 
-__all__ = ["model_tensors", "nbytes_of", "write_model"]
+__all__ = ["Progress", "model_tensors", "nbytes_of", "write_model"]
+
+Progress = Callable[[int, int], None]  # bytes that are done, of so many
 
 _CHUNK_NUMEL = 1 << 22
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
@@ -111,10 +113,12 @@ def write_model(
     *,
     max_nbytes: int | None = None,
     safetensors: bool = True,
+    progress: Progress = lambda _done, _total: None,
 ) -> list[str]:
     """Writes files of at most `max_nbytes` (one tensor may be larger) into a folder; their paths.
 
     safetensors files hold a tied tensor under its first name. Each file is complete or not there.
+    `progress` learns how many bytes of how many are done.
     """
     pattern = "model{}.safetensors" if safetensors else "pytorch_model{}.bin"
     folder = os.fspath(output)
@@ -122,6 +126,14 @@ def write_model(
     if safetensors:
         tensors = {name: value for name, value in tensors.items() if value.name == name}
     parts = _split(tensors, max_nbytes)
+    total = sum({value.name: value.nbytes for value in tensors.values()}.values())
+    done = 0
+
+    def add(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        progress(done, total)
+
     paths: list[str] = []
     places: dict[str, str] = {}
     for number, part in enumerate(parts):
@@ -131,11 +143,10 @@ def write_model(
         places |= dict.fromkeys(part, name)
         with replacing(paths[-1]) as file:
             if safetensors:
-                _write_safetensors(file, part)
+                _write_safetensors(file, part, add)
             else:
-                torch.save(_tensors_of(part), file)
+                torch.save(_tensors_of(part, add), file)
     if len(parts) > 1:
-        total = sum({value.name: value.nbytes for value in tensors.values()}.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         paths.append(os.path.join(folder, pattern.format("") + ".index.json"))
         with replacing(paths[-1]) as file:
@@ -161,12 +172,18 @@ def _split(tensors: dict[str, ModelTensor], max_nbytes: int | None) -> list[dict
     return parts
 
 
-def _tensors_of(part: dict[str, ModelTensor]) -> dict[str, torch.Tensor]:
-    read = {value.name: value.contiguous() for value in part.values()}
+def _tensors_of(
+    part: dict[str, ModelTensor], add: Callable[[int], None]
+) -> dict[str, torch.Tensor]:
+    read: dict[str, torch.Tensor] = {}
+    for value in part.values():
+        if value.name not in read:
+            read[value.name] = value.contiguous()
+            add(value.nbytes)
     return {name: read[value.name] for name, value in part.items()}
 
 
-def _write_safetensors(file: Any, part: dict[str, ModelTensor]) -> None:
+def _write_safetensors(file: Any, part: dict[str, ModelTensor], add: Callable[[int], None]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, value in part.items():
@@ -182,6 +199,7 @@ def _write_safetensors(file: Any, part: dict[str, ModelTensor]) -> None:
     for value in part.values():
         for chunk in value.chunks():
             file.write(_bytes_of(chunk))
+            add(chunk.numel() * chunk.element_size())
 
 
 def _bytes_of(chunk: torch.Tensor) -> Any:

@@ -87,13 +87,22 @@ FIELDS = (
         "Tokens of all ranks by `step_ms`; where the input of the engine is a tensor of tokens.",
     ),
     Field(
+        "flops",
+        "number",
+        "",
+        "Floating point operations of the model in the step, on all ranks: what the "
+        "`flops_profiler` counted in one forward pass, three times, from then on; else, where "
+        "tokens are known, 6 per token and weight of a product with a matrix (4 for frozen ones; "
+        "all experts; no attention).",
+        "python",
+    ),
+    Field(
         "mfu",
         "number",
         "",
-        "Model FLOPs utilisation, 0 to 1: the model's own floating point operations per second "
-        "(6 per token and weight of a product with a matrix, and attention's) by what products of "
-        "large matrices reached on all ranks together before the first step.",
-        "train",
+        "Model FLOPs utilisation, 0 to 1: `flops` per second by what products of large matrices "
+        "reached on all ranks together before the first step. A PyTorch program has it with a "
+        "metrics file, or after `engine.measure_peak()`; `train` counts attention too.",
     ),
     Field(
         "collectives",

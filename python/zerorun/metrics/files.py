@@ -55,7 +55,17 @@ class MetricsFile:
         self._write({"rank": self._rank} | metrics)
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(plain(line), separators=(",", ":"), default=str) + "\n")
+        self._file.write(_text(line) + "\n")
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+
+
+def _text(line: dict[str, Any]) -> str:
+    try:
+        return _encode(line)
+    except ValueError:  # a number that JSON does not have, which is rare
+        return _encode(plain(line))
 
 
 def _ends_line(path: Path) -> bool:

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from zerorun import _C
 from zerorun.metrics.process import peak_rss_bytes, rss_bytes
 from zerorun.metrics.stopwatch import Stopwatch, captures
+from zerorun.metrics.work import StepWork
 
 __all__ = ["Listener", "Metrics", "StepMeter"]
 
 Metrics = dict[str, Any]  # of one step; docs/metrics.md has the names
 Listener = Callable[[Metrics], Any]
 
-_TOKEN_DIMENSIONS = 2  # [samples, tokens]
 _logger = logging.getLogger("zerorun")
 
 
@@ -31,33 +32,24 @@ class StepMeter:
     somebody asks, or for the listeners.
     """
 
-    def __init__(self, core: _C.Engine, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self, core: _C.Engine, model: nn.Module, world_size: int, device: torch.device
+    ) -> None:
         on_gpu = device.type == "cuda"
         self.figures = _C.EngineFigures(core)
         self.forward = Stopwatch("forward", on_gpu)
         self.backward = Stopwatch("backward", on_gpu)
         self.step = Stopwatch("step", False)
+        self.work = StepWork(model, world_size)
         self.listeners: list[Listener] = []
         self._core = core
-        self._world_size = world_size
         self._device = device
         self._losses: list[torch.Tensor] = []
-        self._tokens = 0
         self._samples = 0  # of the batch
         self._all_samples = 0
         self._ended = time.perf_counter()
         self._last: Metrics | None = None
         self._counted = self.figures.collectives()  # up to the last step
-
-    def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Counts tokens, where the input is a tensor of them."""
-        given = kwargs.get("input_ids", args[0] if args else None)
-        if (
-            isinstance(given, torch.Tensor)
-            and given.dim() == _TOKEN_DIMENSIONS
-            and not given.is_floating_point()
-        ):
-            self._tokens += given.numel()
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """The loss of a micro-step; from a GPU it is on its way when this returns."""
@@ -70,7 +62,7 @@ class StepMeter:
         its forward may be on its way."""
         if self._losses:
             self._losses.clear()
-            self._tokens = 0
+            self.work.tokens = 0
 
     def finish_micro_step(self, samples: int, micro_steps: int) -> None:
         """`samples` of all ranks in it; `micro_steps` since the training began, with this one."""
@@ -79,6 +71,7 @@ class StepMeter:
         ):  # a checkpoint may have brought more than this one
             self._all_samples = samples * (micro_steps - 1)
         self._samples += samples
+        self.work.micro_steps += 1
 
     def finish(self, result: _C.StepResult, step: int, skipped_steps: int) -> None:
         """After an optimizer step: the listeners learn of it."""
@@ -116,9 +109,7 @@ class StepMeter:
         }
         parts = [metrics[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms")]
         metrics["other_ms"] = max(0.0, metrics["step_ms"] - sum(parts))
-        if self._tokens:
-            metrics["tokens_per_s"] = self._tokens * self._world_size / step_s
-            self._tokens = 0
+        metrics |= self.work.take(step_s)
         self._last = metrics
         if self.listeners:
             self._add_state(metrics)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zerorun import _C
@@ -35,6 +36,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="the page (default: %(default)s)",
     )
     parser.add_argument(
+        "--trace",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="timeline of the run, or of each, in their order; default: what the configuration "
+        "names or the folder has",
+    )
+    parser.add_argument(
         "--serve",
         action="store_true",
         help="instead of writing it, serve a page to this machine that follows the runs",
@@ -45,8 +55,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _read(paths: Sequence[Path]) -> list[Run]:
-    runs = [read_run(path) for path in paths]
+def _read(paths: Sequence[Path], traces: Sequence[Path] = ()) -> list[Run]:
+    if len(traces) > len(paths):
+        raise _C.ConfigError(
+            f"--trace: got {len(traces)} files, expected one for each RUN at most, {len(paths)}"
+        )
+    pairs = itertools.zip_longest(paths, traces)
+    runs = [read_run(path, trace) for path, trace in pairs]
     names = [run.name for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if names.count(run.name) > 1:  # of other folders
@@ -54,11 +69,9 @@ def _read(paths: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _serve(paths: Sequence[Path], port: int) -> None:
-    _read(paths)  # what is wrong shows before a browser asks
-    server = PageServer(
-        lambda: html(_read(paths), live=True), lambda: data_of(_read(paths), live=True), port
-    )
+def _serve(read: Callable[[], list[Run]], port: int) -> None:
+    read()  # what is wrong shows before a browser asks
+    server = PageServer(lambda: html(read(), live=True), lambda: data_of(read(), live=True), port)
     print(f"{server.url}\nCtrl-C ends it.", flush=True)
     try:
         server.run()
@@ -70,9 +83,9 @@ def main(argv: list[str] | None = None) -> int:
     given = _arguments(argv)
     try:
         if given.serve:
-            _serve(given.runs, given.port)
+            _serve(lambda: _read(given.runs, given.trace), given.port)
         else:
-            runs = _read(given.runs)
+            runs = _read(given.runs, given.trace)
             given.output.write_text(html(runs), encoding="utf-8")
             steps = sum(run.first.columns.steps for run in runs)
             print(f"{given.output}: {len(runs)} run{'s' if len(runs) != 1 else ''}, {steps} steps")

@@ -18,19 +18,7 @@ __all__ = ["data_of", "html"]
 
 _ASSETS = Path(__file__).parent / "assets"
 _ADAMS = {"adam", "adamw"}
-_PARTS = 3  # of a setting
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-
-def _settings(run: Run) -> list[Any]:
-    """[pointer, value, is the default] of each setting."""
-    config = run.about.get("config")
-    settings = config if isinstance(config, list) else []
-    return [one for one in settings if isinstance(one, list) and len(one) == _PARTS]
-
-
-def _value(run: Run, pointer: str, default: Any = None) -> Any:
-    return next((value for name, value, _ in _settings(run) if name == pointer), default)
 
 
 def planned_bytes(run: Run) -> int | None:
@@ -39,18 +27,18 @@ def planned_bytes(run: Run) -> int | None:
     count, ranks = run.about.get("parameters"), run.world_size
     zero = "/zero_optimization/"
     offloads = any(
-        _value(run, f"{zero}{what}/device", "none") not in {None, "none"}
+        run.setting(f"{zero}{what}/device", "none") not in {None, "none"}
         for what in ("offload_optimizer", "offload_param")
     )
-    kind = str(_value(run, "/optimizer/type", "adamw")).lower()
-    stage = _value(run, f"{zero}stage", 0) or 0
+    kind = str(run.setting("/optimizer/type", "adamw")).lower()
+    stage = run.setting(f"{zero}stage", 0) or 0
     if not isinstance(count, int) or not isinstance(stage, int) or not ranks:
         return None
     if offloads or kind not in _ADAMS:
         return None
-    sixteen = any(_value(run, f"/{name}/enabled") is True for name in ("bf16", "fp16"))
+    sixteen = any(run.setting(f"/{name}/enabled") is True for name in ("bf16", "fp16"))
     width = _BYTES["bf16" if sixteen else "fp32"]
-    accumulates = (_value(run, "/gradient_accumulation_steps", 1) or 1) != 1
+    accumulates = (run.setting("/gradient_accumulation_steps", 1) or 1) != 1
     gradient = 4 if accumulates else width
     optimizer = 12 if sixteen else 8  # fp32 parameters are their own masters
     shards = [ranks if stage >= least else 1 for least in (3, 2, 1)]
@@ -88,8 +76,9 @@ def _run(run: Run) -> dict[str, Any]:
         "planned": planned_bytes(run),
         "parameters": run.about.get("parameters"),
         "environment": environment if isinstance(environment, dict) else {},
-        "config": _settings(run),
+        "config": run.settings,
         "param_hash": run.param_hash,
+        "timeline": run.timeline,
     }
 
 

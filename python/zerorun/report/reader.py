@@ -9,9 +9,11 @@ from typing import Any, TextIO
 from zerorun import _C
 from zerorun.metrics.lines import check_version, is_figure, lines_of, parse_line, rank_in
 from zerorun.report.columns import Columns
+from zerorun.report.timeline import find_trace, read_timeline
 
 __all__ = ["Run", "rank_of", "read_run", "run_files"]
 
+_PARTS = 3  # of a setting
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
 
 
@@ -46,6 +48,7 @@ class Run:
         self.world_size: int | None = None
         self.about: dict[str, Any] = {}
         self.bad_lines = 0
+        self.timeline: dict[str, Any] | None = None
         self.param_hash: str | None = None
 
     def add_line(self, text: str, rank: int, where: Path) -> int:
@@ -79,6 +82,16 @@ class Run:
             self.bad_lines += 1
 
     @property
+    def settings(self) -> list[Any]:
+        """[pointer, value, is the default] of each setting."""
+        config = self.about.get("config")
+        settings = config if isinstance(config, list) else []
+        return [one for one in settings if isinstance(one, list) and len(one) == _PARTS]
+
+    def setting(self, pointer: str, default: Any = None) -> Any:
+        return next((value for name, value, _ in self.settings if name == pointer), default)
+
+    @property
     def first(self) -> RankFigures:
         """Rank 0, or the lowest that is there."""
         return self.ranks[min(self.ranks)]
@@ -98,9 +111,10 @@ def rank_of(file: Path) -> int:
     return int(named.group(1)) if named else 0
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, trace: Path | None = None) -> Run:
     """A run from its metrics file, whose other ranks' files lie beside it, or from a folder of
-    them. IoError where there is none, ConfigError for a file of something else."""
+    them, and its timeline: of `trace`, else where the configuration or the folder has one.
+    IoError where there is none, ConfigError for a file of something else."""
     if not path.exists():
         raise _C.IoError(f"{path}: no such file or folder; expected the FILE of --metrics")
     files = run_files(path)
@@ -114,7 +128,17 @@ def read_run(path: Path) -> Run:
             f"{path}: {what}; expected a file of one JSON object a step, as `zerorun train "
             "--metrics FILE` or the key zerorun.metrics of a configuration writes it"
         )
+    found = trace or _trace_of(run, path)
+    if found is not None:
+        run.timeline = read_timeline(found)
     return run
+
+
+def _trace_of(run: Run, path: Path) -> Path | None:
+    named = run.setting("/zerorun/trace/file")
+    if isinstance(named, str) and Path(named).is_file():
+        return Path(named)
+    return find_trace(path) if path.is_dir() else None
 
 
 def _read(run: Run, lines: TextIO, rank: int, file: Path) -> None:

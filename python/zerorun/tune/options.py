@@ -37,6 +37,15 @@ class Options:
     def results(self) -> Path:
         return Path(self.autotuning["results_dir"])
 
+    def value_of(self, option: str | None) -> str | None:
+        """What the program's arguments give it, as two words or as one with "="."""
+        for word, after in itertools.pairwise([*self.program, ""]):
+            if word == option:
+                return after
+            if option is not None and word.startswith(f"{option}="):
+                return word.removeprefix(f"{option}=")
+        return None
+
     @property
     def is_train(self) -> bool:
         return self.program[0] == "train"

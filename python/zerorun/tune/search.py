@@ -73,10 +73,12 @@ class Search:
         return "--micro_batch" if self.options.is_train else mapped.get(_MICRO_BATCH)
 
     def _micro_batch(self) -> int | None:
-        """None where the program decides about it."""
-        program, option = self.options.program, self._option()
-        if option in program[:-1]:
-            return int(program[program.index(option) + 1])
+        """None where the program or the section elasticity decides about it."""
+        if _object(self.best_config.get("elasticity")).get("enabled"):
+            return None
+        given = self.options.value_of(self._option())
+        if given is not None and given.isdecimal():
+            return int(given)
         value = self.best_config.get(_MICRO_BATCH)
         if isinstance(value, int):
             return value
@@ -192,9 +194,8 @@ class Search:
         return json.loads(done.stdout)["settings"]
 
     def _model(self) -> str | None:
-        program = self.options.program
         if self.options.is_train:
-            return program[program.index("--model") + 1] if "--model" in program[:-1] else "nano"
+            return self.options.value_of("--model") or "nano"
         known = next((trial.parameters for trial in self.trials if trial.parameters), None)
         return None if known is None else str(known)
 

@@ -47,12 +47,24 @@ class Trial:
 
 
 def command_of(options: Options, config: Path, more: list[str]) -> list[str]:
-    """The command that trains with that configuration."""
+    """The command that trains with that configuration; `more`: an option and its value, or none."""
+    program = _without(options.program, more[0]) if more else options.program
     if options.is_train:
-        return [*options.launcher, *options.program, "--config", str(config), *more]
+        return [*options.launcher, *program, "--config", str(config), *more]
     named = str(options.config)
-    program = [str(config) if word == named else word for word in options.program]
+    program = [str(config) if word == named else word for word in program]
     return [*options.launcher, *program, *more]
+
+
+def _without(program: list[str], option: str) -> list[str]:
+    """The program's words without that option and its value."""
+    kept, words = [], iter(program)
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept
 
 
 def run_trial(

@@ -19,6 +19,8 @@
     { id: "memory", title: "Memory of rank 0", unit: "GiB", gib: true,
       names: ["model_state_bytes", "rss_bytes", "gpu_bytes"] },
   ];
+  const KINDS = { compute: 2, wait: 1, optimizer: 3, reduction: 0, gather: 4, agreement: 7,
+    communication: 5, copy: 6, disk: 6, step: 7 };  // places in COLORS
   const LABELS = { model_state_bytes: "model states", rss_bytes: "process", gpu_bytes: "GPU",
     loss: "loss", lr: "lr", grad_norm: "norm", loss_scale: "scale", tokens_per_s: "tokens/s",
     samples_per_s: "samples/s", step_ms: "ms", mfu: "MFU" };
@@ -139,7 +141,80 @@
       charts.append(panel);
       plots.push({ plot: draw(chart, panel), panel });
     }
+    for (const { run } of shown()) if (run.timeline) drawTimeline(run, charts);
     document.body.dataset.charts = plots.length;
+  }
+
+  // Rows of spans: uPlot has the axes, the zoom and the cursor, the hook draws.
+  function drawTimeline(run, charts) {
+    const { rows, kinds, labels, steps, duration_ms: duration } = run.timeline;
+    const few = run.timeline.left_out + run.timeline.dropped;
+    const untimed = run.timeline.untimed ? `; ${run.timeline.untimed} collectives on GPU streams have no times` : "";
+    const missing = `${few ? `; ${few} shorter or later spans are left out` : ""}${untimed}`;
+    const colors = kinds.map((kind) => color(KINDS[kind] ?? 7));
+    const panel = make("div", null, { class: "panel wide" });
+    const head = make("header");
+    const title = make("h2", "Timeline");
+    title.append(" ", make("span", `steps ${steps[0]} to ${steps[1]}` +
+      `${data.runs.length > 1 ? ` of ${run.name}` : ""}, ms; drag to zoom${missing}`));
+    const zooms = make("div", null, { class: "zooms" });
+    head.append(title, zooms);
+    const legend = make("p", null, { class: "legend" });
+    kinds.forEach((kind, i) => {
+      legend.append(make("span", null, { class: "key", style: `background:${colors[i]}` }), ` ${kind}  `);
+    });
+    const told = make("p", "\u00a0", { class: "legend", role: "status" });
+    panel.append(head, legend, told);
+    charts.append(panel);
+    const row = (u) => u.bbox.height / rows.length;
+    const hooks = {
+      draw: [(u) => {
+        const { ctx, bbox } = u;
+        ctx.save();
+        ctx.beginPath();
+        ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+        ctx.clip();
+        rows.forEach(({ spans }, i) => {
+          const y = bbox.top + i * row(u) + 1;
+          for (const [begin, length, kind] of spans) {
+            const x = u.valToPos(begin, "x", true);
+            ctx.fillStyle = colors[kind];
+            ctx.fillRect(x, y, Math.max(1, u.valToPos(begin + length, "x", true) - x), row(u) - 2);
+          }
+        });
+        ctx.restore();
+      }],
+      setCursor: [(u) => {
+        const { left, top } = u.cursor;
+        const at = left >= 0 ? rows[Math.floor(top * devicePixelRatio / row(u))] : undefined;
+        const time = u.posToVal(left, "x");
+        const span = at?.spans.findLast(([begin, length]) => begin <= time && time <= begin + length);
+        told.textContent = span
+          ? `rank ${at.rank}, ${at.name}: ${labels[span[3]]}, ${short(span[1])} ms` : "\u00a0";
+      }],
+    };
+    const axis = { stroke: style("--faint"), grid: { stroke: style("--line"), width: 1 },
+      ticks: { stroke: style("--line"), width: 1 } };
+    const height = 60 + 18 * rows.length;
+    const plot = new uPlot({
+      width: panel.clientWidth - 24, height, hooks, legend: { show: false },
+      cursor: { y: false, points: { show: false } },
+      scales: { x: { time: false }, y: { range: [0, rows.length], dir: -1 } },
+      axes: [axis, { ...axis, size: 110, grid: { show: false },
+        splits: () => rows.map((_, i) => i + 0.5),
+        values: () => rows.map(({ rank, name }) => `${rank} ${name}`) }],
+      series: [{}, { show: false }],
+    }, [[0, duration], [0, rows.length]], panel);
+    const zoom = (name, min, max) => {
+      const button = make("button", name, { type: "button", "aria-label": `Timeline: ${name}` });
+      button.addEventListener("click", () => plot.setScale("x", { min, max }));
+      zooms.append(button);
+    };
+    zoom("all", 0, duration);
+    for (const [begin, length, , label] of rows.find(({ name }) => name === "steps")?.spans ?? []) {
+      zoom(labels[label], begin, begin + length);
+    }
+    plots.push({ plot, panel, height });
   }
 
   function table(caption, head, rows, classes = []) {
@@ -193,6 +268,13 @@
           ["collective", "calls", "bytes", "calls a step", "bytes a step"],
           collectives.map(([name, [calls, nbytes]]) => [name, calls, bytes(nbytes),
             number(calls / run.steps, 1), bytes(nbytes / run.steps)])));
+      }
+      if (run.timeline) {
+        const part = (hidden) => (hidden === null ? ["–", "–"]
+          : [`${(100 * hidden).toFixed(1)} %`, `${(100 - 100 * hidden).toFixed(1)} %`]);
+        tables.append(table(`Communication${of} in the timeline's steps: beside computation, and exposed`,
+          ["rank", "reductions hidden", "exposed", "gathers hidden", "exposed"],
+          run.timeline.hidden.map((one, rank) => [rank, ...part(one.reductions), ...part(one.gathers)])));
       }
       const environment = Object.entries(run.environment);
       if (environment.length) {
@@ -252,7 +334,9 @@
   addEventListener("resize", () => {
     clearTimeout(waiting);
     waiting = setTimeout(() => {
-      for (const { plot, panel } of plots) plot.setSize({ width: panel.clientWidth - 24, height: 240 });
+      for (const { plot, panel, height } of plots) {
+        plot.setSize({ width: panel.clientWidth - 24, height: height ?? 240 });
+      }
     }, 50);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);

@@ -13,7 +13,7 @@ _HINTS = {
     "datastates": "engine.save_checkpoint is complete or not there, and fails on every rank alike",
     "default_inference_config": "zerorun trains; save the model with engine.save_16bit_model for "
     "an inference server",
-    "elasticity": "a checkpoint loads on any number of ranks; set the batch sizes yourself",
+    "elasticity": "`zerorun --elastic_training` starts a job again on the hosts that are left",
     "env_report": "the command `zerorun env` reports the environment",
     "inference": "zerorun trains; for inference use the model in zero.GatheredParameters, or "
     "save it with engine.save_16bit_model for an inference server",

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import zerorun
+from zerorun.sequence.groups import data_parallel_size
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed._sequence import sequence_settings
+from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
 from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
@@ -76,6 +78,9 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(sequence_settings(raw, mpu))
     zerorun.config.parse(settings)  # what is wrong shows before anything is read
+    if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
+        ranks = data_parallel_size(zerorun.communicator.world().world_size)
+        compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):

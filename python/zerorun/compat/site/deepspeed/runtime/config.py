@@ -84,9 +84,9 @@ class DeepSpeedConfig:
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
         self._param_dict = read_config(config)
         with deepspeeds_errors():
-            parsed = configuration.parse(adapt_config(self._param_dict)).config
+            found = configuration.parse(adapt_config(self._param_dict))
             world_size = zerorun.communicator.world().world_size
-            batch = configuration.resolve_batch(parsed.batch, world_size)
+            batch, parsed = configuration.batch_for(found, world_size), found.config
         self.train_batch_size = batch.train_batch_size
         self.train_micro_batch_size_per_gpu = batch.micro_batch_size
         self.gradient_accumulation_steps = batch.accumulation_steps

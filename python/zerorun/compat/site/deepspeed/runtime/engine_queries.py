@@ -24,6 +24,7 @@ _KEYS = {
     "data_efficiency_enabled": "/data_efficiency/enabled",
     "dataloader_drop_last": "/dataloader_drop_last",
     "dump_state": "/dump_state",
+    "elasticity_enabled": "/elasticity/enabled",
     "flops_profiler_detailed": "/flops_profiler/detailed",
     "flops_profiler_enabled": "/flops_profiler/enabled",
     "flops_profiler_module_depth": "/flops_profiler/module_depth",

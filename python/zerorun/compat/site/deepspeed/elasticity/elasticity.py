@@ -1,0 +1,109 @@
+"""The batch of a section, from the core."""
+
+import os
+import re
+from typing import Any
+
+import zerorun
+from zerorun import _C
+
+from deepspeed.elasticity.config import (
+    ElasticityConfig,
+    ElasticityConfigError,
+    ElasticityError,
+    ElasticityIncompatibleWorldSize,
+)
+from deepspeed.elasticity.constants import (
+    DEEPSPEED_ELASTICITY_CONFIG,
+    ELASTICITY,
+    ENABLED,
+    ENABLED_DEFAULT,
+    MINIMUM_DEEPSPEED_VERSION,
+)
+from deepspeed.utils.logging import logger
+
+_BY_HOSTS = 0.2  # the version of the rules
+
+
+def elasticity_enabled(ds_config: dict[str, Any]) -> bool:
+    return (ds_config.get(ELASTICITY) or {}).get(ENABLED, ENABLED_DEFAULT)
+
+
+def ensure_immutable_elastic_config(runtime_elastic_config_dict: dict[str, Any]) -> None:
+    """ElasticityConfigError unless a scheduler has counted by the same section."""
+    if DEEPSPEED_ELASTICITY_CONFIG not in os.environ:
+        logger.warning(
+            "%s is not set: what chooses the number of ranks may not know the section elasticity",
+            DEEPSPEED_ELASTICITY_CONFIG,
+        )
+    section = ElasticityConfig(runtime_elastic_config_dict).section
+    try:
+        _C.check_scheduler(section)
+    except zerorun.ConfigError as error:
+        raise ElasticityConfigError(str(error)) from error
+
+
+def compute_elastic_config(
+    ds_config: dict[str, Any],
+    target_deepspeed_version: str,
+    world_size: int = 0,
+    return_microbatch: bool = False,
+) -> tuple[int, list[int]] | tuple[int, list[int], int | None]:
+    """The batch, the numbers of data-parallel ranks that it suits, and the micro-batch of
+    `world_size` ranks (0: WORLD_SIZE, where that is needed)."""
+    section = _section_of(ds_config)
+    _check_version(target_deepspeed_version)
+    counts_hosts = section.version == _BY_HOSTS
+    ranks = world_size
+    if not ranks and (counts_hosts or return_microbatch):
+        ranks = _world_size(section.version)
+    try:
+        found = _C.elastic_batch(section, int(ranks))
+    except zerorun.ConfigError as error:
+        raise ElasticityError(str(error)) from error
+    batch, sizes = found.train_batch_size, found.world_sizes
+    logger.info("Valid World Size (GPUs / Model Parallel Size): %s", sizes)
+    if not world_size and not return_microbatch:
+        return batch, sizes
+    if not world_size and counts_hosts:  # DeepSpeed does not ask whether it suits then
+        fitting = [size for size in section.micro_batch_sizes if batch // ranks % size == 0]
+        if section.prefer_larger_batch:
+            fitting.sort(reverse=True)
+        return batch, sizes, fitting[0] if fitting else None
+    if ranks not in sizes:
+        raise ElasticityIncompatibleWorldSize(
+            f"World size ({ranks}) is not valid with the current list of valid GPU counts: {sizes}"
+        )
+    return batch, sizes, found.micro_batch_size
+
+
+def _section_of(ds_config: dict[str, Any]) -> _C.Elasticity:
+    if not isinstance(ds_config, dict):
+        raise ValueError(
+            f"compute_elastic_config: got {type(ds_config)}, expected a configuration as a dict"
+        )
+    if ELASTICITY not in ds_config:
+        raise ElasticityConfigError("the configuration has no section 'elasticity'")
+    if not elasticity_enabled(ds_config):
+        raise ElasticityConfigError("the section elasticity is not enabled: set 'enabled': true")
+    return ElasticityConfig(ds_config[ELASTICITY]).section
+
+
+def _check_version(target: str) -> None:
+    def numbers(version: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", version)[:3]]
+
+    if numbers(target) < numbers(MINIMUM_DEEPSPEED_VERSION):
+        raise ElasticityError(
+            f"DeepSpeed {target} has no elasticity, which came with {MINIMUM_DEEPSPEED_VERSION}"
+        )
+
+
+def _world_size(version: float) -> int:
+    text = os.environ.get("WORLD_SIZE")
+    if text is None or not text.isnumeric():
+        raise ElasticityConfigError(
+            f"elasticity {version} needs the number of ranks: give world_size, or set WORLD_SIZE "
+            f"(it is {text})"
+        )
+    return int(text)

@@ -1,0 +1,124 @@
+"""StepWork: what a model's steps compute, and the most that its ranks reach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+
+__all__ = ["StepWork", "flops_per_token"]
+
+_SIDES = (256, 512, 1024, 2048, 4096)  # of the matrices whose products are timed
+_REPETITIONS = 3
+_LONG_ENOUGH_S = 0.02  # of one product
+_MATRIX = 2  # dimensions
+_TOKEN_DIMENSIONS = 2  # [samples, tokens]
+_FORWARD_AND_BACKWARD = 3.0  # by the operations of forward alone
+
+
+class StepWork:
+    """What the ranks compute in a step: tokens, and floating point operations.
+
+    `counted`: of one rank's micro-step, forward and backward, where a profiler has counted it.
+    `peak`: of all ranks together per second; None until :meth:`measure_peak`.
+    """
+
+    def __init__(self, model: nn.Module, world_size: int) -> None:
+        self.counted: float | None = None
+        self.peak: float | None = None
+        self.tokens = 0  # of this rank, in the batch so far
+        self.micro_steps = 0
+        self._model = model
+        self._world_size = world_size
+        self._per_token: float | None = None
+
+    def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Counts tokens, where the input is a tensor of them."""
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if (
+            isinstance(given, torch.Tensor)
+            and given.dim() == _TOKEN_DIMENSIONS
+            and not given.is_floating_point()
+        ):
+            self.tokens += given.numel()
+
+    def count_forward(self, flops: float) -> None:
+        """Of one rank's forward pass; backward takes two more."""
+        self.counted = _FORWARD_AND_BACKWARD * flops
+
+    def take(self, step_s: float) -> dict[str, float]:
+        """The figures of a step that took so long, as far as they are known."""
+        found = {}
+        flops = self._flops()
+        if self.tokens:
+            found["tokens_per_s"] = self.tokens * self._world_size / step_s
+        if flops is not None:
+            found["flops"] = flops
+            if self.peak is not None:
+                found["mfu"] = flops / step_s / self.peak
+        self.tokens = self.micro_steps = 0
+        return found
+
+    def _flops(self) -> float | None:
+        """Of all ranks."""
+        if self.counted is not None:
+            return self.counted * self.micro_steps * self._world_size
+        if self.tokens == 0:
+            return None
+        if self._per_token is None:
+            self._per_token = flops_per_token(self._model)
+        return self._per_token * self.tokens * self._world_size
+
+    def measure_peak(self, communicator: _C.Communicator, device: torch.device) -> None:
+        """Times products of large matrices on all ranks at once. Collective."""
+        dtype = next((p.dtype for p in self._model.parameters()), torch.float32)
+        total = torch.tensor([_products_per_s(device, dtype)], device=device)
+        communicator.all_reduce(total, "sum", "peak of the ranks")
+        self.peak = total.item()
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """Two per token and weight of a product with a matrix in forward, two in backward, and two more
+    for the gradient of a weight that is trained. Attention's own products are left out."""
+    weights = {id(weight): weight for weight in _matrices(model)}
+    return float(
+        sum(
+            getattr(weight, "ds_numel", weight.numel()) * (6 if weight.requires_grad else 4)
+            for weight in weights.values()
+        )
+    )
+
+
+def _matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):  # a look-up; tied, it is a product's
+            continue
+        for parameter in module.parameters(recurse=False):
+            if len(getattr(parameter, "ds_shape", parameter.shape)) >= _MATRIX:
+                yield parameter
+
+
+def _products_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    peak = 0.0
+    for side in _SIDES:
+        left, right = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
+        seconds = 0.0
+        for _ in range(_REPETITIONS):
+            begin = _now(device)
+            torch.mm(left, right)
+            seconds = _now(device) - begin
+            peak = max(peak, 2.0 * side**3 / seconds)
+        if seconds > _LONG_ENOUGH_S:
+            break
+    return peak
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,113 @@
+"""Batches of the section elasticity: deepspeed.elasticity, and engines that follow it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+import deepspeed
+import torch
+import zerorun
+from deepspeed.elasticity import (
+    compute_elastic_config,
+    elasticity_enabled,
+    ensure_immutable_elastic_config,
+)
+from deepspeed.elasticity.config import (
+    ElasticityConfig,
+    ElasticityConfigError,
+    ElasticityError,
+    ElasticityIncompatibleWorldSize,
+)
+
+from cases.models import WORLD_SIZE, raises
+
+SECTION = {"enabled": True, "max_train_batch_size": 100, "micro_batch_sizes": [4, 6]}
+
+
+def batches(world_size: int = 0, micro: bool = False, **section: object) -> tuple:
+    config = {"elasticity": SECTION | section}
+    return compute_elastic_config(config, "0.19.7", world_size, return_microbatch=micro)
+
+
+def case_batches_are_deepspeeds(_folder: Path) -> None:
+    """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more."""
+    known = {"max_train_batch_size": 10000, "micro_batch_sizes": [8, 12, 16, 17], "version": 0.1}
+    known |= {"min_gpus": 32, "max_gpus": 1500}
+    batch, sizes = batches(**known)
+    assert (batch, len(sizes), sizes[0], sizes[-1]) == (9792, 23, 32, 1224)
+    assert batches(64, **known)[2] == 17
+    assert batches(7, version=0.2) == (84, [7], 6)
+    with mock.patch.dict(os.environ, WORLD_SIZE="7"):
+        assert batches(version=0.2) == (84, [7])
+        assert batches(micro=True, version=0.2) == (84, [7], 6)
+        smaller = batches(micro=True, version=0.2, prefer_larger_batch=False)
+        assert smaller == (84, [7], 4)
+
+
+def case_what_cannot_be_is_an_error(_folder: Path) -> None:
+    raises(ElasticityIncompatibleWorldSize, "World size (7)", lambda: batches(7, version=0.1))
+    raises(ElasticityConfigError, "version", lambda: batches(version=0.3))
+    raises(
+        ElasticityConfigError,
+        "model_parallel_size",
+        lambda: batches(version=0.1, model_parallel_size=2),
+    )
+    raises(ElasticityConfigError, "not enabled", lambda: batches(enabled=False))
+    raises(ElasticityConfigError, "section", lambda: compute_elastic_config({}, "0.19.7"))
+    raises(ElasticityError, "0.3.8", lambda: compute_elastic_config({"elasticity": SECTION}, "0.3"))
+    with mock.patch.dict(os.environ):
+        os.environ.pop("WORLD_SIZE")
+        raises(ElasticityConfigError, "WORLD_SIZE", lambda: batches(version=0.2))
+    config = ElasticityConfig(SECTION | {"min_time": 20})
+    assert (config.max_acceptable_batch_size, config.micro_batches) == (100, [4, 6])
+    assert (config.min_time, config.version) == (20, 0.2)
+    assert json.loads(repr(config)) == config.repr()
+    assert not elasticity_enabled({})
+
+
+def case_an_engine_has_the_batch_of_its_ranks(_folder: Path) -> None:
+    section = SECTION | {"version": 0.1}
+    given = {"elasticity": section, "train_batch_size": 3}
+    model = torch.nn.Linear(2, 2)
+    raises(
+        zerorun.ConfigError, "/train_batch_size", lambda: zerorun.initialize(model, config=given)
+    )
+    section["ignore_non_elastic_batch_info"] = True
+    batch, _, micro = compute_elastic_config(given, "0.19.7", WORLD_SIZE)
+    for initialize in (zerorun.initialize, deepspeed.initialize):
+        engine, *_ = initialize(model=torch.nn.Linear(2, 2), config=given)
+        assert engine.batch.train_batch_size == batch
+        assert engine.batch.micro_batch_size == micro
+        assert engine.batch.accumulation_steps * micro * WORLD_SIZE == batch
+        engine.destroy()
+    assert deepspeed.DeepSpeedConfig(given).train_batch_size == batch
+    small = {"elasticity": section | {"min_gpus": 3}}
+    raises(
+        zerorun.ConfigError,
+        f"got {WORLD_SIZE}; nearest: 3",
+        lambda: zerorun.initialize(model, config=small),
+    )
+    raises(
+        ElasticityIncompatibleWorldSize,
+        "is not valid",
+        lambda: deepspeed.initialize(model=model, config=small),
+    )
+
+
+def case_a_scheduler_counts_by_the_same_section(_folder: Path) -> None:
+    model, given = torch.nn.Linear(2, 2), {"elasticity": SECTION}
+    scheduled = {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION | {"micro_batch_sizes": [4]})}
+    with mock.patch.dict(os.environ, scheduled):
+        raises(
+            zerorun.ConfigError,
+            "micro_batch_sizes is [4, 6]",
+            lambda: zerorun.initialize(model, config=given),
+        )
+        raises(ElasticityConfigError, "scheduler", lambda: ensure_immutable_elastic_config(SECTION))
+    with mock.patch.dict(os.environ, {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION)}):
+        ensure_immutable_elastic_config(SECTION)
+        engine, *_ = zerorun.initialize(model, config=given)
+        engine.destroy()

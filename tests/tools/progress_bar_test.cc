@@ -1,0 +1,73 @@
+#include "tools/progress_bar.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+namespace zerorun {
+namespace {
+
+using ::testing::HasSubstr;
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+// The two ends of a terminal.
+class ProgressBarTest : public ::testing::Test {
+ protected:
+  ProgressBarTest() : reader_(::posix_openpt(O_RDWR | O_NOCTTY)) {
+    ::grantpt(reader_);
+    ::unlockpt(reader_);
+    terminal_ = File(std::fopen(::ptsname(reader_), "w"), &std::fclose);
+  }
+  ~ProgressBarTest() override { ::close(reader_); }
+
+  // What was written so far.
+  std::string seen() const {
+    std::fflush(terminal_.get());
+    std::string text;
+    pollfd waits = {.fd = reader_, .events = POLLIN, .revents = 0};
+    while (::poll(&waits, 1, 0) == 1 && (waits.revents & POLLIN) != 0) {
+      char part[256];
+      text.append(part, static_cast<size_t>(std::max<ssize_t>(::read(reader_, part, 256), 0)));
+    }
+    return text;
+  }
+
+  int reader_;
+  File terminal_{nullptr, &std::fclose};
+};
+
+TEST_F(ProgressBarTest, SaysHowMuchIsDoneAndLeavesNothing) {
+  {
+    ProgressBar bar("reading", 200, terminal_.get(), std::chrono::milliseconds(0));
+    bar.add(100);
+    EXPECT_THAT(seen(), HasSubstr("reading [###############               ]  50 % of 200 B"));
+  }
+  EXPECT_EQ(seen(), "\r\033[K");
+}
+
+TEST_F(ProgressBarTest, ShortWorkHasNone) {
+  {
+    ProgressBar bar("reading", 200, terminal_.get());
+    bar.add(100);
+  }
+  EXPECT_EQ(seen(), "");
+}
+
+TEST_F(ProgressBarTest, AFileGetsNone) {
+  const File file(std::tmpfile(), &std::fclose);
+  {
+    ProgressBar bar("reading", 200, file.get(), std::chrono::milliseconds(0));
+    bar.add(100);
+  }
+  std::fflush(file.get());
+  EXPECT_EQ(std::ftell(file.get()), 0);
+}
+
+}  // namespace
+}  // namespace zerorun
