@@ -85,6 +85,9 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
     case Collective::all_gather:
       host_->all_gather(call.in, call.out, Sync::collective, *worker_, call.label);
       return;
+    case Collective::all_to_all:
+      host_->all_to_all(call.in, call.out, *worker_, call.label);
+      return;
     case Collective::broadcast:
       host_->broadcast(call.out, call.root, *worker_, call.label);
       return;
