@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -40,7 +39,7 @@ struct Quantized {
   ZR_HOST_DEVICE static int encode(float value, float inverse) {
     const float scaled = value * inverse;
     if (!(scaled >= -kLargest)) return -static_cast<int>(kLargest);  // a nan's code says nothing
-    return static_cast<int>(nearbyintf(scaled < kLargest ? scaled : kLargest));
+    return static_cast<int>(nearbyintf(fminf(scaled, kLargest)));
   }
   ZR_HOST_DEVICE static float decode(int code, float scale) {
     return static_cast<float>(code) * scale;
