@@ -22,7 +22,7 @@ std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, i
   }
   const int64_t shards = zero.shard_group_size > 0 ? zero.shard_group_size : world_size;
   if (shards <= ranks_per_host) {
-    const std::vector<std::string_view> idle = link_savings(zero);
+    std::vector<std::string_view> idle = link_savings(zero);
     zero = without_link_savings(zero);
     return idle;
   }

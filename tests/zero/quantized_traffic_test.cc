@@ -186,7 +186,7 @@ TEST(QuantizedTrafficTest, WhatIsLostComesWithTheNextGradients) {
 }
 
 TEST(QuantizedTrafficTest, TrainingStaysCloseAndHasTheSameBitsInEveryRun) {
-  for (const int stage : {1, 2, 3}) {
+  for (const int stage : {1, 3}) {
     Config config = config_of(stage);
     const ToyOutcome plain = toy_train(config, 4, 4, -1, {}, hosts_of(2));
     config.zero.quantized_gradients = true;
