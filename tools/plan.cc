@@ -274,7 +274,7 @@ std::string Planner::json() const {
 
 std::string Planner::report() const {
   const HostLayout layout{options_.world_size, ranks_per_host(), options_.cpu};
-  const std::string text = details() + table() + link_table(config_, model_.specs, layout);
+  std::string text = details() + table() + link_table(config_, model_.specs, layout);
   if (options_.simulate.empty()) return text;
   std::optional<int64_t> room = limits_.device;
   if (room) *room -= activations_;

@@ -56,7 +56,7 @@ class QuantizeConformance : public DeviceConformance {
   template <typename T>
   std::vector<T> samples(int64_t blocks, int bits) {
     std::vector<T> values = random_normal<T>(blocks * kQuantizedBlock, 5, 3.0F);
-    const int largest = (1 << (bits - 1)) - 1;
+    const int64_t largest = (1 << (bits - 1)) - 1;
     for (int64_t i = 0; i < kQuantizedBlock; ++i) {
       const auto at = [&](int64_t block) -> T& {
         return values[static_cast<size_t>(block * kQuantizedBlock + i)];

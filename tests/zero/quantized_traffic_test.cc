@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "tests/zero/toy_run.h"
 #include "zero/quantized_reduction.h"
 
@@ -59,7 +61,7 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
     config.zero.quantized_weights = true;
     config.zero.hpz_partition_size = secondary;
     const std::vector<ParameterSpec> specs = {{"a", {16, 512}, "m", 0, true, ""}};
-    std::vector<float> expected(16 * 512);
+    std::vector<float> expected(size_t{16} * 512);
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (float& value : expected) value = normal(random);
@@ -257,8 +259,8 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
 TEST(QuantizedTrafficTest, FewerBytesCross) {
   Config config = config_of(3, DType::fp32);
   config.zero.prefetch_bucket_size = 0;
-  const int64_t trained = 4 * 64 * 1024;  // bytes in fp32
-  const int64_t frozen = 4 * 32 * 1024;
+  const int64_t trained = int64_t{4} * 64 * 1024;  // bytes in fp32
+  const int64_t frozen = int64_t{4} * 32 * 1024;
   std::map<Collective, int64_t> plain = traffic_of(config);
   EXPECT_EQ(plain[Collective::all_gather], 2 * (trained + frozen));
   EXPECT_EQ(plain[Collective::reduce_scatter], trained);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "core/check.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 #include "zero/memory_plan.h"
