@@ -44,6 +44,12 @@ Event CallCommunicator::all_gather(TensorView in, TensorView out, Sync sync, Str
                stream);
 }
 
+Event CallCommunicator::all_to_all(TensorView in, TensorView out, Stream& stream,
+                                   std::string_view label) {
+  return start({.op = Collective::all_to_all, .in = in, .out = out, .label = std::string(label)},
+               stream);
+}
+
 Event CallCommunicator::broadcast(TensorView inout, int root, Stream& stream,
                                   std::string_view label) {
   return start({.op = Collective::broadcast,

@@ -19,6 +19,7 @@ class CallCommunicator : public Communicator {
                        std::string_view label) final;
   Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
                    std::string_view label) final;
+  Event all_to_all(TensorView in, TensorView out, Stream& stream, std::string_view label) final;
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) final;
   Event barrier(Stream& stream, std::string_view label) final;
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) final;

@@ -19,12 +19,21 @@ void check_numel(const CollectiveCall& call, int64_t whole, int64_t part, int wo
            name_of(call.op), call.label, call.in.numel, call.out.numel, world_size);
 }
 
+bool are_apart(TensorView a, TensorView b) {
+  const std::less<const std::byte*> before;
+  return a.empty() || b.empty() || !before(a.data, b.data + b.nbytes()) ||
+         !before(b.data, a.data + a.nbytes());
+}
+
+void check_apart(const CollectiveCall& call) {
+  ZR_CHECK(are_apart(call.in, call.out), "{} '{}': input and output overlap", name_of(call.op),
+           call.label);
+}
+
 // The views are apart, or `part` is exactly [offset, offset + part.numel) of `whole`.
 void check_overlap(const CollectiveCall& call, TensorView whole, TensorView part, int64_t offset) {
   if (whole.empty() || part.empty()) return;
-  const std::less<const std::byte*> before;
-  const bool apart = !before(part.data, whole.data + whole.nbytes()) ||
-                     !before(whole.data, part.data + part.nbytes());
+  const bool apart = are_apart(whole, part);
   const bool own_slice =
       whole.dtype == part.dtype && part.data == whole.slice(offset, part.numel).data;
   ZR_CHECK(apart || own_slice,
@@ -65,6 +74,12 @@ void check_call(const CollectiveCall& call, int rank, int world_size) {
                name_of(call.in.dtype), name_of(call.out.dtype));
       check_numel(call, call.out.numel, call.in.numel, world_size);
       return check_overlap(call, call.out, call.in, rank * call.in.numel);
+    case Collective::all_to_all:
+      ZR_CHECK(call.in.dtype == call.out.dtype && call.in.numel % world_size == 0,
+               "all_to_all '{}': got {} {} to {} for {} ranks", call.label, call.in.numel,
+               name_of(call.in.dtype), name_of(call.out.dtype), world_size);
+      check_numel(call, call.in.numel, call.out.numel, 1);
+      return check_apart(call);
     case Collective::broadcast:
       ZR_CHECK(call.root >= 0 && call.root < world_size, "broadcast '{}': got root {} of {} ranks",
                call.label, call.root, world_size);

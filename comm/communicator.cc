@@ -26,6 +26,8 @@ std::string_view name_of(Collective op) {
       return "reduce_scatter";
     case Collective::all_gather:
       return "all_gather";
+    case Collective::all_to_all:
+      return "all_to_all";
     case Collective::broadcast:
       return "broadcast";
     case Collective::barrier:

@@ -3,6 +3,7 @@
 #include <array>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/host_communicator.h"
 #include "comm/link_bound.h"
@@ -26,6 +27,7 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
  public:
   explicit HostStagedCommunicator(const GroupOptions& options)
       : CallCommunicator(options),
+        is_group_(!options.group.empty()),
         device_(options.device),
         host_(make_host_communicator(on_host(options))),
         worker_(make_worker_stream("zr-staged")) {}
@@ -65,8 +67,10 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
   Staging& stage(const CollectiveCall& call, size_t nbytes);
   void grow(const std::string& label, size_t nbytes);
   void submit(CollectiveCall call, Stream& stream) override;
+  void run(CollectiveCall call, Stream& stream);
   void start_on_host(const CollectiveCall& call);
 
+  const bool is_group_;
   const std::shared_ptr<Device> device_;
   std::shared_ptr<Communicator> host_;
   std::array<Staging, 4> staging_;  // in turn: calls that are on their way at once
@@ -84,6 +88,9 @@ void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
       return;
     case Collective::all_gather:
       host_->all_gather(call.in, call.out, Sync::collective, *worker_, call.label);
+      return;
+    case Collective::all_to_all:
+      host_->all_to_all(call.in, call.out, *worker_, call.label);
       return;
     case Collective::broadcast:
       host_->broadcast(call.out, call.root, *worker_, call.label);
@@ -123,9 +130,27 @@ void HostStagedCommunicator::grow(const std::string& label, size_t nbytes) {
   host_->barrier(*worker_, what).synchronize();
 }
 
+// In ordinary memory, while the caller waits. Pinning more would wait for the whole GPU, and so for
+// calls of ranks outside of the group, which know nothing of it.
+void HostStagedCommunicator::run(CollectiveCall call, Stream& stream) {
+  std::vector<std::byte> in(call.in.nbytes());
+  std::vector<std::byte> staged_out(call.out.nbytes());
+  const TensorView out = call.out;
+  device_->download(stream, call.in, in.data());
+  device_->download(stream, call.out, staged_out.data());
+  stream.synchronize();
+  call.in.data = in.data();
+  call.out.data = staged_out.data();
+  start_on_host(call);
+  worker_->record().synchronize();
+  device_->upload(stream, staged_out.data(), out);
+  stream.synchronize();
+}
+
 // The device's stream copies D2H, the worker takes part in the collective, the stream copies H2D:
 // each waits for the other's event, the caller for none.
 void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
+  if (is_group_) return run(std::move(call), stream);
   constexpr size_t kAlignment = 64;
   const size_t in_nbytes = (call.in.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
   Staging& staging = stage(call, in_nbytes + call.out.nbytes());

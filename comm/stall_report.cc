@@ -135,6 +135,10 @@ std::string StallReport::table() const {
   }
   const size_t silent =
       static_cast<size_t>(world_size_) - std::min<size_t>(ranks_.size(), world_size_);
+  if (world_size_ < job_size_) {
+    text += fmt::format("  these are the {} ranks of the group; the job has {}\n", world_size_,
+                        job_size_);
+  }
   if (silent > 0) text += fmt::format("  {} ranks are on hosts that did not answer\n", silent);
   size_t shown = 0;
   for (const RankActivity& rank : ranks_) {
@@ -146,10 +150,15 @@ std::string StallReport::table() const {
 std::string StallReport::json() const {
   nlohmann::json ranks = nlohmann::json::array();
   for (const RankActivity& rank : ranks_) ranks.push_back(json_of(rank));
-  return dump({{"reason", reason_}, {"world_size", world_size_}, {"ranks", ranks}}, 2) + '\n';
+  return dump({{"reason", reason_},
+               {"world_size", world_size_},
+               {"job_size", job_size_},
+               {"ranks", ranks}},
+              2) +
+         '\n';
 }
 
-void StallReport::publish(int rank, int job_size) const {
+void StallReport::publish(int rank) const {
   std::string written;
   try {
     const auto given = read_environment("ZERORUN_STALL_FILE");
@@ -159,7 +168,7 @@ void StallReport::publish(int rank, int job_size) const {
   } catch (const std::exception& error) {
     written = fmt::format("  not written as JSON: {}", error.what());
   }
-  Logger(rank, job_size).log(LogLevel::error, "the job stands still: {}{}", table(), written);
+  Logger(rank, job_size_).log(LogLevel::error, "the job stands still: {}{}", table(), written);
 }
 
 std::string encode_activities(const std::vector<RankActivity>& ranks) {

@@ -25,9 +25,9 @@ struct RankActivity {
 // Why a job stands still: one line for each rank, and the stacks of those that the others wait for.
 class StallReport {
  public:
-  // `reason`: the error of the rank that waited too long.
-  explicit StallReport(std::string reason, int world_size)
-      : reason_(std::move(reason)), world_size_(world_size) {}
+  // `reason`: the error of the rank that waited too long, in a group of so many ranks of the job's.
+  StallReport(std::string reason, int world_size, int job_size)
+      : reason_(std::move(reason)), world_size_(world_size), job_size_(job_size) {}
 
   void add(const std::vector<RankActivity>& ranks);
 
@@ -37,12 +37,13 @@ class StallReport {
   std::string json() const;
   // Prints the table on standard error and writes the JSON to ZERORUN_STALL_FILE or to a new file
   // in the folder of temporary files, which the last line names.
-  // `rank` of `job_size` says it.
-  void publish(int rank, int job_size) const;
+  // `rank`, as the job numbers it, says it.
+  void publish(int rank) const;
 
  private:
   std::string reason_;
   int world_size_;
+  int job_size_;
   std::vector<RankActivity> ranks_;  // ascending
 };
 

@@ -157,7 +157,7 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
   }
 }
 
-void check_shard_group(const GivenKeys& keys, ConfigProblems& problems) {
+void check_groups(const GivenKeys& keys, int stage, ConfigProblems& problems) {
   constexpr std::string_view kSize = "/zerorun/shard_group_size";
   constexpr std::string_view kMics = "/zero_optimization/mics_shard_size";
   const JsonNode* size = given_value(keys, kSize);
@@ -166,6 +166,36 @@ void check_shard_group(const GivenKeys& keys, ConfigProblems& problems) {
   if (asks(size) && asks(mics) && size->number != mics->number) {
     problems.add(kMics, mics->where, "{} contradicts {} {} at {}:{}; remove one of them",
                  to_text(*mics), kSize, to_text(*size), size->where.line, size->where.column);
+  }
+  for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
+    if (stage != 0 || !asks(node)) continue;
+    problems.add(pointer, node->where,
+                 "{} needs /zero_optimization/stage 1, 2 or 3, got 0, at which nothing is sharded",
+                 to_text(*node));
+  }
+  constexpr std::string_view kSecondary = "/zero_optimization/zero_hpz_partition_size";
+  const JsonNode* secondary = given_value(keys, kSecondary);
+  if (secondary != nullptr && secondary->number > 1 && stage != 3) {
+    problems.add(kSecondary, secondary->where,
+                 "{} needs /zero_optimization/stage 3, got {}, at which parameters are not sharded",
+                 to_text(*secondary), stage);
+  }
+}
+
+void check_quantized(const GivenKeys& keys, const ZeroConfig& zero, ConfigProblems& problems) {
+  const auto needs = [&](std::string_view name, bool met, std::string_view what) {
+    const std::string pointer = fmt::format("/zero_optimization/{}", name);
+    const JsonNode* node = given_value(keys, pointer);
+    if (met || node == nullptr || (node->kind == JsonNode::Kind::boolean && !node->boolean)) return;
+    problems.add(pointer, node->where, "{} needs /zero_optimization/{}", to_short_text(*node),
+                 what);
+  };
+  const std::string sharded = fmt::format("stage 3, got {}", zero.stage);
+  needs("zero_quantized_weights", zero.stage == 3, sharded);
+  needs("zero_quantized_nontrainable_weights", zero.stage == 3, sharded);
+  needs("zero_quantized_gradients", zero.stage > 0, "stage 1, 2 or 3, got 0");
+  for (const char* key : {"zeropp_loco_param/err_beta", "zeropp_loco_param/reset_T"}) {
+    needs(key, zero.quantized_gradients, "zero_quantized_gradients to be true");
   }
 }
 
@@ -252,7 +282,8 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_lamb(keys, config.optimizer, problems);
   check_loss_scale(keys, config.precision.loss_scaler, problems);
   check_offload(keys, config, problems);
-  check_shard_group(keys, problems);
+  check_groups(keys, config.zero.stage, problems);
+  check_quantized(keys, config.zero, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
   check_checkpoint(keys, config.checkpoint, problems);

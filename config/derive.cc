@@ -88,7 +88,15 @@ bool says_auto(const GivenKeys& keys, std::string_view pointer) {
   return key != keys.end() && is_auto(*key->second.spec, *key->second.node);
 }
 
-void derive_shard_group(const GivenKeys& keys, ZeroConfig& zero) {
+void derive_groups(const GivenKeys& keys, ZeroConfig& zero) {
+  if (says_auto(keys, "/zero_optimization/zero_hpz_partition_size")) {
+    zero.hpz_partition_size = kRanksOfHost;
+  }
+  const JsonNode* loco = given_value(keys, "/zero_optimization/zeropp_loco_param");
+  // With its defaults. (A configuration that is shown has keys that are null.)
+  if (loco != nullptr && loco->children.empty() && zero.quantized_gradients) {
+    zero.loco.emplace();
+  }
   if (says_auto(keys, "/zerorun/shard_group_size")) zero.shard_group_size = kRanksOfHost;
 }
 
@@ -223,7 +231,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   derive_muon(keys, config.optimizer);
   derive_torch_adam(keys, config.optimizer);
   derive_offload(keys, config.offload);
-  derive_shard_group(keys, config.zero);
+  derive_groups(keys, config.zero);
   derive_scheduler(keys, config.optimizer.lr, config.scheduler);
   if (is_true(keys, "/elasticity/enabled")) config.batch = {};  // it computes them
   return config;

@@ -14,6 +14,21 @@ constexpr KeyBinding bind_zero() {
   return bind_member<&Config::zero, Member>();
 }
 
+template <auto Member>
+constexpr KeyBinding bind_loco() {
+  return {
+      .set =
+          [](Config& config, const JsonNode& value) {
+            if (!config.zero.loco) config.zero.loco.emplace();
+            read_value(value, (*config.zero.loco).*Member);
+          },
+      .get =
+          [](const Config& config) {
+            return config.zero.loco ? write_value((*config.zero.loco).*Member) : "null";
+          },
+  };
+}
+
 constexpr KeyBinding kMicsShardSize{
     .set =
         [](Config& config, const JsonNode& value) {
@@ -154,18 +169,52 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
             "DeepSpeed's first stage 1.", "use stage 1"),
     no_effect("/zero_optimization/round_robin_gradients", KeyType::boolean, "false",
               "Interleaves parameters over ranks.", "every bucket is split evenly over all ranks"),
-    with_idle(
-        "0", with_range(not_yet("/zero_optimization/zero_hpz_partition_size", KeyType::integer, "1",
-                                "ZeRO++: ranks of a secondary shard group."),
-                        kNonNegative)),
-    not_yet("/zero_optimization/zero_quantized_weights", KeyType::boolean, "false",
-            "ZeRO++: gathers parameters in int8."),
-    not_yet("/zero_optimization/zero_quantized_nontrainable_weights", KeyType::boolean, "false",
-            "ZeRO++: keeps frozen parameters in int8."),
-    not_yet("/zero_optimization/zero_quantized_gradients", KeyType::boolean, "false",
-            "ZeRO++: reduces gradients in int4."),
-    removed("/zero_optimization/zeropp_loco_param", KeyType::free_form, "null",
-            "ZeRO++: error feedback."),
+    {.pointer = "/zero_optimization/zero_hpz_partition_size",
+     .type = KeyType::integer,
+     .fallback = "1",
+     .range = kNonNegative,
+     .doc = "ZeRO++ (hpZ): so many neighbouring ranks, as a rule those of a host, share a second "
+            "copy of the parameters (stage 3). The first gather after a step writes it, and later "
+            "ones stay among these ranks. The number divides that of the ranks that share the "
+            "first copy; 1: no second copy. \"auto\": the ranks of a host. No effect where all "
+            "ranks are on one host.",
+     .binding = bind_unless_zero<&Config::zero, &ZeroConfig::hpz_partition_size>()},
+    {.pointer = "/zero_optimization/zero_quantized_weights",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "ZeRO++ (qwZ): gathers of parameters carry 8 bits for each element, and a scale for "
+            "each 256 (stage 3). Masters and shards keep theirs. No effect where all ranks are on "
+            "one host.",
+     .binding = bind_zero<&ZeroConfig::quantized_weights>()},
+    {.pointer = "/zero_optimization/zero_quantized_nontrainable_weights",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "The same for parameters that are not trained only. They are stored in their own dtype "
+            "(DeepSpeed stores 8 bits, too).",
+     .binding = bind_zero<&ZeroConfig::quantized_nontrainable_weights>()},
+    {.pointer = "/zero_optimization/zero_quantized_gradients",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc =
+         "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
+         "each other 4 bits for each element, and a scale for each 256 (stages 1 to 3). Sums are "
+         "in fp32. No effect where all ranks are on one host.",
+     .binding = bind_zero<&ZeroConfig::quantized_gradients>()},
+    block("/zero_optimization/zeropp_loco_param",
+          "LoCo: what quantized gradients lose is added to the next ones "
+          "(zero_quantized_gradients)."),
+    {.pointer = "/zero_optimization/zeropp_loco_param/err_beta",
+     .type = KeyType::number,
+     .fallback = "null",
+     .range = {.low = 0, .high = 1},
+     .doc = "The part of the earlier loss in the moving average that is added. Not given: 0.8.",
+     .binding = bind_loco<&LocoConfig::err_beta>()},
+    {.pointer = "/zero_optimization/zeropp_loco_param/reset_T",
+     .type = KeyType::integer,
+     .fallback = "null",
+     .range = kPositive,
+     .doc = "Steps after which the loss is forgotten. Not given: 1024.",
+     .binding = bind_loco<&LocoConfig::reset_T>()},
     {.pointer = "/zero_optimization/mics_shard_size",
      .type = KeyType::integer,
      .fallback = "-1",

@@ -77,6 +77,14 @@ void check_tensors(UpdateRule rule, const UpdateTensors& tensors) {
            "update: a direction is written in fp32, beside the master");
 }
 
+void check_quantized(TensorView view, int64_t numel, int bits, int parts, std::string_view kernel) {
+  ZR_CHECK((bits == 4 || bits == 8) && parts > 0 && numel % kQuantizedBlock == 0 &&
+               view.dtype == DType::uint8 && view.numel == parts * quantized_nbytes(numel, bits),
+           "{}: got {} {} for {} x {} elements in {} bits each, expected 4 or 8 bits and {} bytes",
+           kernel, view.numel, name_of(view.dtype), parts, numel, bits,
+           parts * quantized_nbytes(numel, bits));
+}
+
 template <typename Segment>
 void check_order(std::span<const Segment> segments, int64_t numel, std::string_view kernel) {
   int64_t end = 0;
@@ -137,6 +145,23 @@ void check_sum_of_squares(TensorView src, std::span<const SquaresSegment> segmen
              "sum_of_squares: got sum {}, expected one of {}", segment.sum,
              sums.numel / ExactSum::kWords);
   }
+}
+
+void check_quantize(TensorView src, TensorView dst, const Quantization& how) {
+  check_floating(src, "quantize");
+  check_quantized(dst, src.numel, how.bits, 1, "quantize");
+  ZR_CHECK(how.rows > 0 && how.columns > 0 &&
+               src.numel % (how.rows * how.columns * kQuantizedBlock) == 0,
+           "quantize: got {} elements, expected {} x {} runs of blocks of {}", src.numel, how.rows,
+           how.columns, kQuantizedBlock);
+  if (how.lost.data == nullptr) return;
+  check_floating(how.lost, "quantize");
+  check_same_numel(src, how.lost, "quantize");
+}
+
+void check_dequantize(TensorView src, TensorView dst, int bits, int parts) {
+  check_floating(dst, "dequantize");
+  check_quantized(src, dst.numel, bits, parts, "dequantize");
 }
 
 void check_orthogonalize(TensorView matrix, int64_t rows, int64_t cols, TensorView work) {

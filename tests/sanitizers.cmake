@@ -19,7 +19,8 @@ set(slow
 if(ZERORUN_SANITIZE STREQUAL "thread")
   list(APPEND slow
     # Arithmetic of one thread.
-    */UpdateConformance* */ElementwiseConformance* */NormConformance* */ReduceTest*
+    */UpdateConformance* */ElementwiseConformance* */NormConformance* */QuantizeConformance*
+    */ReduceTest*
     ReduceKernelsTest*
     # Processes of their own, killed or out of disk: no threads to look at.
     *Crash* SaveFailure* Rules/OptimizerResume*

@@ -18,7 +18,11 @@
 #include "tools/plan_model.h"
 #include "tools/plan_setting.h"
 #include "tools/plan_snapshot.h"
+#include "tools/setting_file.h"
+#include "tools/simulation.h"
+#include "zero/link_savings.h"
 #include "zero/memory_plan.h"
+#include "zero/sharding.h"
 
 namespace zerorun {
 
@@ -107,6 +111,7 @@ class Planner {
   Workload work_;
   Limits limits_;
   int64_t activations_ = 0;
+  std::vector<std::string_view> without_effect_;  // keys that save nothing on one host
 };
 
 // Reads the keys of "zerorun.train" as `train` does.
@@ -155,9 +160,7 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
                         .total_steps = 1000,
                         .warmup_steps = 0});
   config_ = parsed.config;
-  if (config_.zero.shard_group_size == kRanksOfHost) {
-    config_.zero.shard_group_size = ranks_per_host();
-  }
+  without_effect_ = resolve_groups(config_.zero, options_.world_size, ranks_per_host());
   limits_ = {limit_of(options.device_memory, "--gpu_memory"),
              limit_of(options.host_memory, "--host_memory"), limit_of(options.disk, "--disk")};
   const double per_token =
@@ -175,8 +178,9 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
 
 Need Planner::need_of(const Config& config) const {
   Need need;
-  need.plan = plan_memory(config, model_.specs, options_.world_size,
-                          options_.cpu && ranks_per_host() == options_.world_size);
+  need.plan =
+      plan_memory(config, model_.specs, options_.world_size,
+                  options_.cpu && ranks_per_host() == options_.world_size, ranks_per_host());
   need.device = add(need.plan.device(), activations_);
   need.snapshot = plan_snapshot(config, model_.specs, options_.world_size);
   need.host = multiply(add(need.plan.pinned, need.snapshot), ranks_per_host());
@@ -190,8 +194,7 @@ Need Planner::need_of(const Config& config) const {
 
 Need Planner::need_of(const Setting& setting) const {
   Config config = config_;
-  config.zero.stage = setting.stage;
-  if (setting.stage == 0) config.zero.shard_group_size = 0;
+  config.zero = at_stage(config_.zero, setting.stage);
   config.offload.optimizer.device = setting.optimizer;
   config.offload.optimizer.ratio = setting.ratio;
   config.offload.param.device = setting.param;
@@ -221,6 +224,7 @@ std::string Planner::details() const {
     text += fmt::format("  {:<12} {:>12}\n", name, text_of(nbytes));
   };
   line("parameters", plan.parameters);
+  if (config_.zero.hpz_partition_size > 1) line("second copy", plan.second_copy);
   line("gradients", plan.gradients);
   line("master", plan.masters);
   line("moments", plan.moments);
@@ -230,6 +234,9 @@ std::string Planner::details() const {
   line("pinned", plan.pinned);
   line("nvme", plan.nvme);
   line("snapshot", need.snapshot);
+  for (const std::string_view key : without_effect_) {
+    text += fmt::format("  no effect on one host: {}\n", key);
+  }
   if (activations_ == 0) {
     text += model_.activation_nbytes_per_token > 0
                 ? "  activations: give --seq_len (and --micro_batch) to count them\n"
@@ -269,7 +276,12 @@ std::string Planner::json() const {
 
 std::string Planner::report() const {
   const HostLayout layout{options_.world_size, ranks_per_host(), options_.cpu};
-  return details() + table() + link_table(config_, model_.specs, layout);
+  std::string text = details() + table() + link_table(config_, model_.specs, layout);
+  if (options_.simulate.empty()) return text;
+  std::optional<int64_t> room = limits_.device;
+  if (room) *room -= activations_;
+  return text + simulation_report(config_, model_.specs, cluster_of(options_),
+                                  config_.batch.micro_batch_size * work_.seq_len, room);
 }
 
 Setting Planner::fastest(const std::string& nvme_path) const {
@@ -299,40 +311,13 @@ Setting Planner::fastest(const std::string& nvme_path) const {
       describe(*closest), text_of(need.device), text_of(need.host), text_of(need.disk));
 }
 
-// The block of that name with `device`; settings that the user has there are kept.
-void set_device(Json& zero, const char* block, OffloadDevice device) {
-  if (device == OffloadDevice::none) {
-    zero.erase(block);
-    return;
-  }
-  if (!zero[block].is_object()) zero[block] = Json::object();
-  zero[block]["device"] = name_of(device);
-}
-
 // The file of --config with the setting, and with what decided about it.
 Json Planner::configuration(const Setting& setting, const std::string& nvme_path) const {
   Json json = options_.config.empty()
                   ? Json{{"bf16", {{"enabled", true}}}}
                   : Json::parse(plain_config_json(options_.config), nullptr, false);
   if (!json.is_object()) fail<ConfigError>("--fit: {} is not a JSON object", config_.source);
-  Json& zero = json["zero_optimization"];
-  if (!zero.is_object()) zero = Json::object();  // not there, or the older form, true or false
-  for (const char* key : {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"}) {
-    zero.erase(key);
-  }
-  zero["stage"] = setting.stage;
-  set_device(zero, "offload_optimizer", setting.optimizer);
-  set_device(zero, "offload_param", setting.param);
-  if (setting.optimizer != OffloadDevice::none) {
-    zero["offload_optimizer"]["ratio"] = setting.ratio;
-    if (setting.optimizer == OffloadDevice::nvme) {
-      zero["offload_optimizer"]["nvme_path"] = nvme_path;
-    }
-  }
-  if (setting.param == OffloadDevice::nvme) {
-    zero["offload_param"]["nvme_path"] = nvme_path;
-    zero["offload_param"]["max_in_cpu"] = 0;  // all that can leave memory does
-  }
+  set_setting(json, setting, nvme_path);
   if (work_.micro_batch > 0 || activations_ > 0) {
     json["train_micro_batch_size_per_gpu"] = config_.batch.micro_batch_size;
     if (json.contains("train_batch_size")) json.erase("gradient_accumulation_steps");
@@ -372,7 +357,13 @@ std::string Planner::write_fit() const {
 
 }  // namespace
 
-std::string plan_report(const PlanOptions& options) {
+std::string plan_report(const PlanOptions& given) {
+  PlanOptions options = given;
+  if (!options.simulate.empty()) {
+    const Cluster cluster = cluster_of(options);
+    options.world_size = cluster.ranks();
+    options.ranks_per_host = cluster.gpus;
+  }
   const Planner planner(options, parsed_config(options));
   const std::string written = options.fit.empty() ? "" : planner.write_fit();
   return options.json ? planner.json() : written + planner.report();

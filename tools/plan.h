@@ -20,10 +20,15 @@ struct PlanOptions {
   bool recompute = false;
   std::string fit;  // where to write the fastest configuration that fits
   bool json = false;
+  // A cluster instead of ranks and hosts, as parse_cluster and parse_rate take it; empty: none.
+  std::string simulate, link, nvlink;
+  double latency_us = 5.0;  // of a message between hosts
+  double tflops = 0.0;      // of a GPU
 };
 
 // Bytes per rank by category for the configuration, and a table over stages and offload settings.
-// As JSON: the table alone. Writes the file of `fit`, with the micro-batch that it fits with;
+// With `simulate`: what a step there costs, and which groups cost least (tools/simulation.h). As
+// JSON: the table alone. Writes the file of `fit`, with the micro-batch that it fits with;
 // throws ConfigError when nothing in the table fits, naming what is closest.
 std::string plan_report(const PlanOptions& options);
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "tools/byte_size.h"
+#include "zero/quantized_gather.h"
+#include "zero/quantized_reduction.h"
 #include "zero/sharded_model.h"
 
 namespace zerorun {
@@ -15,16 +17,19 @@ namespace {
 // The elements of all buckets, by how they travel.
 struct Numels {
   int64_t reduced = 0;
-  int64_t sharded = 0;     // gathered before use
+  int64_t sharded = 0;     // gathered before use, as they are
+  int64_t quantized = 0;   // the same in fewer bits
   int64_t replicated = 0;  // gathered after a step
 };
 
-Numels count(std::span<const Bucket> buckets) {
+Numels count(const Sharding& sharding, std::span<const Bucket> buckets) {
   Numels numels;
   for (const Bucket& bucket : buckets) {
     const int64_t numel = bucket.layout.padded_numel();
     if (bucket.plan.trainable) numels.reduced += numel;
-    if (bucket.plan.shard_params) {
+    if (QuantizedGather::takes(sharding, bucket)) {
+      numels.quantized += numel;
+    } else if (bucket.plan.shard_params) {
       numels.sharded += numel;
     } else if (bucket.plan.trainable) {
       numels.replicated += numel;
@@ -53,14 +58,19 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
   if (layout.hosts() == 1) return {};
   const ShardedModel model(config, specs, layout.world_size, layout.cpu);
   const Sharding& sharding = model.sharding;
-  const Numels numels = count(model.buckets);
+  const Numels numels = count(sharding, model.buckets);
 
   // A host keeps the slices of its own ranks, a ring's last rank what it sums.
   const auto sent = [](int peers) { return (peers - 1.0) / peers; };
-  const int hosts_of_group =
-      (sharding.shard_ranks + layout.ranks_per_host - 1) / layout.ranks_per_host;
-  const int peers = layout.cpu ? hosts_of_group : hosts_of_group > 1 ? sharding.shard_ranks : 1;
-  const double part = sent(peers);
+  const auto hosts_of = [&](int ranks) {
+    return (ranks + layout.ranks_per_host - 1) / layout.ranks_per_host;
+  };
+  const auto part_of = [&](int ranks) {
+    return sent(layout.cpu ? hosts_of(ranks) : hosts_of(ranks) > 1 ? ranks : 1);
+  };
+  const int hosts_of_group = hosts_of(sharding.shard_ranks);
+  const double part = part_of(sharding.shard_ranks);
+  const double near = part_of(std::max(1, sharding.secondary_ranks));
   const bool bound = config.precision.communication_dtype.has_value();
   const size_t sum = layout.cpu && layout.ranks_per_host > 1 && !bound
                          ? size_of(DType::fp32)
@@ -72,13 +82,23 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
   const size_t param = size_of(sharding.param_dtype);
   LinkTraffic traffic;
   traffic.gradients = bytes_of(numels.reduced, times, whole ? sum + result : sum, part);
+  if (sharding.zero.quantized_gradients) {  // sums of hosts
+    traffic.gradients = bytes_of(quantized_nbytes(numels.reduced, QuantizedReduction::kBitsAcross),
+                                 times, 1, sent(hosts_of_group));
+  }
   if (sharding.replicas() > 1) {
     // Each host has a part of the group's shards, which it sends to the other replicas.
     const int copies = layout.cpu ? layout.hosts() / hosts_of_group : sharding.replicas();
     traffic.gradients += bytes_of(numels.reduced / hosts_of_group, times,
                                   2 * size_of(sharding.partial_dtype), sent(copies));
   }
-  traffic.parameters = bytes_of(numels.sharded, gathers_of(sharding, numels.sharded), param, part) +
+  const int64_t gathered = numels.sharded + numels.quantized;
+  const int64_t gathers = gathers_of(sharding, gathered);
+  const int64_t far = sharding.has_second_copy() ? 1 : gathers;
+  const int64_t quantized = quantized_nbytes(numels.quantized, QuantizedGather::kBits);
+  traffic.parameters = bytes_of(numels.sharded, far, param, part) +
+                       bytes_of(quantized, far, 1, part) +
+                       bytes_of(gathered, gathers - far, param, near) +
                        (whole ? 0 : bytes_of(numels.replicated, 1, param, part));
   return traffic;
 }
@@ -90,11 +110,10 @@ std::string link_table(const Config& config, std::span<const ParameterSpec> spec
       fmt::format("\n{:<42}{:>13}{:>13}{:>13}\n", "over a host's link in a step, each way",
                   "gradients", "parameters", "sum");
   for (int stage = 0; stage <= 3; ++stage) {
-    Config at_stage = config;
-    at_stage.zero.stage = stage;
-    at_stage.offload = {};
-    if (stage == 0) at_stage.zero.shard_group_size = 0;
-    const LinkTraffic traffic = plan_link(at_stage, specs, layout);
+    Config staged = config;
+    staged.zero = at_stage(config.zero, stage);
+    staged.offload = {};
+    const LinkTraffic traffic = plan_link(staged, specs, layout);
     text += fmt::format("{:<42}{:>13}{:>13}{:>13}\n", fmt::format("stage {}", stage),
                         text_of(traffic.gradients), text_of(traffic.parameters),
                         text_of(traffic.gradients + traffic.parameters));

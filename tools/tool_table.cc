@@ -86,13 +86,35 @@ void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
              "FILE");
 }
 
+void define_simulation(CLI::App& tool, PlanOptions& plan) {
+  takes_text(
+      tool.add_option("--simulate", plan.simulate,
+                      "Instead of ranks: a cluster. Says what a step costs there, what grows "
+                      "with it, and which shard groups and stages cost least"),
+      "hosts=H,gpus=G");
+  takes_text(tool.add_option("--link", plan.link, "Rate of a host's link, each way (400Gbit)"),
+             "RATE");
+  takes_text(tool.add_option("--nvlink", plan.nvlink,
+                             "Rate of a GPU's links within its host, each way (450GB/s)"),
+             "RATE");
+  tool.add_option("--latency_us", plan.latency_us, "Microseconds of a message between hosts")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  tool.add_option(
+          "--tflops", plan.tflops,
+          "10^12 operations a second of a GPU, as the model reaches them: computation hides "
+          "communication. Needs --micro_batch and --seq_len")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
 void define_plan(CLI::App& tools, PlanOptions& plan) {
   CLI::App* tool = add_tool(
       tools, "plan", "Predicts the bytes of each rank for a configuration and a model",
       "Examples:\n"
       "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
       "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
-      "  zerorun plan --model config.json --gpu_memory 24GiB --host_memory 64GiB --fit fits.json");
+      "  zerorun plan --model config.json --gpu_memory 24GiB --host_memory 64GiB --fit fits.json\n"
+      "  zerorun plan --model 70B --simulate hosts=1280,gpus=8 --link 400Gbit --nvlink 450GB/s");
   takes_text(
       tool->add_option("FILE", plan.config,
                        "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW"),
@@ -119,6 +141,7 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
                 "N", 1, kMaxCount);
   tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
   define_plan_limits(*tool, plan);
+  define_simulation(*tool, plan);
   tool->add_flag("--json", plan.json, "Print the table as JSON, the fastest setting first");
   tool->callback([&plan] { print_text(plan_report(plan)); });
 }

@@ -6,6 +6,15 @@
 
 namespace zerorun {
 
+namespace {
+
+int64_t secondary_numel(const Sharding& sharding, const Bucket& bucket) {
+  if (!sharding.has_second_copy()) return 0;
+  return bucket.layout.padded_numel() / sharding.secondary_ranks;
+}
+
+}  // namespace
+
 BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets) {
   BucketNumels numels;
   for (const Bucket& bucket : buckets) {
@@ -14,6 +23,7 @@ BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buck
     } else if (!bucket.moves_params) {
       numels.sharded += bucket.layout.shard_numel;
     }
+    if (bucket.plan.shard_params) numels.secondary += secondary_numel(sharding, bucket);
     if (!bucket.plan.trainable) continue;
     if (!sharding.policy.shard_grads) numels.gradients += bucket.layout.padded_numel();
     if (!reduces_in_place(sharding)) numels.reduced += bucket.stored.host_from;
@@ -35,6 +45,7 @@ BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket>
   const BucketNumels numels = count_numels(context, buckets);
   place_replicated(buckets, numels.replicated);
   place_sharded(buckets, numels.sharded);
+  place_secondary(buckets, numels.secondary);
   place_gradients(buckets, numels);
   for (size_t i = 0; i < host_gradients.size(); ++i) gradients_[i].host_reduced = host_gradients[i];
 }
@@ -100,6 +111,24 @@ void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total)
       memory.shard = arena->slice(cursor, shard_numel);
     }
     cursor += shard_numel;
+  }
+}
+
+// From the group that gathers from it, which may read it in place.
+void BucketMemory::place_secondary(std::span<const Bucket> buckets, int64_t total) {
+  if (total == 0) return;
+  const size_t nbytes = static_cast<size_t>(total) * size_of(context_.param_dtype);
+  std::optional<Buffer> buffer = context_.secondary_group->allocate(nbytes, Sharing::per_rank);
+  ZR_CHECK(buffer, "transport {} gives no per-rank memory", context_.secondary_group->transport());
+  ledger_.push_back(context_.device.account(nbytes, MemoryCategory::parameters));
+  buffers_.push_back(std::move(*buffer));
+  const TensorView arena = view_of(buffers_.back(), context_.param_dtype, total);
+  int64_t cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    const int64_t numel = secondary_numel(context_, bucket);
+    parameters(bucket).secondary = arena.slice(cursor, numel);
+    cursor += numel;
   }
 }
 

@@ -12,8 +12,10 @@ namespace zerorun {
 
 // A bucket's parameters, in the model's dtype.
 struct BucketParameters {
-  TensorView shard;       // without data where Bucket::moves_params
-  TensorView full;        // without data while a sharded bucket is released
+  TensorView shard;  // without data where Bucket::moves_params
+  TensorView full;   // without data while a sharded bucket is released
+  // This rank's part of the second copy; without data where there is none.
+  TensorView secondary;
   bool resident = false;  // sharded, but all shards lie in memory of this host: always addressable
 };
 
@@ -37,6 +39,7 @@ struct BucketGradients {
 struct BucketNumels {
   int64_t replicated = 0;  // parameters that every rank stores in full
   int64_t sharded = 0;     // this rank's shards of those that are gathered where they are stored
+  int64_t secondary = 0;   // this rank's part of the second copy
   int64_t gradients = 0;   // BucketGradients::full
   int64_t reduced = 0;     // BucketGradients::reduced, unless it is a part of `full`
 };
@@ -68,6 +71,7 @@ class BucketMemory {
   static size_t at(const Bucket& bucket) { return static_cast<size_t>(bucket.index); }
   void place_replicated(std::span<const Bucket> buckets, int64_t total);
   void place_sharded(std::span<const Bucket> buckets, int64_t total);
+  void place_secondary(std::span<const Bucket> buckets, int64_t total);
   void place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels);
   // One block for all buckets; nothing when the transport cannot give it.
   std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category);

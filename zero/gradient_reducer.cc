@@ -71,7 +71,7 @@ void GradientReducer::reduce(int index) {
   } else if (!aside_.empty()) {
     reduced = sum_aside(bucket);
   }
-  if (context_.replica_group) {
+  if (context_.replica_group || context_.cross_group) {
     flight.done = groups_.run(bucket, outgoing, reduced, output, stream_);
   } else if (context_.policy.shard_state) {
     flight.done = context_.comm.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);
@@ -183,6 +183,7 @@ void GradientReducer::end_batch(bool new_order) {
         .synchronize();
   }
   micro_step_.end_batch(order);
+  groups_.end_batch(stream_);
   aside_.clear();
   sum_in_place_ = norm_begun_ = false;
 }

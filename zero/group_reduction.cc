@@ -14,13 +14,14 @@ int64_t partial_numel(const Sharding& sharding, std::span<const Bucket> buckets)
 }
 
 GroupReduction::GroupReduction(const EngineContext& context, std::span<const Bucket> buckets)
-    : context_(context) {
+    : context_(context), quantized_(context, buckets) {
   const TensorView shape{nullptr, partial_numel(context, buckets), context.partial_dtype};
   if (!shape.empty()) partial_ = context.device.allocate(shape.nbytes(), MemoryCategory::buckets);
 }
 
 Event GroupReduction::run(const Bucket& bucket, TensorView outgoing, TensorView reduced,
                           Output output, Stream& stream) {
+  if (context_.cross_group) return quantized_.run(bucket, outgoing, reduced, output, stream);
   const std::string& label = bucket.label;
   Communicator& replicas = *context_.replica_group;
   const TensorView partial = view_of(partial_, context_.partial_dtype, reduced.numel);

@@ -9,6 +9,8 @@
 #include "zero/group_reduction.h"
 #include "zero/model_spec.h"
 #include "zero/offload.h"
+#include "zero/quantized_gather.h"
+#include "zero/quantized_reduction.h"
 #include "zero/sharded_model.h"
 
 namespace zerorun {
@@ -71,6 +73,8 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
   plan.buckets += nbytes_of(pools.slot_numel * pools.slots, sharding.param_dtype);
   plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
   plan.buckets += reduction_nbytes(sharding, buckets);
+  plan.buckets += QuantizedGather::nbytes(sharding, buckets);
+  plan.buckets += QuantizedReduction::sizes(sharding, buckets).buffers;
   plan.buckets += nbytes_of(partial_numel(sharding, buckets), sharding.partial_dtype);
   const DirectionSize direction = direction_size(sharding, rules, buckets);
   plan.buckets += nbytes_of(direction.numel + direction.work, DType::fp32);
@@ -79,9 +83,11 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
 }  // namespace
 
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
-                       bool shared_host) {
+                       bool shared_host, int host_ranks) {
   const ShardedModel sharded(config, specs, world_size, shared_host);
-  const auto& [rules, model, sharding, buckets] = sharded;
+  const auto& [rules, model, of_model, buckets] = sharded;
+  Sharding sharding = of_model;
+  sharding.host_ranks = host_ranks;
 
   MemoryPlan plan;
   const BucketNumels numels = count_numels(sharding, buckets);
@@ -89,8 +95,10 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
   const bool params_on_host = sharding.offload.param.device != OffloadDevice::none;
   (params_on_host ? plan.pinned : plan.parameters) +=
       nbytes_of(numels.sharded, sharding.param_dtype);
+  plan.second_copy = nbytes_of(numels.secondary, sharding.param_dtype);
   plan.gradients = nbytes_of(numels.gradients, sharding.param_dtype) +
-                   nbytes_of(numels.reduced, sharding.accum_dtype);
+                   nbytes_of(numels.reduced, sharding.accum_dtype) +
+                   QuantizedReduction::sizes(sharding, buckets).lost;
   plan_states(state_layouts(sharding, rules, buckets, false), plan);
   plan_buckets_in_flight(sharding, rules, buckets, plan);
   if (!(shared_host && sharding.share_parameters) || sharding.moves_parameters()) {

@@ -13,6 +13,7 @@ namespace zerorun {
 struct MemoryPlan {
   // On the device.
   int64_t parameters = 0;
+  int64_t second_copy = 0;  // of parameters, for gathers within a host (hpZ)
   int64_t gradients = 0;
   int64_t masters = 0;
   int64_t moments = 0;   // the optimizer's states
@@ -22,13 +23,15 @@ struct MemoryPlan {
   int64_t pinned = 0;  // host memory
   int64_t nvme = 0;    // of files
 
-  int64_t device() const { return parameters + gradients + masters + moments + buckets + gathered; }
+  int64_t device() const {
+    return parameters + second_copy + gradients + masters + moments + buckets + gathered;
+  }
 };
 
 // For rank 0 of `world_size` ranks. `shared_host`: ranks are CPU ranks of one host, which may have
-// the parameters of stage 3 in memory that all of them see; if not, each has a device. Throws
-// ConfigError as Engine::create.
+// the parameters of stage 3 in memory that all of them see; if not, each has a device. `host_ranks`
+// are on a host: quantized gradients are added there first. Throws ConfigError as Engine::create.
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
-                       bool shared_host);
+                       bool shared_host, int host_ranks = 1);
 
 }  // namespace zerorun

@@ -31,6 +31,7 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<con
       bucket_memory_(memory),
       stream_(stream),
       parameters_(parameters),
+      quantized_(context, buckets),
       memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
         return device.allocate(nbytes, MemoryCategory::buckets);
       }),
@@ -80,6 +81,7 @@ void ParameterGatherer::release(ModuleId id) {
 void ParameterGatherer::invalidate() {
   gathered_.synchronize();
   for (Module& module : modules_) {
+    module.has_second_copy = false;
     if (module.holders > 0) continue;
     for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
   }
@@ -104,10 +106,13 @@ void ParameterGatherer::take_memory(const Module& module) {
   if (!taken.empty()) stream_.wait(context_.device.inline_stream().record());
 }
 
-void ParameterGatherer::start(const Module& module) {
-  const Event ready = context_.shards().coalesced(stream_, [&] {
-    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)]);
+void ParameterGatherer::start(Module& module) {
+  const bool near = module.has_second_copy;
+  Communicator& ranks = near ? *context_.secondary_group : context_.shards();
+  Event ready = ranks.coalesced(stream_, [&] {
+    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)], near);
   });
+  if (!near && complete(module)) ready = stream_.record();
   for (int bucket : module.buckets) {
     Residence& residence = residences_[static_cast<size_t>(bucket)];
     if (residence.state == State::gathering) residence.ready = ready;
@@ -115,19 +120,46 @@ void ParameterGatherer::start(const Module& module) {
   gathered_ = ready;
 }
 
-void ParameterGatherer::start(const Bucket& bucket) {
+bool ParameterGatherer::complete(Module& module) {
+  bool completed = context_.has_second_copy();
+  for (int index : module.buckets) {
+    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    if (residences_[static_cast<size_t>(index)].state != State::gathering) continue;
+    const BucketParameters& memory = bucket_memory_.parameters(bucket);
+    if (QuantizedGather::takes(context_, bucket)) {
+      quantized_.decode(bucket, memory.full, stream_);
+      completed = true;
+    }
+    if (!context_.has_second_copy()) continue;
+    const int64_t numel = memory.secondary.numel;
+    const TensorView own = memory.full.slice(context_.secondary_rank() * numel, numel);
+    context_.device.cast(stream_, own, memory.secondary);
+  }
+  module.has_second_copy = context_.has_second_copy();
+  return completed;
+}
+
+void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::sharded) return;
-  const auto& [shard, full, resident] = bucket_memory_.parameters(bucket);
-  if (!bucket.moves_params) {
-    residence.ready =
-        context_.shards().all_gather(shard, full, Sync::one_sided, stream_, bucket.label);
+  const BucketParameters& memory = bucket_memory_.parameters(bucket);
+  const TensorView& full = memory.full;
+  if (from_second_copy) {
+    residence.ready = context_.secondary_group->all_gather(memory.secondary, full, Sync::collective,
+                                                           stream_, bucket.label);
   } else {
-    const TensorView own = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
-    stream_.wait(parameters_->fetch(bucket, own));
-    // Peers cannot look into a file, or into another host memory than theirs.
-    residence.ready =
-        context_.shards().all_gather(own, full, Sync::collective, stream_, bucket.label);
+    TensorView shard = memory.shard;
+    if (bucket.moves_params) {
+      shard = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
+      stream_.wait(parameters_->fetch(bucket, shard));
+    }
+    if (QuantizedGather::takes(context_, bucket)) {
+      quantized_.start(bucket, shard, stream_);
+    } else {
+      // Peers cannot look into a file, or into another host memory than theirs.
+      const Sync sync = bucket.moves_params ? Sync::collective : Sync::one_sided;
+      residence.ready = context_.shards().all_gather(shard, full, sync, stream_, bucket.label);
+    }
   }
   if (is_collective(bucket)) {
     constexpr int64_t kPrime = 16777619;
@@ -161,7 +193,7 @@ void ParameterGatherer::prefetch() {
   if (limit == 0) return;
   int64_t ahead = 0;
   for (ModuleId id : order_.predict(kPrefetchModules)) {
-    const Module& next = modules_[static_cast<size_t>(id)];
+    Module& next = modules_[static_cast<size_t>(id)];
     // One module comes early whatever its size: else a block that is larger than the limit would
     // wait for its gather each time.
     if (ahead > 0 && ahead + next.numel > limit) return;

@@ -6,6 +6,7 @@
 #include "zero/bucket_memory.h"
 #include "zero/gather_order.h"
 #include "zero/offloaded_parameters.h"
+#include "zero/quantized_gather.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -14,6 +15,9 @@ namespace zerorun {
 //
 // The device's inline stream waits for a gather, and so does the caller where host code may read
 // the device's memory. Memory that is dropped is free once that stream has done what it was given.
+//
+// Where there is a second copy (hpZ), the first gather after parameters changed writes it, and all
+// later ones are from there.
 //
 // It gathers ahead in the learned order: the next module, and further ones as long as all of them
 // are within prefetch_bucket_size. It keeps released parameters full when they are used again
@@ -51,14 +55,17 @@ class ParameterGatherer {
   struct Module {
     std::vector<int> buckets;
     int64_t numel = 0;
-    int holders = 0;  // gathers without release
+    int holders = 0;               // gathers without release
+    bool has_second_copy = false;  // of the parameters as they are now
   };
 
   // Memory for all that the module needs or, when there is not enough, for none of it.
   void take_memory(const Module& module);
   // The module's gathers, as one operation.
-  void start(const Module& module);
-  void start(const Bucket& bucket);
+  void start(Module& module);
+  void start(const Bucket& bucket, bool from_second_copy);
+  // Does what is left on the stream when all of a module's shards are there; false if nothing is.
+  bool complete(Module& module);
   // The inline stream's later work finds the bucket full.
   void finish(const Bucket& bucket);
   void drop(const Bucket& bucket);
@@ -73,6 +80,7 @@ class ParameterGatherer {
   BucketMemory& bucket_memory_;
   Stream& stream_;
   OffloadedParameters* const parameters_;
+  QuantizedGather quantized_;
   EngineHooks::FullMemory memory_;
   std::vector<Module> modules_;
   GatherOrder order_;

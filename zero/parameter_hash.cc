@@ -85,7 +85,8 @@ uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> b
       }
       continue;
     }
-    const auto& [shard, full, resident] = memory.parameters(bucket);
+    const TensorView shard = memory.parameters(bucket).shard;
+    const TensorView full = memory.parameters(bucket).full;
     for (const Interval& part : bucket.layout.shard_intervals(context.shard_rank())) {
       own += hash_interval(context, part, shard.slice(part.offset - bucket.owned_begin, part.numel),
                            scratch);

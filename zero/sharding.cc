@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "comm/agreement.h"
-#include "comm/link_bound.h"
 #include "config/conflicts.h"
 #include "core/check.h"
 
@@ -12,34 +10,21 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kShardGroup = "/zerorun/shard_group_size";
-
-int shard_ranks_of(const ZeroConfig& zero, int world_size) {
-  const int64_t size = zero.shard_group_size;
-  if (size == 0) return world_size;
-  if (zero.stage == 0) {
-    fail<ConfigError>("{} is {}, but at stage 0 nothing is sharded: use stage 1, 2 or 3",
-                      kShardGroup, size);
+// With as many as share the first copy, that one serves.
+int secondary_ranks_of(const ZeroConfig& zero, int shard_ranks) {
+  const int64_t size = zero.hpz_partition_size;
+  if (size <= 1) return 0;
+  if (zero.stage != 3) {
+    fail<ConfigError>("{} is {}, but at stage {} parameters are not sharded: use stage 3",
+                      kSecondaryKey, size, zero.stage);
   }
-  if (size < 0 || size > world_size || world_size % size != 0) {
+  if (size > shard_ranks || shard_ranks % size != 0) {
     fail<ConfigError>(
-        "{}: got {} for {} ranks, expected a number that divides them, so that all groups are of "
-        "one size",
-        kShardGroup, size, world_size);
+        "{}: got {} where {} ranks share a copy of the parameters, expected a number that divides "
+        "them, as a rule the ranks of a host",
+        kSecondaryKey, size, shard_ranks);
   }
-  return static_cast<int>(size);
-}
-
-// The same on every rank, or an error there.
-int64_t ranks_of_host(Communicator& comm, Stream& stream) {
-  const int64_t here = comm.local_world_size();
-  Agreement agreement(comm, stream);
-  const int64_t least = agreement.reduce(here, ReduceOp::min);
-  const int64_t most = agreement.reduce(here, ReduceOp::max);
-  if (least == most) return here;
-  fail<ConfigError>(
-      "{} is \"auto\", the ranks of a host, but hosts have from {} to {} ranks: give a number",
-      kShardGroup, least, most);
+  return size == shard_ranks ? 0 : static_cast<int>(size);
 }
 
 // The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
@@ -87,7 +72,35 @@ void check_offload(const Config& config) {
   }
 }
 
+void check_fewer_bits(const ZeroConfig& zero) {
+  const auto check = [&](bool met, std::string_view key, std::string_view needed) {
+    if (!met)
+      fail<ConfigError>("/zero_optimization/{} needs {}, got stage {}", key, needed, zero.stage);
+  };
+  check(!zero.quantized_weights || zero.stage == 3, "zero_quantized_weights", "stage 3");
+  check(!zero.quantized_nontrainable_weights || zero.stage == 3,
+        "zero_quantized_nontrainable_weights", "stage 3");
+  check(!zero.quantized_gradients || zero.stage > 0, "zero_quantized_gradients", "stage 1, 2 or 3");
+  check(!zero.loco || zero.quantized_gradients, "zeropp_loco_param", "zero_quantized_gradients");
+}
+
 }  // namespace
+
+int shard_ranks_of(const ZeroConfig& zero, int world_size) {
+  const int64_t size = zero.shard_group_size;
+  if (size == 0) return world_size;
+  if (zero.stage == 0) {
+    fail<ConfigError>("{} is {}, but at stage 0 nothing is sharded: use stage 1, 2 or 3",
+                      kShardGroupKey, size);
+  }
+  if (size < 0 || size > world_size || world_size % size != 0) {
+    fail<ConfigError>(
+        "{}: got {} for {} ranks, expected a number that divides them, so that all groups are of "
+        "one size",
+        kShardGroupKey, size, world_size);
+  }
+  return static_cast<int>(size);
+}
 
 bool reduces_in_place(const Sharding& sharding) {
   return !sharding.policy.shard_grads && sharding.accumulation_steps == 1 &&
@@ -95,9 +108,24 @@ bool reduces_in_place(const Sharding& sharding) {
          sharding.accum_dtype == sharding.param_dtype;
 }
 
+ZeroConfig at_stage(ZeroConfig zero, int stage) {
+  zero.stage = stage;
+  if (stage < 3) {
+    zero.hpz_partition_size = 1;
+    zero.quantized_weights = zero.quantized_nontrainable_weights = false;
+  }
+  if (stage == 0) {
+    zero.shard_group_size = 0;
+    zero.quantized_gradients = false;
+    zero.loco.reset();
+  }
+  return zero;
+}
+
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
                        const Optimizer& rule, int world_size, int rank, bool computes_on_host) {
   check_offload(config);
+  check_fewer_bits(config.zero);
   Sharding sharding{.specs = specs,
                     .policy = stage_policy(config.zero.stage),
                     .zero = config.zero,
@@ -113,35 +141,12 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
   sharding.world_size = world_size;
   sharding.rank = rank;
   sharding.shard_ranks = shard_ranks_of(config.zero, world_size);
+  sharding.secondary_ranks = secondary_ranks_of(config.zero, sharding.shard_ranks);
   // A GPU's cores that compute are not those that communicate; a CPU rank's are.
   sharding.zero.overlap_comm = config.zero.overlap_comm.value_or(!computes_on_host);
   // Without a stream of its own, gathering ahead only moves the wait.
   if (!*sharding.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
   return sharding;
-}
-
-EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
-                           const Optimizer& rule, Device& device, Communicator& comm) {
-  Config resolved = config;
-  if (config.zero.shard_group_size == kRanksOfHost) {
-    resolved.zero.shard_group_size =
-        config.zero.stage > 0 ? ranks_of_host(comm, device.inline_stream()) : 0;
-  }
-  EngineContext context{
-      make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
-      device, comm};
-  if (context.replicas() > 1) {
-    const int replica = context.replica();
-    const int shard = context.shard_rank();
-    context.shard_group = comm.split(replica, shard, fmt::format("shard group {}", replica));
-    context.replica_group = comm.split(shard, replica, fmt::format("replicas of shard {}", shard));
-  }
-  if (const auto dtype = config.precision.communication_dtype) {
-    bound_link(comm, *dtype);
-    if (context.shard_group) bound_link(*context.shard_group, *dtype);
-    if (context.replica_group) bound_link(*context.replica_group, *dtype);
-  }
-  return context;
 }
 
 }  // namespace zerorun

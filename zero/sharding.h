@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "optim/optimizer.h"
 #include "zero/stage.h"
@@ -13,16 +14,23 @@
 
 namespace zerorun {
 
+inline constexpr std::string_view kShardGroupKey = "/zerorun/shard_group_size";
+inline constexpr std::string_view kSecondaryKey = "/zero_optimization/zero_hpz_partition_size";
+
 // A rank's place in a job. Neighbours form shard groups, each of which holds one copy of all that
 // is sharded: a replica.
 struct RankPlace {
   int world_size = 1;
   int rank = 0;
-  int shard_ranks = 1;  // of a group
+  int shard_ranks = 1;      // of a group
+  int secondary_ranks = 0;  // of a group that has a second copy of its parameters; 0: none has
 
   int shard_rank() const { return rank % shard_ranks; }
   int replica() const { return rank / shard_ranks; }
   int replicas() const { return world_size / shard_ranks; }
+  bool has_second_copy() const { return secondary_ranks > 0; }
+  // Of the second copy.
+  int secondary_rank() const { return shard_rank() % secondary_ranks; }
 };
 
 // The facts that follow from configuration, model, world size and rank and say how large the
@@ -42,6 +50,7 @@ struct Sharding : RankPlace {
   bool master_is_param = false;
   int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
   bool computes_on_host = true;     // on CPU ranks
+  int host_ranks = 1;  // neighbours on a host, where quantized gradients travel in hops
 
   // fp32 masters beside parameters of 16 bits.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
@@ -71,9 +80,21 @@ struct EngineContext : Sharding {
   // there is one copy.
   std::shared_ptr<Communicator> shard_group{};
   std::shared_ptr<Communicator> replica_group{};
+  // Of the ranks that share a second copy of parameters; null where there is none.
+  std::shared_ptr<Communicator> secondary_group{};
+  // The hops of quantized gradients: this host's ranks, and those with this rank's number on their
+  // hosts. Null without such.
+  std::shared_ptr<Communicator> host_group{};
+  std::shared_ptr<Communicator> cross_group{};
 
   Communicator& shards() const { return shard_group ? *shard_group : comm; }
 };
+
+// The ranks that share one copy. Throws ConfigError.
+int shard_ranks_of(const ZeroConfig& zero, int world_size);
+
+// The same at another stage, without what that one cannot have.
+ZeroConfig at_stage(ZeroConfig zero, int stage);
 
 // Throws ConfigError for dtypes, stages, groups and places to offload to that contradict each
 // other. The size of shard groups is a number by now.

@@ -38,7 +38,9 @@ SpanKind span_kind(std::string_view row, std::string_view name) {
 // Stage 0 reduces its buckets by all_reduce; a step agrees by one, too.
 SpanKind span_kind(const CollectiveSpan& span) {
   const bool of_bucket = span.label.find("bucket") != std::string::npos;
-  if (span.op == Collective::reduce_scatter) return SpanKind::reduction;
+  if (span.op == Collective::reduce_scatter || span.op == Collective::all_to_all) {
+    return SpanKind::reduction;
+  }
   if (span.op == Collective::all_reduce && of_bucket) return SpanKind::reduction;
   return span.op == Collective::all_gather ? SpanKind::gather : SpanKind::agreement;
 }

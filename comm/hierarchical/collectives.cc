@@ -137,6 +137,8 @@ void Collectives::run(const CollectiveCall& call) {
         return reduce_scatter(operation);
       case Collective::all_gather:
         return all_gather(operation);
+      case Collective::all_to_all:
+        return all_to_all(operation);
       case Collective::broadcast:
         return broadcast(operation);
       case Collective::barrier:
@@ -221,6 +223,60 @@ void Collectives::all_gather(Operation& operation) {
     for (int owner = 0; owner < options_.world_size; ++owner) {
       copy(owner == rank_ ? own : row(owner), place(owner));
     }
+  }
+}
+
+// The slices of a host's ranks for a rank elsewhere cross as one message, from the window.
+void Collectives::all_to_all(Operation& operation) {
+  const CollectiveCall& call = operation.call;
+  const int64_t row = call.in.numel / options_.world_size;
+  int most_local = 1;
+  for (int host = 0; host < topology_.hosts(); ++host) {
+    most_local = std::max(most_local, static_cast<int>(topology_.ranks_of(host).size()));
+  }
+  const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
+                                         size_of(call.in.dtype));
+  const int64_t chunk = std::max<int64_t>(1, most / options_.world_size / most_local);
+  const int here = local_world_size();
+  settle(operation);
+  for (int64_t at = 0; at < row; at += chunk) {
+    const int64_t numel = std::min(chunk, row - at);
+    const TensorView window = results(0, numel * options_.world_size * here, call.in.dtype);
+    const auto slice = [&](TensorView whole, int rank) {
+      return whole.slice(rank * row + at, numel);
+    };
+    const auto place = [&](int owner, int local) {
+      return window.slice((owner * here + local) * numel, numel);
+    };
+    ++round_;
+    Messages messages = operation.messages(*this);
+    for_other_hosts([&](int host) {
+      const auto count = static_cast<int64_t>(topology_.ranks_of(host).size());
+      messages.receive(
+          topology_.relay(host, rank_), tag(Phase::scatter),
+          bytes_of(received(0, host, numel * most_local, call.in.dtype).slice(0, numel * count)));
+    });
+    if (at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
+    for (int owner = 0; owner < options_.world_size && !alone(); ++owner) {
+      copy(slice(call.in, owner), place(owner, topology_.local_rank(rank_)));
+    }
+    if (!alone()) local_.control().advance();
+    for_owners([&](int owner) {
+      const TensorView sent =
+          alone() ? slice(call.in, owner) : place(owner, 0).slice(0, numel * here);
+      messages.send(owner, tag(Phase::scatter), bytes_of(sent));
+    });
+    for (int local = 0; local < here; ++local) {
+      const int source = local_ranks()[static_cast<size_t>(local)];
+      copy(alone() ? slice(call.in, rank_) : place(rank_, local), slice(call.out, source));
+    }
+    messages.wait();
+    for_other_hosts([&](int host) {
+      const TensorView all = received(0, host, numel * most_local, call.in.dtype);
+      for (const int source : topology_.ranks_of(host)) {
+        copy(all.slice(topology_.local_rank(source) * numel, numel), slice(call.out, source));
+      }
+    });
   }
 }
 

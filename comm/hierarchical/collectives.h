@@ -81,6 +81,7 @@ class Collectives {
   void all_reduce(Operation& operation);
   void reduce_scatter(Operation& operation);
   void all_gather(Operation& operation);
+  void all_to_all(Operation& operation);
   void broadcast(Operation& operation);
   // The sum of `in` over this host's ranks, in `out` or, where that is the same, in place.
   TensorView sum_within_host(const Operation& operation, TensorView in, TensorView out);

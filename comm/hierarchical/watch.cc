@@ -320,9 +320,9 @@ void Watch::publish_stall() {
     const std::vector<RankActivity> of_host = decode_activities(part.substr(end + 1));
     ranks.insert(ranks.end(), of_host.begin(), of_host.end());
   }
-  StallReport report(reason, options_.world_size);
+  StallReport report(reason, options_.world_size, options_.job_size);
   report.add(ranks);
-  report.publish(options_.own_number(), options_.job_size);
+  report.publish(options_.own_number());
   store_->set(key("error", 0), reason);
   std::this_thread::sleep_for(kHeard);
   set_error(reason);
@@ -330,9 +330,9 @@ void Watch::publish_stall() {
 
 void Watch::publish_own_host(const std::string& reason) noexcept {
   try {
-    StallReport report(reason, options_.world_size);
+    StallReport report(reason, options_.world_size, options_.job_size);
     report.add(control_.activities());
-    report.publish(options_.own_number(), options_.job_size);
+    report.publish(options_.own_number());
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the error itself follows
   }
 }

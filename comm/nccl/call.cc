@@ -45,7 +45,8 @@ CollectiveCall with_word(CollectiveCall call, TensorView word) {
 }
 
 bool reduces(const CollectiveCall& call) {
-  return call.op != Collective::all_gather && call.op != Collective::broadcast;
+  return call.op == Collective::all_reduce || call.op == Collective::reduce_scatter ||
+         call.op == Collective::barrier;
 }
 
 }  // namespace
@@ -85,7 +86,7 @@ std::string NcclCall::name() const {
   return fmt::format("{} '{}' of {} bytes", name_of(call_.op), call_.label, count_of(call_).bytes);
 }
 
-ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm) const {
+ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const {
   const cudaStream_t stream = stream_.handle();
   const auto count = static_cast<size_t>(to_.numel);
   const ncclDataType_t type = nccl_type(from_.dtype);
@@ -101,8 +102,27 @@ ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm) const
                             stream);
     case Collective::all_gather:
       return nccl.all_gather(from_.data, to_.data, from_.nbytes(), ncclUint8, comm, stream);
+    case Collective::all_to_all:
+      return exchange(nccl, comm, ranks);
   }
   return ncclInvalidArgument;
+}
+
+ncclResult_t NcclCall::exchange(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const {
+  const size_t slice = from_.nbytes() / static_cast<size_t>(ranks);
+  const auto is_under_way = [](ncclResult_t result) {
+    return result == ncclSuccess || result == ncclInProgress;
+  };
+  ncclResult_t result = nccl.group_start();
+  if (result != ncclSuccess) return result;
+  for (int peer = 0; peer < ranks && is_under_way(result); ++peer) {
+    const size_t at = static_cast<size_t>(peer) * slice;
+    result = nccl.send(from_.data + at, slice, ncclUint8, peer, comm, stream_.handle());
+    if (!is_under_way(result)) break;
+    result = nccl.receive(to_.data + at, slice, ncclUint8, peer, comm, stream_.handle());
+  }
+  const ncclResult_t ended = nccl.group_end();  // also after an error
+  return is_under_way(result) ? ended : result;
 }
 
 void NcclCall::copy() const { cuda::cast(stream_.handle(), from_, to_); }

@@ -35,12 +35,15 @@ class NcclCall {
 
   bool empty() const;        // nothing to send
   std::string name() const;  // for errors
-  ncclResult_t enqueue(const NcclFunctions& nccl, ncclComm_t comm) const;
+  ncclResult_t enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
   // In the place of enqueue(), in a job of one rank.
   void copy() const;
   void finish() const;
 
  private:
+  // all_to_all, as a group of messages.
+  ncclResult_t exchange(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
+
   CudaDevice& device_;
   CudaStream& stream_;
   const CollectiveCall call_;  // as the caller made it

@@ -188,11 +188,13 @@ void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream
   std::string what = calls.front().name();
   if (calls.size() > 1) what += fmt::format(" and {} more", calls.size() - 1);
   group_->run(what, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
-    if (calls.size() == 1) return calls.front().enqueue(nccl, comm);
+    if (calls.size() == 1) return calls.front().enqueue(nccl, comm, world_size());
     ncclResult_t result = nccl.group_start();
     if (result != ncclSuccess) return result;
     for (const NcclCall& call : calls) {
-      if (result == ncclSuccess || result == ncclInProgress) result = call.enqueue(nccl, comm);
+      if (result == ncclSuccess || result == ncclInProgress) {
+        result = call.enqueue(nccl, comm, world_size());
+      }
     }
     const ncclResult_t ended = nccl.group_end();  // also after an error
     return result == ncclSuccess || result == ncclInProgress ? ended : result;

@@ -33,6 +33,8 @@ NcclFunctions open_nccl() {
       .reduce_scatter = library.function<decltype(ncclReduceScatter)>("ncclReduceScatter"),
       .all_gather = library.function<decltype(ncclAllGather)>("ncclAllGather"),
       .broadcast = library.function<decltype(ncclBroadcast)>("ncclBroadcast"),
+      .send = library.function<decltype(ncclSend)>("ncclSend"),
+      .receive = library.function<decltype(ncclRecv)>("ncclRecv"),
       .allocate = library.function<decltype(ncclMemAlloc)>("ncclMemAlloc"),
       .free = library.function<decltype(ncclMemFree)>("ncclMemFree"),
       .register_memory = library.function<decltype(ncclCommRegister)>("ncclCommRegister"),

@@ -24,6 +24,8 @@ struct NcclFunctions {
   decltype(&ncclReduceScatter) reduce_scatter = nullptr;
   decltype(&ncclAllGather) all_gather = nullptr;
   decltype(&ncclBroadcast) broadcast = nullptr;
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) receive = nullptr;
   decltype(&ncclMemAlloc) allocate = nullptr;
   decltype(&ncclMemFree) free = nullptr;
   decltype(&ncclCommRegister) register_memory = nullptr;

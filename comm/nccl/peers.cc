@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <thread>
 
 #include "comm/rendezvous/memory_store.h"
@@ -21,7 +23,10 @@ constexpr std::chrono::seconds kGrace{5};
 }  // namespace
 
 NcclPeers::NcclPeers(const GroupOptions& options, int device)
-    : options_(options), own_{.process = this_process(), .device = device} {}
+    : options_(options),
+      own_{.process = this_process(),
+           .device = device,
+           .host = options.host.empty() ? 0 : std::hash<std::string>()(options.host)} {}
 
 std::optional<std::string> NcclPeers::find(const std::string& key,
                                            std::chrono::milliseconds timeout) const {
@@ -103,7 +108,7 @@ void NcclPeers::meet() {
 
 int NcclPeers::ranks_of_this_host() const {
   return static_cast<int>(std::count_if(met_.begin(), met_.end(), [&](const Presence& peer) {
-    return peer.process.boot_id == own_.process.boot_id;
+    return peer.process.boot_id == own_.process.boot_id && peer.host == own_.host;
   }));
 }
 

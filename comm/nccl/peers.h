@@ -57,6 +57,7 @@ class NcclPeers {
   struct Presence {
     ProcessIdentity process;
     int32_t device = 0;
+    uint64_t host = 0;       // that the options name; 0: by the process
     int64_t calls = kStays;  // that it made before it left
   };
 

@@ -34,6 +34,8 @@ Operation operation_of(Collective op) {
       return Operation::reduce_scatter;
     case Collective::all_gather:
       return Operation::all_gather;
+    case Collective::all_to_all:
+      return Operation::all_to_all;
     case Collective::broadcast:
       return Operation::broadcast;
     case Collective::barrier:
@@ -55,6 +57,8 @@ std::string call(const Announcement& a) {
       return fmt::format("reduce_scatter(to {}{})", zerorun::name_of(a.out_dtype), added);
     case Operation::all_gather:
       return "all_gather";
+    case Operation::all_to_all:
+      return "all_to_all";
     case Operation::broadcast:
       return fmt::format("broadcast(from rank {})", a.root);
     case Operation::barrier:

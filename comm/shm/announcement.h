@@ -16,6 +16,7 @@ enum class Operation : uint8_t {
   all_reduce,
   reduce_scatter,
   all_gather,
+  all_to_all,
   broadcast,
   barrier,
   allocate,

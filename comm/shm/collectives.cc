@@ -70,6 +70,8 @@ void Collectives::run(const CollectiveCall& call) {
         return reduce_scatter(call);
       case Collective::all_gather:
         return all_gather(call);
+      case Collective::all_to_all:
+        return all_to_all(call);
       case Collective::broadcast:
         return broadcast(call);
       case Collective::barrier:
@@ -146,6 +148,18 @@ void Collectives::all_gather(const CollectiveCall& call) {
           own ? call.in.data + offset : chunk.sources[static_cast<size_t>(rank)];
       std::byte* to = place_of(rank) + offset;
       if (from != to) copy_bytes(to, from, chunk_bytes);
+    }
+  });
+  if (exchange.reads_inputs()) control_.advance();
+}
+
+void Collectives::all_to_all(const CollectiveCall& call) {
+  Exchange exchange(control_, *blocks_, call);
+  const int64_t row = call.out.numel / control_.world_size();
+  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
+    for (int rank = 0; rank < control_.world_size(); ++rank) {
+      const TensorView to = call.out.slice(rank * row + chunk.begin, chunk.numel);
+      copy_bytes(to.data, chunk.sources[static_cast<size_t>(rank)], to.nbytes());
     }
   });
   if (exchange.reads_inputs()) control_.advance();

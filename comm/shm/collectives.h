@@ -37,6 +37,7 @@ class Collectives {
   void all_reduce(const CollectiveCall& call);
   void reduce_scatter(const CollectiveCall& call);
   void all_gather(const CollectiveCall& call);
+  void all_to_all(const CollectiveCall& call);
   void broadcast(const CollectiveCall& call);
   Block share_block(size_t nbytes, Sharing sharing);
 

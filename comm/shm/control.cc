@@ -232,9 +232,9 @@ void Control::end_late_wait(Clock::duration waited, const std::string& text) {
     if (report_) {
       report_(text);
     } else {
-      StallReport report(text, world_size_);
+      StallReport report(text, world_size_, options_.job_size);
       report.add(activities());
-      report.publish(number(rank_), options_.job_size);
+      report.publish(number(rank_));
     }
   }
   fail(text);

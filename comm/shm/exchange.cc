@@ -11,6 +11,10 @@ namespace {
 // Up to here a copy costs less than the step that direct reading needs at its end.
 constexpr size_t kDirectBytes = size_t{16} << 10;
 
+bool has_rows(Collective op) {
+  return op == Collective::reduce_scatter || op == Collective::all_to_all;
+}
+
 Announcement announcement_of(const CollectiveCall& call, const Blocks& blocks) {
   Announcement mine = shm::announcement_of(call);
   mine.in = blocks.locate(call.in.data, call.in.nbytes());
@@ -26,7 +30,7 @@ Exchange::Exchange(Control& control, const Blocks& blocks, const CollectiveCall&
     : control_(control),
       blocks_(blocks),
       call_(call),
-      rows_(call.op == Collective::reduce_scatter ? control.world_size() : 1),
+      rows_(has_rows(call.op) ? control.world_size() : 1),
       row_numel_(call.in.numel / rows_),
       stage_numel_(static_cast<int64_t>(kStageBytes / size_of(call.in.dtype)) / rows_) {
   // After a failed step, what this rank said for the last one must stay readable to slower peers.

@@ -17,8 +17,8 @@ namespace zerorun::shm {
 // reads them. Inputs in shared memory are read where they lie; others pass through the stages of
 // their ranks, chunk by chunk.
 //
-// An input is a number of rows, one for each rank in a reduce_scatter and else one; a rank reads
-// the same row of all inputs.
+// An input is a number of rows, one for each rank in a reduce_scatter or all_to_all and else
+// one; a rank reads the same row of all inputs.
 class Exchange {
  public:
   // Consecutive elements of the row that this rank reads.

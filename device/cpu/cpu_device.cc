@@ -99,6 +99,19 @@ void CpuDevice::sum_of_squares(Stream& stream, TensorView src,
   });
 }
 
+void CpuDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
+  check_quantize(src, dst, how);
+  cpu_stream(stream).submit_work("quantize", src.nbytes(),
+                                 [=] { kernels::quantize(src, dst, how); });
+}
+
+void CpuDevice::dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
+                           bool accumulate) {
+  check_dequantize(src, dst, bits, parts);
+  cpu_stream(stream).submit_work("dequantize", dst.nbytes(),
+                                 [=] { kernels::dequantize(src, dst, bits, parts, accumulate); });
+}
+
 void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
                        std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);

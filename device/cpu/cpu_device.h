@@ -38,6 +38,9 @@ class CpuDevice : public Device {
   void scale(Stream& stream, TensorView dst, float factor) override;
   void sum_of_squares(Stream& stream, TensorView src, std::span<const SquaresSegment> segments,
                       TensorView sums) override;
+  void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override;
+  void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
+                  bool accumulate) override;
   void update(Stream& stream, const UpdateTensors& tensors,
               std::span<const UpdateSegment> segments) override;
   void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,

@@ -221,6 +221,21 @@ void CudaDevice::sum_of_squares(Stream& stream, TensorView src,
   cuda::sum_of_squares(handle_of(stream), src, segments, sums);
 }
 
+void CudaDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
+  check_quantize(src, dst, how);
+  const CurrentDevice current(index_);
+  const ProfilerRange range("quantize");
+  cuda::quantize(handle_of(stream), src, dst, how);
+}
+
+void CudaDevice::dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
+                            bool accumulate) {
+  check_dequantize(src, dst, bits, parts);
+  const CurrentDevice current(index_);
+  const ProfilerRange range("dequantize");
+  cuda::dequantize(handle_of(stream), src, dst, bits, parts, accumulate);
+}
+
 void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
                         std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);

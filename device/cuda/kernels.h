@@ -22,6 +22,9 @@ void normalize(cudaStream_t stream, TensorView dst, TensorView sum);
 // One launch for about as many segments as 4 KB hold (device/cuda/segments.h).
 void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const SquaresSegment> segments,
                     TensorView sums);
+void quantize(cudaStream_t stream, TensorView src, TensorView dst, const Quantization& how);
+void dequantize(cudaStream_t stream, TensorView src, TensorView dst, int bits, int parts,
+                bool accumulate);
 void update(cudaStream_t stream, const UpdateTensors& tensors,
             std::span<const UpdateSegment> segments);
 

@@ -30,8 +30,15 @@ enum class Output : uint8_t { overwrite, accumulate };
 //   in rank order.
 enum class Sync : uint8_t { collective, one_sided };
 
-enum class Collective : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier };
-inline constexpr int kCollectives = 5;
+enum class Collective : uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  barrier
+};
+inline constexpr int kCollectives = 6;
 ZR_API std::string_view name_of(Collective op);
 
 struct CollectiveCount {
@@ -109,6 +116,10 @@ class ZR_API Communicator {
   // out (numel = in.numel * world_size) = the ranks' inputs, in rank order. `in` may be this rank's
   // own slice of `out`; if `out` is per_host memory as well, nothing is copied.
   virtual Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
+                           std::string_view label) = 0;
+  // `in` and `out`, of the same numel and dtype and apart, have a slice for each rank: slice r of
+  // `out` = this rank's slice of rank r's `in`.
+  virtual Event all_to_all(TensorView in, TensorView out, Stream& stream,
                            std::string_view label) = 0;
   virtual Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) = 0;
   virtual Event barrier(Stream& stream, std::string_view label) = 0;

@@ -120,8 +120,14 @@ struct SchedulerConfig {
   OneCycleConfig one_cycle;
 };
 
-// ZeroConfig::shard_group_size: the ranks of a host.
+// Of ZeroConfig's groups: the ranks of a host.
 inline constexpr int64_t kRanksOfHost = -1;
+
+// zero_optimization.zeropp_loco_param: what gradients lose in few bits is added to the next ones.
+struct LocoConfig {
+  double err_beta = 0.8;   // part of the earlier loss in the moving average that is kept
+  int64_t reset_T = 1024;  // steps after which it is forgotten
+};
 
 struct ZeroConfig {
   int stage = 0;
@@ -135,6 +141,13 @@ struct ZeroConfig {
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   int64_t max_live_parameters = 1'000'000'000;  // elements
   int64_t max_reuse_distance = 1'000'000'000;   // elements
+  // ZeRO++, between hosts. Ranks that share a second copy of parameters (stage 3); 1: there is
+  // none.
+  int64_t hpz_partition_size = 1;
+  bool quantized_weights = false;               // gathers of stage 3 carry 8 bits
+  bool quantized_nontrainable_weights = false;  // those of frozen parameters do
+  bool quantized_gradients = false;             // reductions carry 4 bits
+  std::optional<LocoConfig> loco;               // of quantized gradients
 };
 
 // The storage of something that is not in use: the rank's device, host memory, or a file.

@@ -145,6 +145,28 @@ struct SquaresSegment {
   int64_t sum = 0;  // which
 };
 
+// Integers of few bits in the place of floats on their way between ranks (device/quantized.h): each
+// kQuantizedBlock neighbours share a scale.
+inline constexpr int64_t kQuantizedBlock = 256;
+// Bytes of `numel` elements, a multiple of kQuantizedBlock, in 4 or 8 bits each.
+constexpr int64_t quantized_nbytes(int64_t numel, int bits) {
+  return numel / kQuantizedBlock * (4 + kQuantizedBlock * bits / 8);
+}
+
+// How floats become such integers.
+struct Quantization {
+  int bits = 8;  // or 4
+  // The elements are a matrix of so many rows and columns of equal runs of whole blocks, which is
+  // transposed on the way.
+  int64_t rows = 1;
+  int64_t columns = 1;
+  // fp32, bf16 or fp16, one for each element; or empty. What was lost earlier is added to what is
+  // quantized. Then it becomes `beta` of itself and 1 - beta of what is lost now (Xie et al. 2024,
+  // "LoCo: Low-Bit Communication Adaptor for Large-scale Model Training").
+  TensorView lost{};
+  float beta = 0.0F;
+};
+
 // The one place where CPU and GPU differ. Calls are enqueued on the stream and return at once
 // unless the stream is inline; what views point to must live until then. All sizes in elements.
 class ZR_API Device {
@@ -208,6 +230,13 @@ class ZR_API Device {
   // tensor is cut, as long as cuts lie at multiples of kNormBlock elements from its start.
   virtual void sum_of_squares(Stream& stream, TensorView src,
                               std::span<const SquaresSegment> segments, TensorView sums) = 0;
+  // dst, of uint8 and quantized_nbytes(src.numel, bits), = src in few bits.
+  virtual void quantize(Stream& stream, TensorView src, TensorView dst,
+                        const Quantization& how) = 0;
+  // dst[i] (or, with `accumulate`, dst[i] + that) = the sum of the i-th elements of the `parts`
+  // equal parts of src, which quantize wrote: added in fp32, in their order, and rounded once.
+  virtual void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
+                          bool accumulate) = 0;
   // One pass over the segments, as a whole: scale, states, update, cast. Segments ascend, do not
   // overlap, and have one rule, seed and step; what is between them stays as it is.
   virtual void update(Stream& stream, const UpdateTensors& tensors,

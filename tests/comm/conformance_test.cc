@@ -1,6 +1,7 @@
 // Rules for every communicator: one suite for all transports, world sizes, streams and kinds of
 // memory. Results are compared bit for bit with a scalar reference that adds in the
 // tree of zerorun/communicator.h.
+// size: the rules of one interface
 #include "tests/comm/conformance.h"
 
 #include <gmock/gmock.h>
@@ -221,6 +222,26 @@ TEST_P(ConformanceTest, AllGatherCollectsTheInputsInRankOrder) {
   });
 }
 
+TEST_P(ConformanceTest, AllToAllGivesEachRankItsSliceOfEveryInput) {
+  on_all_ranks([](Rank& rank) {
+    for (const DType dtype : {DType::uint8, DType::fp32}) {
+      for (const int64_t part : kParts) {
+        const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, part * rank.world_size());
+        Bytes expected;
+        for (const Bytes& input : inputs) {
+          const Bytes slice = part_of(input, rank.number(), rank.world_size());
+          expected.insert(expected.end(), slice.begin(), slice.end());
+        }
+        const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
+        const TensorView out = rank.make(Bytes(expected.size()), dtype);
+        rank->all_to_all(in, out, rank.stream(), "gradients").synchronize();
+        rank.expect(expected, out, fmt::format("{} {}", part, name_of(dtype)));
+        rank.clear();
+      }
+    }
+  });
+}
+
 TEST_P(ConformanceTest, BroadcastCopiesFromEachRoot) {
   on_all_ranks([](Rank& rank) {
     for (const int64_t numel : kSizes) {
@@ -309,6 +330,8 @@ TEST_P(ConformanceTest, CountsCallsElementsAndBytesOfTheFullTensor) {
                          rank.stream(), "");
     rank->all_gather(make(5, DType::bf16), make(5 * ranks, DType::bf16), Sync::collective,
                      rank.stream(), "");
+    rank->all_to_all(make(2 * ranks, DType::uint8), make(2 * ranks, DType::uint8), rank.stream(),
+                     "");
     rank->broadcast(make(3, DType::uint8), 0, rank.stream(), "");
     rank->barrier(rank.stream(), "");
     rank->barrier(rank.stream(), "").synchronize();
@@ -321,6 +344,7 @@ TEST_P(ConformanceTest, CountsCallsElementsAndBytesOfTheFullTensor) {
     expect(Collective::all_reduce, 1, 10, 40);
     expect(Collective::reduce_scatter, 1, 6 * ranks, 12 * ranks);
     expect(Collective::all_gather, 1, 5 * ranks, 10 * ranks);
+    expect(Collective::all_to_all, 1, 2 * ranks, 2 * ranks);
     expect(Collective::broadcast, 1, 3, 3);
     expect(Collective::barrier, 2, 0, 0);
   });
@@ -346,6 +370,8 @@ TEST_P(ConformanceTest, RefusesCallsThatCannotBeMeant) {
     });
     refuses(
         [&] { rank->all_gather(floats, floats.slice(0, 1), Sync::collective, rank.stream(), ""); });
+    refuses([&] { rank->all_to_all(floats, floats, rank.stream(), ""); });
+    refuses([&] { rank->all_to_all(floats, bytes, rank.stream(), ""); });
     refuses([&] { rank->broadcast(floats, rank.world_size(), rank.stream(), ""); });
     refuses([&] { rank->broadcast({nullptr, 5, DType::fp32}, 0, rank.stream(), ""); });
     rank->barrier(rank.stream(), "no harm done").synchronize();

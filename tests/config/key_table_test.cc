@@ -169,7 +169,7 @@ TEST(EveryKey, AsksForNothingWithAnIdleValue) {
       ++count;
     }
   }
-  EXPECT_GE(count, 2);
+  EXPECT_GE(count, 1);
 }
 
 TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {

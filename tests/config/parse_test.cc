@@ -64,10 +64,46 @@ TEST(ParseConfig, AShardGroupIsANumberOrTheRanksOfAHost) {
   };
   EXPECT_EQ(size_of(R"("zerorun":{"shard_group_size":"auto"})"), kRanksOfHost);
   EXPECT_EQ(size_of(R"("zero_optimization":{"mics_shard_size":-1})"), 0);
+  for (const char* key :
+       {R"("zerorun":{"shard_group_size":2})", R"("zero_optimization":{"mics_shard_size":2})"}) {
+    EXPECT_THAT(problems_of("{" + std::string(key) + "}"),
+                HasSubstr("2 needs /zero_optimization/stage 1, 2 or 3, got 0"));
+  }
   EXPECT_THAT(
       problems_of(
           R"({"zero_optimization":{"mics_shard_size":4},"zerorun":{"shard_group_size":2}})"),
       HasSubstr("4 contradicts /zerorun/shard_group_size 2"));
+}
+
+TEST(ParseConfig, ASecondCopyIsOfStage3) {
+  const auto size_of = [](const std::string& size, int stage = 3) {
+    const std::string zero = fmt::format(R"("stage":{},"zero_hpz_partition_size":{})", stage, size);
+    return parse_config(R"({"zero_optimization":{)" + zero + "}}").config.zero.hpz_partition_size;
+  };
+  EXPECT_EQ(size_of("8"), 8);
+  EXPECT_EQ(size_of("0"), 1);
+  EXPECT_EQ(size_of("\"auto\""), kRanksOfHost);
+  EXPECT_EQ(size_of("1", 2), 1);
+  EXPECT_THAT(problems_of(R"({"zero_optimization":{"stage":2,"zero_hpz_partition_size":8}})"),
+              HasSubstr("8 needs /zero_optimization/stage 3, got 2"));
+}
+
+TEST(ParseConfig, FewerBitsNeedWhatTheyAreUsedFor) {
+  const auto zero_of = [](const std::string& keys) {
+    return parse_config(R"({"zero_optimization":{)" + keys + "}}").config.zero;
+  };
+  EXPECT_EQ(zero_of(R"("stage":3,"zero_quantized_gradients":true)").loco, std::nullopt);
+  const std::string loco = R"("zero_quantized_gradients":true,"zeropp_loco_param":{})";
+  EXPECT_EQ(zero_of(R"("stage":3,)" + loco).loco->reset_T, 1024);
+  EXPECT_FALSE(zero_of(R"("stage":0,"zero_quantized_weights":false)").quantized_weights);
+  const auto problems = [](const std::string& keys) {
+    return problems_of(R"({"zero_optimization":{)" + keys + "}}");
+  };
+  EXPECT_THAT(problems(R"("stage":2,"zero_quantized_weights":true)"),
+              HasSubstr("true needs /zero_optimization/stage 3, got 2"));
+  EXPECT_THAT(problems(R"("zero_quantized_gradients":true)"), HasSubstr("stage 1, 2 or 3, got 0"));
+  EXPECT_THAT(problems(R"("stage":3,"zeropp_loco_param":{"err_beta":0.5})"),
+              HasSubstr("zero_quantized_gradients to be true"));
 }
 
 TEST(ParseConfig, TorchAdamOfAdamWDecaysWeightsAsPyTorch) {

@@ -79,8 +79,14 @@ inline std::string document(std::string_view pointer, std::string_view value) {
   if (pointer.ends_with("optimizer_states")) {
     json[Pointer("/bf16/bf16_master_weights_and_grads")] = true;
   }
-  if (pointer.find("/offload_") != std::string_view::npos) {
-    json[Pointer("/zero_optimization/stage")] = 3;
+  for (const std::string_view sharded :
+       {"/offload_", "shard_", "/zero_hpz", "/zero_quantized", "/zeropp"}) {
+    if (pointer.find(sharded) != std::string_view::npos) {
+      json[Pointer("/zero_optimization/stage")] = 3;
+    }
+  }
+  if (pointer.find("/zeropp") != std::string_view::npos) {
+    json[Pointer("/zero_optimization/zero_quantized_gradients")] = true;
   }
   if (pointer == "/elasticity/enabled") {
     json["elasticity"] = {{"max_train_batch_size", 100}, {"micro_batch_sizes", {2, 5}}};

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,16 +142,29 @@ def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Ho
     assert len(hashes) == 1
 
 
-def test_the_link_carries_what_plan_says(hosts: Hosts) -> None:
-    config = hosts.folder / "stage1.json"
-    config.write_text(
-        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}})
-    )
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 1},
+        {
+            "stage": 3,
+            "stage3_max_reuse_distance": 0,
+            "stage3_param_persistence_threshold": 0,
+            "zero_hpz_partition_size": 2,
+            "zero_quantized_weights": True,
+            "zero_quantized_gradients": True,
+        },
+    ],
+    ids=["stage 1", "ZeRO++"],
+)
+def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> None:
+    config = hosts.folder / "config.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
     layout = ["--cpu", "--world_size", "4", "--ranks_per_host", "2"]
     words = [str(ZERORUN), "plan", str(config), "--model", "nano", *layout]
     plan = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     table = plan[plan.index("over a host's link") :]
-    (row,) = [line for line in table.splitlines() if line.startswith("stage 1")]
+    (row,) = [line for line in table.splitlines() if line.startswith(f"stage {zero['stage']}")]
     number, unit = row.split()[-2:]
     planned = float(number) * {"KiB": 2**10, "MiB": 2**20}[unit]
 

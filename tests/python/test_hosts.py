@@ -47,15 +47,29 @@ def start(build, tmp_path):
 
 
 def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
+    second_copy = {
+        "stage": 3,
+        "zero_hpz_partition_size": 2,
+        "stage3_max_reuse_distance": 0,
+        "stage3_param_persistence_threshold": 0,
+    }
+    for name, zero in [("plain", {"stage": 1}), ("hpz", second_copy)]:
+        (tmp_path / f"{name}.json").write_text(json.dumps({"zero_optimization": zero}))
     hashes = {}
-    for ranks_per_host in (4, 2, 1):
-        metrics = tmp_path / f"{ranks_per_host}.jsonl"
+    for name, ranks_per_host, config in [
+        ("one host", 4, "plain.json"),
+        ("two", 2, "plain.json"),
+        ("two, a second copy each", 2, "hpz.json"),
+        ("four", 1, "plain.json"),
+    ]:
+        metrics = tmp_path / f"{name}.jsonl"
         with Hosts(WORLD_SIZE // ranks_per_host) as hosts:
-            ranks = start(hosts, ranks_per_host, "--steps", 4, "--metrics", metrics.name)
+            options = ["--steps", 4, "--metrics", metrics.name, "--config", config]
+            ranks = start(hosts, ranks_per_host, *options)
             for rank in ranks:
                 _, errors = rank.communicate(timeout=DEADLINE)
                 assert rank.returncode == 0, errors
-        hashes[ranks_per_host] = json.loads(metrics.read_text().splitlines()[-1])["param_hash"]
+        hashes[name] = json.loads(metrics.read_text().splitlines()[-1])["param_hash"]
     assert len(set(hashes.values())) == 1, hashes
 
 

@@ -76,6 +76,30 @@ TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
   EXPECT_EQ(at(2, 2), std::pair(numel * 3 / 4 * (2 + 2), int64_t{0}));
 }
 
+// The same hosts: of the two gathers of a step one stays within a host.
+TEST(PlanLink, OfASecondCopyIsOneGather) {
+  Config config;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_live_parameters = 0;
+  std::vector<ParameterSpec> specs(1);
+  specs[0].name = "weight";
+  specs[0].shape = {1 << 10, 1 << 10};
+  const int64_t numel = 1 << 20;
+  const auto gathered = [&](int64_t secondary, bool cpu) {
+    config.zero.hpz_partition_size = secondary;
+    const HostLayout layout{.world_size = 8, .ranks_per_host = 2, .cpu = cpu};
+    return plan_link(config, specs, layout).parameters;
+  };
+  EXPECT_EQ(gathered(1, true), numel * 3 / 4 * 2 * 2);
+  EXPECT_EQ(gathered(2, true), numel * 3 / 4 * 2);
+  EXPECT_EQ(gathered(4, true), numel * 3 / 4 * 2 + numel / 2 * 2);  // of two hosts
+  EXPECT_EQ(gathered(2, false), numel * 7 / 8 * 2);
+  config.batch.accumulation_steps = 3;
+  EXPECT_EQ(gathered(2, true), numel * 3 / 4 * 2);
+}
+
 TEST(PlanLink, IsATableOfItsOwnWhereThereAreSeveralHosts) {
   PlanOptions options;
   options.model = "gpt2";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "tests/harness.h"
@@ -51,11 +52,15 @@ struct ToyOutcome {
 // A look at each rank's engine after training.
 using Inspect = std::function<void(Engine&, Device&, Communicator&)>;
 
+// The host that a rank is on; without it all are on one.
+using HostOf = std::function<std::string(int)>;
+
 inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps = 4,
-                            int64_t overflow_at = -1, const Inspect& inspect = {}) {
+                            int64_t overflow_at = -1, const Inspect& inspect = {},
+                            const HostOf& host_of = {}) {
   ToyOutcome outcome;
   std::mutex mutex;
-  run_ranks(world_size, [&](Communicator& comm) {
+  const auto train = [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
     toy_initialize(*engine);
@@ -67,7 +72,8 @@ inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps 
     if (inspect) inspect(*engine, *device, comm);
     const std::lock_guard lock(mutex);
     if (comm.rank() == 0) outcome = {hash, norms, engine->states().progress().skipped_steps};
-  });
+  };
+  run_ranks(world_size, train, std::chrono::seconds(30), host_of);
   return outcome;
 }
 

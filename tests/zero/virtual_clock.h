@@ -124,6 +124,15 @@ class VirtualTimeDevice final : public Device {
     pass(stream, 0.0);
     device_->sum_of_squares(now(), src, segments, sums);
   }
+  void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override {
+    pass(stream, 0.0);
+    device_->quantize(now(), src, dst, how);
+  }
+  void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
+                  bool accumulate) override {
+    pass(stream, 0.0);
+    device_->dequantize(now(), src, dst, bits, parts, accumulate);
+  }
   void update(Stream& stream, const UpdateTensors& tensors,
               std::span<const UpdateSegment> segments) override {
     for (const UpdateSegment& segment : segments) {

@@ -34,6 +34,9 @@ class WrappedCommunicator : public Communicator {
                    std::string_view label) override {
     return inner_.all_gather(in, out, sync, stream, label);
   }
+  Event all_to_all(TensorView in, TensorView out, Stream& stream, std::string_view label) override {
+    return inner_.all_to_all(in, out, stream, label);
+  }
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) override {
     return inner_.broadcast(inout, root, stream, label);
   }

@@ -36,6 +36,10 @@ struct Setting {
   int64_t accumulation = 1;
   double offloaded = 0;  // part of the optimizer's states that is stored on the host
   OffloadDevice param = OffloadDevice::none;
+  // On two hosts.
+  int ranks_of_host = 0;  // 0: all ranks are on one
+  bool second_copy = false;
+  bool quantized = false;
 };
 
 Config config_of(const Setting& setting) {
@@ -52,6 +56,13 @@ Config config_of(const Setting& setting) {
   config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 500;
   config.offload.aio.block_size = 4096;
+  if (setting.ranks_of_host > 0) config.zero.max_reuse_distance = 0;
+  if (setting.second_copy) config.zero.hpz_partition_size = setting.ranks_of_host;
+  if (setting.quantized) {
+    config.zero.quantized_weights = setting.stage == 3;
+    config.zero.quantized_gradients = true;
+    config.zero.loco.emplace();
+  }
   if (setting.offloaded > 0) {
     config.offload.optimizer.device = OffloadDevice::cpu;
     config.offload.optimizer.ratio = setting.offloaded;
@@ -127,6 +138,18 @@ void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPla
             sharded);
 }
 
+// What is held between steps, and what is beside it at most.
+void expect_planned_groups(const Setting& setting, Engine& engine, Device& device, int ranks) {
+  const MemoryPlan plan =
+      plan_memory(config_of(setting), testing::toy_specs(), ranks, false, setting.ranks_of_host);
+  EXPECT_EQ(plan.second_copy > 0, setting.second_copy);
+  const int64_t states =
+      plan.parameters + plan.second_copy + plan.gradients + plan.masters + plan.moments;
+  EXPECT_NEAR(static_cast<double>(states), static_cast<double>(engine.model_state_bytes()),
+              0.03 * static_cast<double>(states) + 64);
+  EXPECT_LE(device.memory_use(MemoryCategory::buckets).peak_bytes, plan.buckets + plan.gathered);
+}
+
 uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
   const auto engine =
       Engine::create(config_of(setting), device, comm, testing::toy_specs(), ToyModel::groups());
@@ -146,17 +169,21 @@ uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
         *engine, device,
         plan_memory(config_of(setting), testing::toy_specs(), comm.world_size(), false));
   }
+  if (setting.ranks_of_host > 0 && comm.transport() == "nccl" && comm.rank() == 0) {
+    expect_planned_groups(setting, *engine, device, comm.world_size());
+  }
   return engine->states().parameter_hash();
 }
 
 uint64_t train(const Setting& setting, Where where) {
-  constexpr int kRanks = 2;
-  FakeCuda::instance().set_devices(kRanks);
+  const int ranks = setting.ranks_of_host > 0 ? 2 * setting.ranks_of_host : 2;
+  FakeCuda::instance().set_devices(ranks);
   const auto store = make_memory_store();
   std::mutex mutex;
   uint64_t hash = 0;
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+  testing::run_threads(ranks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = ranks, .store = store};
+    if (setting.ranks_of_host > 0) options.host = std::to_string(rank / setting.ranks_of_host);
     options.timeout = std::chrono::seconds(30);
     if (where == Where::cpu) {
       options.device = make_cpu_device();
@@ -185,6 +212,35 @@ TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
     const uint64_t expected = train(setting, Where::cpu);
     EXPECT_EQ(train(setting, Where::nccl), expected) << name_of(setting.dtype);
     EXPECT_EQ(train(setting, Where::shared_gpu), expected) << name_of(setting.dtype);
+  }
+}
+
+class CudaGroupsTest : public testing::FakeCudaTest {
+ protected:
+  CudaGroupsTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
+};
+
+TEST_F(CudaGroupsTest, ASecondCopyChangesNoBit) {
+  const Setting plain{.stage = 3, .accumulation = 2, .ranks_of_host = 2};
+  Setting copied = plain;
+  copied.second_copy = true;
+  const uint64_t expected = train(plain, Where::cpu);
+  for (const Where where : {Where::nccl, Where::shared_gpu}) {
+    EXPECT_EQ(train(copied, where), expected);
+  }
+}
+
+// Hosts of one rank: there the CPU's ranks round what GPUs' do.
+TEST_F(CudaGroupsTest, FewerBitsAreThoseOfTheCpu) {
+  for (const int stage : {1, 3}) {
+    const Setting alone{.stage = stage, .accumulation = 2, .ranks_of_host = 1, .quantized = true};
+    EXPECT_EQ(train(alone, Where::nccl), train(alone, Where::cpu)) << stage;
+    Setting together = alone;
+    together.ranks_of_host = 2;
+    together.second_copy = stage == 3;
+    const uint64_t hash = train(together, Where::nccl);
+    EXPECT_EQ(train(together, Where::nccl), hash) << stage;
+    EXPECT_NE(hash, train(together, Where::cpu)) << stage;  // 8 bits within a host
   }
 }
 

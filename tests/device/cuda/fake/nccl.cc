@@ -1,5 +1,6 @@
 // A fake NCCL for ranks that are threads: collectives run on the ranks' streams, meet there, and
 // read each other's memory. In the place of comm/nccl/library.cc, which opens the real library.
+// size: the functions of one library
 #include <nccl.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ using zerorun::fake::compute;
 using zerorun::fake::FakeCuda;
 using zerorun::fake::Group;
 using zerorun::fake::input_bytes;
+using zerorun::fake::kExchange;
 using zerorun::fake::Operation;
 
 std::mutex groups_mutex;
@@ -53,6 +55,14 @@ std::map<ncclComm_t, Shared> comms;
 // A group of this thread: how deep it is in groups, and what it has collected.
 thread_local int group_depth = 0;
 thread_local std::vector<std::pair<Shared, std::function<void()>>> collected;
+// Messages of a group, until there is one to and one from each rank: an exchange of slices.
+struct Messages {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  int sent = 0;
+  int received = 0;
+};
+thread_local Messages messages;
 
 Shared find(ncclComm_t comm) {
   const std::lock_guard lock(comms_mutex);
@@ -358,6 +368,38 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType
       stream);
 }
 
+// As the two are used: within a group, to and from each rank in order, of neighbouring slices.
+ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  ENTER(stream);
+  const auto* const from = static_cast<const std::byte*>(in);
+  if (peer == 0) messages.in = from;
+  if (group_depth == 0 || type != ncclUint8 || peer != messages.sent++ ||
+      from != messages.in + static_cast<size_t>(peer) * count) {
+    seen().violate("a message that is no part of an exchange of slices");
+    return ncclInvalidArgument;
+  }
+  return find(comm) ? ncclSuccess : ncclInvalidArgument;
+}
+
+ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t handle,
+                      cudaStream_t stream) {
+  ENTER(stream);
+  const Shared comm = find(handle);
+  if (!comm) return ncclInvalidArgument;
+  if (peer == 0) messages.out = static_cast<std::byte*>(out);
+  ++messages.received;
+  if (messages.received != peer + 1 || messages.sent != peer + 1 ||
+      out != messages.out + static_cast<size_t>(peer) * count) {
+    seen().violate("a message that is no part of an exchange of slices");
+    return ncclInvalidArgument;
+  }
+  if (messages.received < comm->group->ranks) return ncclSuccess;
+  const Messages all = std::exchange(messages, {});
+  return start({.name = kExchange, .in = all.in, .out = all.out, .count = count, .type = type},
+               handle, stream);
+}
+
 namespace zerorun {
 
 NcclFunctions open_nccl() {
@@ -376,6 +418,8 @@ NcclFunctions open_nccl() {
           .reduce_scatter = ncclReduceScatter,
           .all_gather = ncclAllGather,
           .broadcast = ncclBroadcast,
+          .send = ncclSend,
+          .receive = ncclRecv,
           .allocate = ncclMemAlloc,
           .free = ncclMemFree,
           .register_memory = ncclCommRegister,

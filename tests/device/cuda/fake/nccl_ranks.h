@@ -18,6 +18,9 @@ namespace zerorun::fake {
 
 using zerorun::testing::Bytes;
 
+// The name of an exchange of slices, which is a group of messages.
+inline constexpr const char* kExchange = "ncclSend and ncclRecv";
+
 struct Operation {
   std::string name;
   const void* in = nullptr;
@@ -72,7 +75,8 @@ inline DType dtype_of(ncclDataType_t type) {
 
 inline size_t input_bytes(const Group& group, const Operation& operation) {
   const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
-  return operation.name == "ncclReduceScatter" ? bytes * static_cast<size_t>(group.ranks) : bytes;
+  const bool has_slices = operation.name == "ncclReduceScatter" || operation.name == kExchange;
+  return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
 }
 
 // The result for one rank, from all ranks' inputs.
@@ -85,6 +89,13 @@ inline Bytes compute(const Group& group, const Operation& mine, int rank) {
   Bytes result;
   if (mine.name == "ncclAllGather") {
     for (const Bytes& part : inputs) result.insert(result.end(), part.begin(), part.end());
+    return result;
+  }
+  if (mine.name == kExchange) {
+    for (const Bytes& input : inputs) {
+      const auto slice = input.begin() + static_cast<ptrdiff_t>(bytes) * rank;
+      result.insert(result.end(), slice, slice + static_cast<ptrdiff_t>(bytes));
+    }
     return result;
   }
   result.resize(inputs.front().size());

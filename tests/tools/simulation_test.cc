@@ -1,0 +1,195 @@
+#include "tools/simulation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "tests/error_of.h"
+#include "tests/harness.h"
+#include "tools/plan.h"
+
+namespace zerorun::simulation {
+namespace {
+
+using ::testing::AllOf;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kLayers = 4;
+
+std::vector<ParameterSpec> layers() {
+  std::vector<ParameterSpec> specs = {{"wte", {300, 32}, "embed", 0, true, ""}};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const std::string module = "h." + std::to_string(layer);
+    specs.push_back({module + ".up", {32, 128}, module, 0, true, ""});
+    specs.push_back({module + ".bias", {128}, module, 0, true, ""});
+  }
+  return specs;
+}
+
+std::string module_of(int number) {
+  return number == 0 ? "embed" : "h." + std::to_string(number - 1);
+}
+
+// One step, of which each rank's collectives of buckets are counted: bytes and calls.
+using Counts = std::map<Collective, std::pair<int64_t, int64_t>>;
+
+void train(Engine& engine, const Config& config) {
+  const auto gather = [&](int module) {
+    engine.gather(engine.module_id(module_of(module)));
+    engine.release(engine.module_id(module_of(module)));
+  };
+  for (int64_t micro = 0; micro < config.batch.accumulation_steps; ++micro) {
+    for (int module = 0; module <= kLayers; ++module) gather(module);
+    for (int module = kLayers; module >= 0; --module) gather(module);
+    for (auto id = static_cast<ParameterId>(engine.parameters().size()); id-- > 0;) {
+      engine.device().fill(engine.device().inline_stream(), engine.gradient(id).view, 0.5F);
+      engine.grad_ready(id);
+    }
+    engine.end_micro_step();
+  }
+  engine.step();
+}
+
+Counts counted(const Config& config, int ranks, int ranks_of_host) {
+  Counts counts;
+  const auto body = [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, layers(), {ParameterGroup{}});
+    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.5F);
+    });
+    std::mutex mutex;
+    Counts own;
+    Subscription observed = comm.observe([&](const CollectiveSpan& span) {
+      const std::lock_guard lock(mutex);
+      if (span.label.find("bucket") == std::string::npos) return;
+      own[span.op].first += span.bytes;
+      ++own[span.op].second;
+    });
+    train(*engine, config);
+    observed.reset();
+    if (comm.rank() == ranks - 1) counts = own;
+  };
+  testing::run_ranks(ranks, body, std::chrono::seconds(30),
+                     [=](int rank) { return std::to_string(rank / ranks_of_host); });
+  return counts;
+}
+
+Counts planned(const Config& config, int ranks, int ranks_of_host) {
+  const std::vector<ParameterSpec> specs = layers();
+  const ShardedModel model(config, specs, ranks, /*computes_on_host=*/false);
+  Counts counts;
+  for (const StepCall& call : step_calls(model, ranks_of_host)) {
+    counts[call.op].first += call.bytes;
+    ++counts[call.op].second;
+  }
+  return counts;
+}
+
+TEST(SimulationTest, PlansTheCallsThatRanksMake) {
+  for (const int host : {1, 2, 4}) {
+    const int ranks = 2 * host;
+    for (int stage = 0; stage <= 3; ++stage) {
+      Config config;
+      config.zero.stage = stage;
+      config.batch.accumulation_steps = 2;
+      config.zero.reduce_bucket_size = 5000;
+      config.zero.param_persistence_threshold = 200;
+      config.zero.max_reuse_distance = 0;
+      config.zero.prefetch_bucket_size = 0;
+      const auto expect_planned = [&](const std::string& what) {
+        EXPECT_EQ(planned(config, ranks, host), counted(config, ranks, host))
+            << ranks << " ranks, stage " << stage << what;
+      };
+      expect_planned("");
+      if (stage == 0 || ranks == 2) continue;
+      config.zero.shard_group_size = host;
+      expect_planned(", groups");
+      if (stage < 3) continue;
+      config.zero.shard_group_size = 0;
+      config.zero.hpz_partition_size = host;
+      config.zero.quantized_weights = true;
+      expect_planned(", second copy and 8 bits");
+    }
+  }
+}
+
+TEST(SimulationTest, ACallCostsItsMessagesAndBytes) {
+  Cluster cluster{.hosts = 4, .gpus = 2, .link = 1e9, .nvlink = 1e10};
+  cluster.latency = 1e-3;
+  StepCall call{.op = Collective::all_gather, .ranks = {8, 1}, .bytes = 8000};
+  const CallCost ring = cost_of(call, cluster);
+  EXPECT_EQ(ring.link_bytes, 7000);  // a ring leaves a host once
+  EXPECT_EQ(ring.messages, 7);
+  EXPECT_NEAR(ring.seconds, 7e-3 + 7e-6, 1e-9);
+  call.op = Collective::all_reduce;
+  call.ranks = {4, 2};  // one rank of each host, twice
+  const CallCost replicas = cost_of(call, cluster);
+  EXPECT_EQ(replicas.link_bytes, 2 * 2 * 6000);
+  EXPECT_EQ(replicas.link_messages, 2 * 6);
+  EXPECT_EQ(replicas.near_bytes, 0);
+  call.op = Collective::all_to_all;
+  call.ranks = {2, 1};
+  const CallCost near = cost_of(call, cluster);
+  EXPECT_EQ(near.link_bytes, 0);
+  EXPECT_EQ(near.near_bytes, 4000);
+}
+
+TEST(SimulationTest, ComputationHidesGathersAndReductions) {
+  Config config;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.batch.accumulation_steps = 1;
+  Cluster cluster{.hosts = 2, .gpus = 2, .link = 1e9, .nvlink = 1e10};
+  const std::vector<ParameterSpec> specs = layers();
+  const SimulatedStep bare = simulate_step(config, specs, cluster, 1000);
+  EXPECT_DOUBLE_EQ(bare.exposed_s, bare.communication_s);
+  cluster.flops = 1e9;
+  const SimulatedStep hidden = simulate_step(config, specs, cluster, 100'000);
+  EXPECT_DOUBLE_EQ(hidden.communication_s, bare.communication_s);
+  EXPECT_LT(hidden.exposed_s, bare.exposed_s / 2);
+  EXPECT_GT(hidden.exposed_s, 0);  // the first gather and the last reduction
+}
+
+TEST(SimulationTest, TenThousandRanksTakeSeconds) {
+  PlanOptions options;
+  options.model = "7B";
+  options.simulate = "hosts=1280,gpus=8";
+  options.link = "400Gbit";
+  options.nvlink = "450GB/s";
+  options.tflops = 400;
+  options.micro_batch = 1;
+  options.seq_len = 4096;
+  options.device_memory = "10GB";  // nothing but stage 3 fits
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string report = plan_report(options);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_THAT(report, AllOf(HasSubstr("10240 ranks, 8 per host"), HasSubstr("1280 hosts of 8 GPUs"),
+                            HasSubstr("manifest of a save"), HasSubstr("fastest first"),
+                            HasSubstr("second copy of 8"), Not(HasSubstr("stage 2, groups"))));
+}
+
+TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
+  PlanOptions options;
+  options.model = "7B";
+  options.simulate = "hosts=2";
+  const auto error = [&] { return error_of([&] { plan_report(options); }); };
+  EXPECT_THAT(error(), HasSubstr("--simulate needs --link and --nvlink"));
+  options.link = "400Gbit";
+  options.nvlink = "450";
+  EXPECT_THAT(error(), HasSubstr("--nvlink '450': expected a rate"));
+  options.nvlink = "450GB/s";
+  for (const char* cluster : {"hosts=0", "hosts", "racks=2", "hosts=2,gpus=x"}) {
+    options.simulate = cluster;
+    EXPECT_THAT(error(), HasSubstr("expected hosts=H,gpus=G")) << cluster;
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::simulation

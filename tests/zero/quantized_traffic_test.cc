@@ -1,0 +1,315 @@
+// Parameters and gradients that travel between hosts in few bits.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "tests/zero/toy_run.h"
+#include "zero/quantized_reduction.h"
+
+namespace zerorun::quantized_traffic {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::HostOf;
+using testing::run_ranks;
+using testing::toy_train;
+using testing::ToyModel;
+using testing::ToyOutcome;
+
+HostOf hosts_of(int ranks) {
+  return [ranks](int rank) { return std::to_string(rank / ranks); };
+}
+
+void on_hosts(int world_size, int ranks_of_host, const std::function<void(Communicator&)>& body) {
+  run_ranks(world_size, body, std::chrono::seconds(30), hosts_of(ranks_of_host));
+}
+
+Config config_of(int stage, DType dtype = DType::bf16) {
+  Config config;
+  config.precision.param_dtype = dtype;
+  config.batch.accumulation_steps = 1;
+  config.gradient_clipping = 1.0;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 1000;
+  config.zero.param_persistence_threshold = 100;
+  config.zero.max_reuse_distance = 0;
+  return config;
+}
+
+// Half a step of the largest magnitude among a value's neighbours.
+double half_step(std::span<const float> values, size_t index, int bits) {
+  const size_t begin = index / kQuantizedBlock * kQuantizedBlock;
+  double largest = 0;
+  for (size_t i = begin; i < std::min(values.size(), begin + kQuantizedBlock); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(values[i])));
+  }
+  return 0.5001 * largest / ((1 << (bits - 1)) - 1);
+}
+
+TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
+  for (const int64_t secondary : {1, 2}) {
+    Config config = config_of(3, DType::fp32);
+    config.zero.quantized_weights = true;
+    config.zero.hpz_partition_size = secondary;
+    const std::vector<ParameterSpec> specs = {{"a", {16, 512}, "m", 0, true, ""}};
+    std::vector<float> expected(size_t{16} * 512);
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (float& value : expected) value = normal(random);
+    std::mutex mutex;
+    std::vector<std::vector<float>> seen;
+    on_hosts(4, 2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
+      engine->initialize_parameters([&](ParameterId, int64_t begin, std::span<float> out) {
+        std::copy_n(expected.begin() + begin, out.size(), out.begin());
+      });
+      for (int use = 0; use < 2; ++use) {
+        engine->gather(0);
+        const auto* data = engine->parameter(0).as<const float>();
+        const std::lock_guard lock(mutex);
+        seen.emplace_back(data, data + expected.size());
+        engine->release(0);
+      }
+    });
+    for (const std::vector<float>& values : seen) EXPECT_EQ(values, seen.front());
+    EXPECT_NE(seen.front(), expected);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(seen.front()[i], expected[i], half_step(expected, i, 8)) << i;
+    }
+  }
+}
+
+constexpr int64_t kElements = 4096;
+
+// The gradient of a rank, of the elements of a bucket, and zeros in its padding.
+std::vector<float> gradient_of(int rank, int64_t numel) {
+  std::mt19937 random(static_cast<unsigned>(rank) + 1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(numel));
+  std::generate_n(values.begin(), kElements, [&] { return normal(random); });
+  return values;
+}
+
+struct Reduced {
+  std::vector<float> mean;     // over the repetitions
+  std::vector<double> exact;   // in float64
+  std::vector<double> bounds;  // of one repetition
+};
+
+// Reduces the same gradient several times; the slices of all ranks, side by side.
+Reduced reduce(const Config& config, int world_size, int ranks_of_host, int times) {
+  const std::vector<ParameterSpec> specs = {{"a", {kElements}, "m", 0, true, ""}};
+  Reduced result;
+  std::mutex mutex;
+  on_hosts(world_size, ranks_of_host, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
+    const EngineContext context = make_context(config, specs, rules.front(), *device, comm);
+    const std::vector<int64_t> numels = {kElements};
+    const std::vector<ModuleId> modules = {0};
+    const std::vector<Bucket> buckets = make_buckets(context, numels, modules);
+    const Bucket& bucket = buckets.front();
+    QuantizedReduction reduction(context, buckets);
+    const int64_t numel = bucket.layout.padded_numel();
+    const int64_t shard = bucket.layout.shard_numel;
+    std::vector<float> own = gradient_of(comm.rank(), numel);
+    std::vector<float> sum(static_cast<size_t>(shard), 0.0F);
+    for (int time = 0; time < times; ++time) {
+      const Output output = time == 0 ? Output::overwrite : Output::accumulate;
+      reduction
+          .run(bucket, view_of(std::span(own)), view_of(std::span(sum)), output,
+               device->inline_stream())
+          .synchronize();
+      reduction.end_batch(device->inline_stream());
+    }
+    const std::lock_guard lock(mutex);
+    result.mean.resize(static_cast<size_t>(numel));
+    for (size_t i = 0; i < sum.size(); ++i) {
+      result.mean[static_cast<size_t>(comm.rank() * shard) + i] =
+          sum[i] / static_cast<float>(times);
+    }
+  });
+  result.exact.resize(result.mean.size());
+  result.bounds.resize(result.mean.size());
+  for (int first = 0; first < world_size; first += ranks_of_host) {
+    std::vector<float> of_host(result.mean.size());
+    for (int rank = first; rank < first + ranks_of_host; ++rank) {
+      const std::vector<float> own = gradient_of(rank, static_cast<int64_t>(of_host.size()));
+      for (size_t i = 0; i < own.size(); ++i) of_host[i] += own[i];
+    }
+    for (size_t i = 0; i < of_host.size(); ++i) {
+      result.exact[i] += of_host[i];
+      result.bounds[i] += half_step(of_host, i, QuantizedReduction::kBitsAcross);
+    }
+  }
+  return result;
+}
+
+double root_mean_square_error(const Reduced& reduced) {
+  double sum = 0;
+  for (size_t i = 0; i < reduced.mean.size(); ++i) {
+    sum += std::pow(reduced.mean[i] - reduced.exact[i], 2);
+  }
+  return std::sqrt(sum / static_cast<double>(reduced.mean.size()));
+}
+
+TEST(QuantizedTrafficTest, AGradientIsRoundedOnceForEachHost) {
+  Config config = config_of(2, DType::fp32);
+  config.zero.quantized_gradients = true;
+  for (const auto& [ranks, host] : {std::pair(4, 2), std::pair(8, 4), std::pair(3, 1)}) {
+    const Reduced reduced = reduce(config, ranks, host, 1);
+    for (size_t i = 0; i < reduced.mean.size(); ++i) {
+      EXPECT_NEAR(reduced.mean[i], reduced.exact[i], reduced.bounds[i] + 1e-5)
+          << i << " of " << ranks << " ranks";
+    }
+    EXPECT_GT(root_mean_square_error(reduced), 0.01);
+  }
+}
+
+TEST(QuantizedTrafficTest, WhatIsLostComesWithTheNextGradients) {
+  Config config = config_of(2, DType::fp32);
+  config.zero.quantized_gradients = true;
+  constexpr int kTimes = 24;
+  const double without = root_mean_square_error(reduce(config, 4, 2, kTimes));
+  config.zero.loco = LocoConfig{.err_beta = 0.2, .reset_T = 1000};
+  EXPECT_LT(root_mean_square_error(reduce(config, 4, 2, kTimes)), without / 2);
+  config.zero.loco->reset_T = 1;  // forgotten at once
+  EXPECT_EQ(root_mean_square_error(reduce(config, 4, 2, kTimes)), without);
+}
+
+TEST(QuantizedTrafficTest, TrainingStaysCloseAndHasTheSameBitsInEveryRun) {
+  for (const int stage : {1, 3}) {
+    Config config = config_of(stage);
+    const ToyOutcome plain = toy_train(config, 4, 4, -1, {}, hosts_of(2));
+    config.zero.quantized_gradients = true;
+    config.zero.quantized_weights = stage == 3;
+    config.zero.loco = LocoConfig{};
+    const ToyOutcome quantized = toy_train(config, 4, 4, -1, {}, hosts_of(2));
+    EXPECT_NE(quantized.hash, plain.hash);
+    for (size_t i = 0; i < plain.norms.size(); ++i) {
+      EXPECT_NEAR(quantized.norms[i] / plain.norms[i], 1, 0.15) << "step " << i;
+    }
+    config.zero.overlap_comm = true;
+    if (stage == 3) config.zero.hpz_partition_size = 2;
+    const ToyOutcome again = toy_train(config, 4, 4, -1, {}, hosts_of(2));
+    EXPECT_EQ(again.hash, quantized.hash) << stage;
+    EXPECT_EQ(again.norms, quantized.norms) << stage;
+  }
+}
+
+TEST(QuantizedTrafficTest, GradientsThatAreNotFiniteSkipTheStepEverywhere) {
+  Config config = config_of(2, DType::fp16);
+  config.zero.quantized_gradients = true;
+  config.zero.loco = LocoConfig{};
+  const ToyOutcome outcome = toy_train(config, 4, 4, 1, {}, hosts_of(2));
+  EXPECT_EQ(outcome.skipped, 1);
+  EXPECT_TRUE(std::isfinite(outcome.norms.back()));
+}
+
+TEST(QuantizedTrafficTest, OneHostHasNothingToSave) {
+  Config config = config_of(3);
+  const ToyOutcome plain = toy_train(config, 4);
+  config.zero.quantized_gradients = config.zero.quantized_weights = true;
+  config.zero.hpz_partition_size = 3;  // of another cluster
+  EXPECT_EQ(toy_train(config, 4).hash, plain.hash);
+}
+
+// Bytes that two hosts of two ranks exchange in a step, by what the collectives say.
+std::map<Collective, int64_t> traffic_of(const Config& config) {
+  const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
+                                            {"b", {32, 1024}, "n", 0, false, ""}};
+  std::map<Collective, int64_t> traffic;
+  on_hosts(4, 2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
+    testing::toy_initialize(*engine);
+    std::mutex mutex;
+    std::map<Collective, int64_t> bytes;
+    Subscription observed = comm.observe([&](const CollectiveSpan& span) {
+      const std::lock_guard lock(mutex);
+      // Those within a host cross nothing; an exchange of one rank of each host is done by both.
+      if (span.label.starts_with("host ") || span.label.starts_with("second copy")) return;
+      if (span.label.find("bucket") == std::string::npos) return;
+      bytes[span.op] += span.op == Collective::all_to_all ? 2 * span.bytes : span.bytes;
+    });
+    for (const char* module : {"m", "n", "n", "m"}) {
+      engine->gather(engine->module_id(module));
+      engine->release(engine->module_id(module));
+    }
+    device->fill(device->inline_stream(), engine->gradient(0).view, 0.5F);
+    engine->grad_ready(0);
+    engine->end_micro_step();
+    engine->step();
+    observed.reset();
+    if (comm.rank() == 0) traffic = bytes;
+  });
+  return traffic;
+}
+
+TEST(QuantizedTrafficTest, FewerBytesCross) {
+  Config config = config_of(3, DType::fp32);
+  config.zero.prefetch_bucket_size = 0;
+  const int64_t trained = int64_t{4} * 64 * 1024;  // bytes in fp32
+  const int64_t frozen = int64_t{4} * 32 * 1024;
+  std::map<Collective, int64_t> plain = traffic_of(config);
+  EXPECT_EQ(plain[Collective::all_gather], 2 * (trained + frozen));
+  EXPECT_EQ(plain[Collective::reduce_scatter], trained);
+  config.zero.quantized_nontrainable_weights = true;
+  EXPECT_EQ(traffic_of(config)[Collective::all_gather], 2 * (trained + frozen * 260 / 1024));
+  config.zero.quantized_weights = config.zero.quantized_gradients = true;
+  config.zero.loco = LocoConfig{};
+  std::map<Collective, int64_t> fewer = traffic_of(config);
+  EXPECT_GT(static_cast<double>(plain[Collective::all_gather]) /
+                static_cast<double>(fewer[Collective::all_gather]),
+            3.9);
+  EXPECT_EQ(fewer[Collective::reduce_scatter], 0);
+  EXPECT_GT(static_cast<double>(trained) / static_cast<double>(fewer[Collective::all_to_all]), 7.7);
+  config.zero.hpz_partition_size = 2;
+  EXPECT_EQ(2 * traffic_of(config)[Collective::all_gather], fewer[Collective::all_gather]);
+}
+
+std::string error_of(const Config& config, int world_size, const HostOf& host_of) {
+  std::string text;
+  std::mutex mutex;
+  const auto create = [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    try {
+      Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
+    } catch (const ConfigError& error) {
+      const std::lock_guard lock(mutex);
+      text = error.what();
+    }
+  };
+  run_ranks(world_size, create, std::chrono::seconds(30), host_of);
+  return text;
+}
+
+TEST(QuantizedTrafficTest, WhatCannotWorkIsAnError) {
+  Config config = config_of(2);
+  config.zero.quantized_weights = true;
+  EXPECT_THAT(error_of(config, 4, hosts_of(2)),
+              HasSubstr("zero_quantized_weights needs stage 3, got stage 2"));
+  config = config_of(0);
+  config.zero.quantized_gradients = true;
+  EXPECT_THAT(error_of(config, 4, hosts_of(2)), HasSubstr("needs stage 1, 2 or 3, got stage 0"));
+  config.zero.stage = 2;
+  EXPECT_THAT(error_of(config, 3, hosts_of(2)), HasSubstr("hosts have from 1 to 2"));
+  EXPECT_THAT(error_of(config, 4, [](int rank) { return std::to_string(rank % 2); }),
+              HasSubstr("not neighbours in rank order"));
+  config.zero.shard_group_size = 4;
+  EXPECT_THAT(error_of(config, 8, hosts_of(2)),
+              AllOf(HasSubstr("zero_quantized_gradients"), HasSubstr("2 groups of 4 ranks")));
+}
+
+}  // namespace
+}  // namespace zerorun::quantized_traffic

@@ -1,0 +1,184 @@
+// A second copy of parameters within a host (hpZ): the bits are plain stage 3's, and the ranks of
+// all hosts meet once for each parameter and step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "core/check.h"
+#include "tests/paths.h"
+#include "tests/zero/toy_run.h"
+#include "zero/memory_plan.h"
+
+namespace zerorun::second_copy {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::HostOf;
+using testing::run_ranks;
+using testing::toy_train;
+using testing::ToyModel;
+using testing::ToyOutcome;
+
+HostOf hosts_of(int ranks) {
+  return [ranks](int rank) { return std::to_string(rank / ranks); };
+}
+
+// Every gather is made anew: nothing stays.
+Config config_of(int64_t secondary, DType dtype = DType::bf16) {
+  Config config;
+  config.precision.param_dtype = dtype;
+  config.batch.accumulation_steps = 1;
+  config.gradient_clipping = 1.0;
+  config.zero.stage = 3;
+  config.zero.hpz_partition_size = secondary;
+  config.zero.reduce_bucket_size = 1000;
+  config.zero.param_persistence_threshold = 100;
+  config.zero.max_reuse_distance = 0;
+  return config;
+}
+
+void expect_same(const ToyOutcome& got, const ToyOutcome& expected, const std::string& what) {
+  EXPECT_EQ(got.hash, expected.hash) << what;
+  EXPECT_EQ(got.norms, expected.norms) << what;
+  EXPECT_EQ(got.skipped, expected.skipped) << what;
+}
+
+TEST(SecondCopyTest, GivesTheBitsOfPlainStage3) {
+  for (const auto& [ranks, host] : {std::pair(4, 2), std::pair(8, 4), std::pair(8, 2)}) {
+    Config config = config_of(1);
+    config.batch.accumulation_steps = 2;
+    const ToyOutcome expected = toy_train(config, ranks);
+    for (const bool own_thread : {false, true}) {
+      if (ranks == 8 && !own_thread) continue;
+      config.zero.hpz_partition_size = host;
+      config.zero.overlap_comm = own_thread;
+      config.zero.max_reuse_distance = own_thread ? 0 : 1'000'000;
+      expect_same(toy_train(config, ranks, 4, -1, {}, hosts_of(host)), expected,
+                  fmt::format("{} ranks, {} on a host", ranks, host));
+    }
+  }
+}
+
+TEST(SecondCopyTest, SharesAHostAmongSeveralCopiesAndACopyAmongHosts) {
+  const ToyOutcome expected = toy_train(config_of(1, DType::fp32), 8);
+  for (const int64_t secondary : {2, 4}) {
+    const int host = secondary == 2 ? 4 : 2;
+    expect_same(toy_train(config_of(secondary, DType::fp32), 8, 4, -1, {}, hosts_of(host)),
+                expected, fmt::format("{} ranks of {} on a host", secondary, host));
+  }
+  Config grouped = config_of(2, DType::fp32);
+  grouped.zero.shard_group_size = 4;  // of two hosts each
+  expect_same(toy_train(grouped, 8, 4, -1, {}, hosts_of(2)), expected, "within a shard group");
+}
+
+TEST(SecondCopyTest, FollowsSkippedStepsAndShardsThatAreStoredElsewhere) {
+  Config config = config_of(1, DType::fp16);
+  const ToyOutcome skipped = toy_train(config, 4, 4, 1);
+  EXPECT_EQ(skipped.skipped, 1);
+  config.zero.hpz_partition_size = kRanksOfHost;
+  expect_same(toy_train(config, 4, 4, 1, {}, hosts_of(2)), skipped, "fp16");
+  config = config_of(1);
+  const ToyOutcome plain = toy_train(config, 4);
+  config.zero.hpz_partition_size = 2;
+  config.offload.optimizer.device = config.offload.param.device = OffloadDevice::nvme;
+  config.offload.optimizer.nvme_path = config.offload.param.nvme_path = test_paths::build();
+  config.offload.param.max_in_cpu = 0;
+  expect_same(toy_train(config, 4, 4, -1, {}, hosts_of(2)), plain, "parameters in files");
+}
+
+// Elements of gathers, by the group that they are made in, and the memory of a rank.
+struct Traffic {
+  std::map<std::string, int64_t> gathered;
+  int64_t state_bytes = 0;
+};
+
+const std::vector<ParameterSpec>& two_matrices() {
+  static const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
+                                                   {"b", {32, 1024}, "n", 0, true, ""}};
+  return specs;
+}
+constexpr int64_t kNumel = int64_t{96} * 1024;
+
+// Of rank 0 in a step of two micro-steps, each of which uses every module twice.
+Traffic traffic_of(const Config& config, const HostOf& host_of) {
+  Traffic traffic;
+  const auto body = [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, two_matrices(), {ParameterGroup{}});
+    testing::toy_initialize(*engine);
+    std::mutex mutex;
+    std::map<std::string, int64_t> gathered;
+    Subscription observed = comm.observe([&](const CollectiveSpan& span) {
+      const std::lock_guard lock(mutex);
+      const size_t colon = span.label.find(": ");
+      const std::string group = colon == std::string::npos ? "" : span.label.substr(0, colon);
+      if (span.op == Collective::all_gather) gathered[group] += span.bytes / 2;
+    });
+    const auto use = [&](const char* module) {
+      engine->gather(engine->module_id(module));
+      engine->release(engine->module_id(module));
+    };
+    for (int micro = 0; micro < 2; ++micro) {
+      for (const char* module : {"m", "n", "n", "m"}) use(module);
+      for (const ParameterId id : {1, 0}) {
+        device->fill(device->inline_stream(), engine->gradient(id).view, 0.5F);
+        engine->grad_ready(id);
+      }
+      engine->end_micro_step();
+    }
+    engine->step();
+    observed.reset();
+    if (comm.rank() == 0) traffic = {gathered, engine->model_state_bytes()};
+  };
+  run_ranks(4, body, std::chrono::seconds(30), host_of);
+  return traffic;
+}
+
+TEST(SecondCopyTest, AllRanksMeetOnceForEachParameterAndStep) {
+  Config config = config_of(2);
+  config.batch.accumulation_steps = 2;
+  config.zero.prefetch_bucket_size = 0;
+  const Traffic copied = traffic_of(config, hosts_of(2));
+  EXPECT_EQ(copied.gathered,
+            (std::map<std::string, int64_t>{{"", kNumel}, {"second copy 0", 3 * kNumel}}));
+  // On one host there is nothing to save.
+  EXPECT_FALSE(traffic_of(config, hosts_of(4)).gathered.contains("second copy 0"));
+  const MemoryPlan plan = plan_memory(config, two_matrices(), 4, /*shared_host=*/false);
+  EXPECT_EQ(plan.second_copy, kNumel);
+  EXPECT_EQ(plan.parameters + plan.second_copy + plan.gradients + plan.masters + plan.moments,
+            copied.state_bytes);
+  config.zero.hpz_partition_size = 1;
+  EXPECT_EQ(traffic_of(config, hosts_of(2)).state_bytes, copied.state_bytes - plan.second_copy);
+}
+
+std::string error_of(const Config& config) {
+  std::string text;
+  std::mutex mutex;
+  const auto create = [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    try {
+      Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
+    } catch (const ConfigError& error) {
+      const std::lock_guard lock(mutex);
+      text = error.what();
+    }
+  };
+  run_ranks(4, create, std::chrono::seconds(30), hosts_of(2));
+  return text;
+}
+
+TEST(SecondCopyTest, SizesThatCannotWorkAreErrors) {
+  EXPECT_THAT(error_of(config_of(3)),
+              AllOf(HasSubstr("zero_hpz_partition_size"), HasSubstr("got 3 where 4 ranks")));
+  EXPECT_THAT(error_of(config_of(8)), HasSubstr("got 8 where 4 ranks"));
+  Config config = config_of(2);
+  config.zero.stage = 2;
+  EXPECT_THAT(error_of(config), HasSubstr("use stage 3"));
+}
+
+}  // namespace
+}  // namespace zerorun::second_copy
