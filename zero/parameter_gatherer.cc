@@ -120,14 +120,14 @@ void ParameterGatherer::start(const Bucket& bucket) {
   if (residence.state != State::sharded) return;
   const auto& [shard, full, resident] = bucket_memory_.parameters(bucket);
   if (!bucket.moves_params) {
-    residence.ready =
-        context_.shards().all_gather(shard, full, Sync::one_sided, stream_, bucket.label);
+    residence.ready = context_.shards(bucket.plan.ranks)
+                          .all_gather(shard, full, Sync::one_sided, stream_, bucket.label);
   } else {
     const TensorView own = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
     stream_.wait(parameters_->fetch(bucket, own));
     // Peers cannot look into a file, or into another host memory than theirs.
-    residence.ready =
-        context_.shards().all_gather(own, full, Sync::collective, stream_, bucket.label);
+    residence.ready = context_.shards(bucket.plan.ranks)
+                          .all_gather(own, full, Sync::collective, stream_, bucket.label);
   }
   if (is_collective(bucket)) {
     constexpr int64_t kPrime = 16777619;
@@ -184,7 +184,7 @@ void ParameterGatherer::prefetch() {
 }
 
 bool ParameterGatherer::is_collective(const Bucket& bucket) const {
-  return bucket.moves_params || !context_.shards().reads_peers();
+  return bucket.moves_params || !context_.shards(bucket.plan.ranks).reads_peers();
 }
 
 void ParameterGatherer::make_room(int64_t numel) {

@@ -87,6 +87,37 @@ void check_offload(const Config& config) {
   }
 }
 
+// Throws ConfigError for groups that contradict each other or what the configuration asks for.
+void check_groups(const Config& config, std::span<const ParameterSpec> specs,
+                  const Communicator& comm, const EngineGroups& groups) {
+  const int job = groups.job != nullptr ? groups.job->world_size() : comm.world_size();
+  if (groups.part < 0 || groups.part >= groups.part_count ||
+      comm.world_size() * groups.part_count != job) {
+    fail<ConfigError>(
+        "part {} of a model of {} parts with {} ranks each: the job has {} ranks, expected as many "
+        "as all parts together",
+        groups.part, groups.part_count, comm.world_size(), job);
+  }
+  for (const ParameterSpec& spec : specs) {
+    if (spec.ranks >= kElsewhere && spec.ranks <= static_cast<int>(groups.parts.size())) continue;
+    fail<ConfigError>("parameter {}: ranks is {}, but the engine has {} groups of its ranks",
+                      spec.name, spec.ranks, groups.parts.size());
+  }
+  const bool divided = groups.part_count > 1 || !groups.parts.empty();
+  if (divided && (config.optimizer.type == "Lamb" || config.optimizer.type == "Muon")) {
+    fail<ConfigError>(
+        "/optimizer/type is \"{}\", which looks at whole parameters, and this model is divided "
+        "among ranks (model or expert parallelism): use AdamW, Adam, Adagrad, Lion or SGD",
+        config.optimizer.type);
+  }
+  if (!groups.parts.empty() && config.zero.shard_group_size != 0) {
+    fail<ConfigError>(
+        "{} is not for a model with expert parallelism, whose experts have groups of their own: "
+        "leave it out",
+        kShardGroup);
+  }
+}
+
 }  // namespace
 
 bool reduces_in_place(const Sharding& sharding) {
@@ -121,7 +152,9 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
 }
 
 EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
-                           const Optimizer& rule, Device& device, Communicator& comm) {
+                           const Optimizer& rule, Device& device, Communicator& comm,
+                           const EngineGroups& groups) {
+  check_groups(config, specs, comm, groups);
   Config resolved = config;
   if (config.zero.shard_group_size == kRanksOfHost) {
     resolved.zero.shard_group_size =
@@ -130,6 +163,11 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
   EngineContext context{
       make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
       device, comm};
+  context.groups = groups;
+  for (const Communicator* part : groups.parts) {
+    const int ranks = part->world_size();
+    context.parts.push_back({.world_size = ranks, .rank = part->rank(), .shard_ranks = ranks});
+  }
   if (context.replicas() > 1) {
     const int replica = context.replica();
     const int shard = context.shard_rank();

@@ -47,16 +47,24 @@ std::vector<OwnedInterval> own(std::span<const StateInterval> intervals,
 
 std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object& communicator,
                                           std::vector<ParameterSpec> specs,
-                                          std::vector<ParameterGroup> groups) {
+                                          std::vector<ParameterGroup> groups, const py::object& job,
+                                          std::pair<int, int> part, const py::list& parts) {
   auto owner = std::make_shared<EngineOwner>();
   EngineBase base = engine_base_of(communicator);
   owner->comm = std::move(base.comm);
   owner->gpu = std::move(base.gpu);
+  EngineGroups others{.part = part.first, .part_count = part.second};
+  owner->job = job.is_none() ? owner->comm : engine_base_of(job).comm;
+  others.job = owner->job.get();
+  for (const py::handle& group : parts) {
+    owner->parts.push_back(engine_base_of(py::reinterpret_borrow<py::object>(group)).comm);
+    others.parts.push_back(owner->parts.back().get());
+  }
   owner->device = owner->gpu == nullptr ? make_cpu_device() : owner->gpu->device();
   if (owner->gpu != nullptr) owner->gpu->follow();
   const py::gil_scoped_release release;
-  owner->engine =
-      Engine::create(config, *owner->device, *owner->comm, std::move(specs), std::move(groups));
+  owner->engine = Engine::create(config, *owner->device, *owner->comm, std::move(specs),
+                                 std::move(groups), others);
   return std::make_unique<EngineHandle>(std::move(owner));
 }
 
@@ -71,6 +79,7 @@ StepResult step_with(const EngineHandle& self, const py::function& update) {
 }
 
 void register_specs(py::module_& m) {
+  m.attr("ELSEWHERE") = kElsewhere;
   py::class_<ParameterSpec>(m, "ParameterSpec", "One parameter of a model.")
       .def(py::init([](std::string name, std::vector<int64_t> shape, std::string module, int group,
                        bool trainable, std::string alias_of) {
@@ -84,7 +93,12 @@ void register_specs(py::module_& m) {
       .def_readonly("group", &ParameterSpec::group)
       .def_readonly("trainable", &ParameterSpec::trainable)
       .def_readonly("alias_of", &ParameterSpec::alias_of)
-      .def_readwrite("use_muon", &ParameterSpec::use_muon);
+      .def_readwrite("use_muon", &ParameterSpec::use_muon)
+      .def_readwrite("ranks", &ParameterSpec::ranks,
+                     "Who has it: 0 all of the engine's ranks, else a group of Engine's `parts`, "
+                     "counted from 1; -1 others than this rank.")
+      .def_readwrite("counted", &ParameterSpec::counted,
+                     "False for a replica of what another part of the model adds to norms.");
   py::class_<ParameterGroup>(m, "ParameterGroup", "Hyperparameters that change between steps.")
       .def(py::init<>())
       .def_readwrite("name", &ParameterGroup::name)
@@ -352,7 +366,10 @@ void register_engine(py::module_& m) {
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
       .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,
-           "Collective. Raises ConfigError for specs that contradict each other.")
+           "job"_a = py::none(), "part"_a = std::pair(0, 1), "parts"_a = py::list(),
+           "`job`: of all ranks that step together, where the engine has part number part[0] of "
+           "part[1] of one model. `parts`: of some of the engine's ranks, who share an expert. "
+           "Collective. Raises ConfigError for what contradicts each other.")
       .def(
           "parameter",
           [](const EngineHandle& self, ParameterId id) {

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ __all__ = ["Training", "load", "save", "shared_tag"]
 
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
+
+
+def _nothing() -> None:
+    """Follows a save that needs nothing more."""
 
 
 @dataclass
@@ -75,9 +80,12 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     save_latest: bool,
     exclude_frozen: bool,
     blocking: bool,
+    part: dict[str, Any] | None = None,
+    committed: Callable[[], None] = _nothing,
 ) -> str:
     """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete.
 
+    `part`: what part of a model this is. `committed` is called on every rank when it is there.
     Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
@@ -86,6 +94,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
     name = text_of_rank_zero(own, shards.communicator, "tag of the checkpoint")
     data, objects = _data(shards, training), _objects(training, client_state)
+    data["part"] = part
     with all_or_none(shards.communicator, "save_checkpoint"):
         _check_disks(shards, training)
         text = _encode(shards, training, data, objects)
@@ -108,21 +117,22 @@ def save(  # noqa: PLR0913 - the options of the engine's method
         if record is not None:
             shard_files.discard(shards, folder, record)
 
-    def remove_stale() -> None:
+    def follow_up() -> None:
         if shards.communicator.rank == 0:
             with contextlib.suppress(OSError):  # the next save tries again
                 shard_files.remove_stale(folder, name, record)
+        committed()
 
     try:
         if not blocking:
-            shards.saver.save(arguments, committed=remove_stale, failed=discard)
+            shards.saver.save(arguments, committed=follow_up, failed=discard)
             return name
         _C.save_checkpoint(shards.core, *arguments)
     except Exception:
         discard()
         raise
     with all_or_none(shards.communicator, "save_checkpoint"):  # nobody returns before it is done
-        remove_stale()
+        follow_up()
     return name
 
 

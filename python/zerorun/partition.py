@@ -187,8 +187,15 @@ class Partition(LeftBehind):
 class PrivatePartition(Partition):
     """A parameter before there is an engine: each rank keeps a part of it in its own memory."""
 
-    def __init__(self, parameter: nn.Parameter, communicator: _C.Communicator) -> None:
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        communicator: _C.Communicator,
+        ranks: tuple[int, ...] | None = None,
+    ) -> None:
+        """`ranks`: those of the communicator in the job, where they are not all."""
         self._communicator = communicator
+        self.ranks = ranks
         self._holders = 0
         values = parameter.detach().flatten()
         world_size = communicator.world_size
@@ -234,5 +241,5 @@ class PrivatePartition(Partition):
         partitioned = not self.available
         made = super().copy()
         if partitioned:
-            PrivatePartition(made, self._communicator)
+            PrivatePartition(made, self._communicator, self.ranks)
         return made
