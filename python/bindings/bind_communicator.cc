@@ -82,6 +82,7 @@ class BlockingCommunicator {
 
   // The communicator of the ranks that give the same color, in the order of their keys. Collective.
   BlockingCommunicator split(int color, int key, const std::string& name) {
+    if (color < 0) fail<ConfigError>("split: got color {}, expected 0 or more", color);
     BlockingCommunicator group = *this;
     group.comm_ = ending_without_gil(comm_->split(color, key, name));
     group.engine_.comm = group.comm_;
@@ -247,16 +248,10 @@ void register_communicator(py::module_& m) {
           },
           "timeout_s"_a = 600.0, "gpu"_a = nullptr,
           "Another communicator of the same ranks (collective). `gpu`: where its engine works.")
-      .def(
-          "split",
-          [](Self& self, int color, int key, const std::string& name) {
-            if (color < 0) fail<ConfigError>("split: got color {}, expected 0 or more", color);
-            const py::gil_scoped_release release;
-            return self.split(color, key, name);
-          },
-          "color"_a, "key"_a, "name"_a,
-          "The communicator of the ranks that give the same color, in the order of their keys; an "
-          "error of either is one of both (collective). `name`: the group's, in errors.")
+      .def("split", &Self::split, py::call_guard<py::gil_scoped_release>(), "color"_a, "key"_a,
+           "name"_a,
+           "The communicator of the ranks that give the same color, in the order of their keys; an "
+           "error of either is one of both (collective). `name`: the group's, in errors.")
       .def("abort", &Self::abort, "reason"_a,
            "Makes every peer's current and later collective fail with `reason`.");
   m.def(

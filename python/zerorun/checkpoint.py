@@ -70,6 +70,12 @@ def _encode(
     return text
 
 
+def _plain_text(configuration: dict[str, Any]) -> str:
+    """As JSON, which has no infinity: the text of one, as of every other value that it lacks."""
+    values = json.dumps(configuration, default=str)
+    return json.dumps(json.loads(values, parse_constant=str))
+
+
 def save(  # noqa: PLR0913 - the options of the engine's method
     shards: Shards,
     training: Training,
@@ -99,9 +105,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
         _check_disks(shards, training)
         text = _encode(shards, training, data, objects)
         buffers = saved_buffers.values(training.module)
-        # JSON has no infinity: the text of one, as of every other value that it lacks.
-        values = json.dumps(training.configuration, default=str)
-        configuration = json.dumps(json.loads(values, parse_constant=str))
+        configuration = _plain_text(training.configuration)
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name)

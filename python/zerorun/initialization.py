@@ -36,6 +36,7 @@ __all__ = ["initialize"]
 _SHARDS_PARAMETERS = 3  # the stage
 
 
+# size: half of it is the keywords and what they mean
 def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,

@@ -228,8 +228,9 @@ def _of_device_mesh(mesh: Any) -> Mesh:
     is_data = [name in _DATA for name in names]
     if not any(is_data):
         raise _C.ConfigError(
-            f"device_mesh: its dimensions are named {names or None}, expected one of {sorted(_DATA)} among "
-            "them: init_device_mesh(device, (2, 2), mesh_dim_names=('dp', 'tp'))"
+            f"device_mesh: its dimensions are named {names or None}, expected one of "
+            f"{', '.join(sorted(_DATA))} among them: init_device_mesh(device, (2, 2), "
+            "mesh_dim_names=('dp', 'tp'))"
         )
     world = communicator.world()
     if ranks.numel() != world.world_size:

@@ -105,7 +105,7 @@ class Shards:
         self.layout = layout
         self.settings = settings
         self.ranks = ranks
-        self.communicator = communicator = ranks.data
+        communicator = ranks.data
         self.device = device  # where the parameters are
         self.gather_hooks: GatherHooks | None = None  # at stage 3
         self.torch_states: TorchStates | None = None  # of an external optimizer
@@ -150,6 +150,11 @@ class Shards:
     ) -> None:
         if error is not None:
             self.close(as_before=True)
+
+    @property
+    def communicator(self) -> _C.Communicator:
+        """Of the ranks that hold the same part of the model."""
+        return self.ranks.data
 
     def communicator_of(self, parameter: nn.Parameter) -> _C.Communicator:
         """Of the ranks that have the parameter; an expert is not on all."""

@@ -12,6 +12,7 @@ import zerorun
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed._sequence import sequence_settings
+from deepspeed.moe.layer import MoE
 from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
@@ -91,6 +92,10 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         lr_scheduler = maker_of(settings.get("scheduler"))
         if lr_scheduler is not None:
             del settings["scheduler"]
+    data_first = bool(raw.get("use_data_before_expert_parallelism"))
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.set_deepspeed_parallelism(data_first)
     engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
         model,
         optimizer,

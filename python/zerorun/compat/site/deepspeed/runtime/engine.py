@@ -13,6 +13,7 @@ from zerorun.agreement import all_or_none
 from zerorun.config import BatchConfig
 from zerorun.full_state import full_state_dict
 
+from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
@@ -45,7 +46,6 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     collate_fn: Any = None
     mpu: Any = None
     pipeline_parallelism = False
-    has_moe_layers = False
     _is_compiled = False
 
     @property
@@ -188,6 +188,10 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     @property
     def global_samples(self) -> int:
         return self.micro_steps * self.batch.micro_batch_size * self.dp_world_size
+
+    @property
+    def has_moe_layers(self) -> bool:
+        return has_moe_layers(self.module)[0]
 
     # --- ranks ---
 
