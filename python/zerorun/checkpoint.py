@@ -18,7 +18,7 @@ from zerorun.optimizer import ShardOptimizer
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards import Shards
 
-__all__ = ["Training", "load", "save", "shared_tag"]
+__all__ = ["Training", "load", "save", "shared_tag", "tag_of"]
 
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
@@ -97,10 +97,8 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     """
     shards.saver.wait()
     folder = os.fspath(directory)
-    own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
-    name = text_of_rank_zero(own, shards.communicator, "tag of the checkpoint")
-    data, objects = _data(shards, training), _objects(training, client_state)
-    data["part"] = part
+    name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
+    data, objects = _data(shards, training, part), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
         _check_disks(shards, training)
         text = _encode(shards, training, data, objects)
@@ -110,8 +108,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name)
         text = _encode(shards, training, data, objects)
-    rules = shards.settings.checkpoint
-    keep = (rules.keep_last, rules.keep_every)
+    keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
     arguments = (
         folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
         training.node_local,
@@ -161,11 +158,17 @@ def shared_tag(
     return os.path.basename(found) if found and found != folder else tag
 
 
-def _data(shards: Shards, training: Training) -> dict[str, Any]:
+def tag_of(training: Training, tag: str | None) -> str:
+    """The given one, or the default."""
+    return f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
+
+
+def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
     """The package's own part."""
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
         "optimizer": _optimizer_name(shards, training.optimizer),
+        "part": part,
         "shard_files": None,
     }
 

@@ -19,7 +19,6 @@ from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
 from zerorun.expert_layout import place_experts
 from zerorun.leaf_modules import mark_configured
-from zerorun.local_tensor import is_distributed
 from zerorun.lr_scheduler import LrScheduler
 from zerorun.mesh import EngineRanks, Mesh, mesh_of
 from zerorun.model_layout import ModelLayout, param_groups_of
@@ -167,11 +166,6 @@ def _check_parts(model: nn.Module, parsed: configuration.ParsedConfig, ranks: En
                 f"parameter {name} is partitioned over {found} by zero.Init, but this engine's "
                 f"data-parallel ranks are {expected}: give zero.Init and initialize the same mpu "
                 "(zero.Init also takes data_parallel_group)"
-            )
-        if is_distributed(parameter) and parsed.config.zero.stage == _SHARDS_PARAMETERS:
-            raise _C.ConfigError(
-                f"parameter {name} is a DTensor, which stage 3 cannot shard further: use stage 2, "
-                "where this rank keeps its piece whole"
             )
     kept = parsed.config.checkpoint
     if ranks.model_size > 1 and (kept.keep_last or kept.keep_every):

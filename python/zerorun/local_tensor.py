@@ -11,6 +11,7 @@ from torch import nn
 from zerorun import _C
 
 __all__ = [
+    "LocalData",
     "check_placements",
     "is_distributed",
     "is_replica",
@@ -41,6 +42,21 @@ def place(parameter: Any, values: torch.Tensor) -> None:
         parameter._local_tensor = values
     else:
         parameter.data = values
+
+
+class LocalData:
+    """Stands for a DTensor where code assigns to ``.data``: this rank's piece takes its place."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self._parameter._local_tensor
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self._parameter._local_tensor = values
 
 
 def whole_of(tensor: Any) -> torch.Tensor:

@@ -75,8 +75,7 @@ def save(
 ) -> str:
     """As checkpoint.save, of all parts. Collective over the job."""
     ranks = shards.ranks
-    own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
-    name = text_of_rank_zero(own, ranks.job, "tag of the checkpoint")
+    name = text_of_rank_zero(checkpoint.tag_of(training, tag), ranks.job, "tag of the checkpoint")
     identity = text_of_rank_zero(secrets.token_hex(8), ranks.job, "name of the save")
     folder = os.path.join(os.fspath(directory), name)
     part = {"model_rank": ranks.model_rank, "model_size": ranks.model_size, "save": identity}

@@ -92,6 +92,11 @@ def shard(  # noqa: PLR0913 - keywords
     }
     configuration.parse(config, "zerorun.shard")  # before anything is made
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        if device_mesh is not None:
+            raise _C.ConfigError(
+                "shard: device_mesh= and a model on the meta device: give the model its values "
+                "first (model.to_empty(device='cpu') and its initialisation)"
+            )
         world, device = communicator.world(timeout), local_device()
         materialize(model, world, device=device, partition=stage == 3, init=init, weights=weights)
     elif init is not None or weights is not None:

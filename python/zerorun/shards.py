@@ -307,7 +307,9 @@ class Shards:
         for partition, values in full.items():
             parameter = partition.parameter
             partition.detach()
-            parameter.data = values
+            place(parameter, values)
+            if is_distributed(parameter):
+                continue  # zero.Init has none: its piece stays whole
             if parameter in self._partitioned or not as_before:
                 communicator = self.communicator_of(parameter)
                 is_expert = communicator is not self.communicator

@@ -119,11 +119,16 @@ def whole_training() -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def start(mesh: Any, stage: int, seed: int = 0) -> zerorun.ZeroEngine:
+def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zerorun.ZeroEngine:
+    """`private`: full parameters come and go, as on GPUs."""
     model = divided(mesh, seed)
-    return zerorun.shard(
-        model, stage=stage, optimizer=adamw(model), clip=CLIP, device_mesh=mesh, timeout=30
-    )
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": CLIP,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
+        "zerorun": {"comm_timeout": 30, "share_parameters": not private},
+    }
+    return zerorun.initialize(model, adamw(model), config=config, device_mesh=mesh)[0]
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
@@ -139,18 +144,21 @@ def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> lis
 def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
     mesh = meshes()
     expected, whole = whole_training()
-    for stage in (0, 1, 2):
-        engine = start(mesh, stage)
+    for stage, private in ((0, False), (1, False), (2, False), (3, False), (3, True)):
+        engine = start(mesh, stage, private=private)
         assert_close(train(engine), expected)
         full = engine.full_state_dict(rank0_only=False)
-        for name, values in engine.module.state_dict().items():
-            assert isinstance(values, DTensor), name
+        for name, parameter in engine.module.named_parameters():
+            assert isinstance(parameter, DTensor), name
+            if stage < 3:
+                assert torch.equal(engine.state_dict()[name].full_tensor(), full[name])
             torch.testing.assert_close(full[name], whole.state_dict()[name], rtol=1e-4, atol=1e-5)
         weight = engine.module.mlp.up.weight
         master = zerorun.zero.safe_get_full_fp32_param(weight)
         assert torch.equal(master.full_tensor(), full["mlp.up.weight"])
         zerorun.zero.safe_set_full_fp32_param(weight, torch.zeros_like(master))
-        assert weight.full_tensor().abs().max().item() == 0
+        with zerorun.zero.GatheredParameters(weight):
+            assert weight.full_tensor().abs().max().item() == 0
         engine.destroy()
         assert isinstance(weight, DTensor)
 
@@ -162,7 +170,7 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     engine.save_checkpoint(folder)
     expected = train(engine, 2, first=2)
     engine.destroy()
-    engine = start(mesh, 1, seed=3)
+    engine = start(mesh, 3, seed=3)
     engine.load_checkpoint(folder)
     assert train(engine, 2, first=2) == expected
     engine.save_16bit_model(folder)
