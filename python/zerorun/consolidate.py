@@ -21,6 +21,7 @@ from zerorun.interchange.model_files import ModelTensor, model_tensors, nbytes_o
 from zerorun.interchange.own import open_own
 from zerorun.interchange.source import Source
 from zerorun.model_layout import DTYPES
+from zerorun.model_parts import check_whole
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
 
@@ -29,6 +30,7 @@ def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Sou
     """The model in a checkpoint of zerorun or of another program. Raises CheckpointError."""
     folder = formats.find(os.fspath(directory), tag)
     if folder is None:
+        check_whole(directory, tag)
         return open_own(directory, tag)
     return formats.open_source(folder, optimizer_states=False)
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -21,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cases.mesh import CLIP, mean
-from cases.models import WORLD_SIZE, assert_close, make, raises
+from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
 
@@ -178,6 +183,19 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
         saved = torch.load(folder / "pytorch_model.bin")
         assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
     engine.destroy()
+
+
+def case_the_example_trains(_folder: Path) -> None:
+    meshes()
+    path = Path(__file__).parents[3] / "examples" / "python" / "tensor_parallel.py"
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [str(path)])
+        runpy.run_path(str(path), run_name="__main__")
+    if RANK == 0:
+        losses = [float(line.split()[-1]) for line in printed.getvalue().splitlines()[:-1]]
+        assert losses[-1] < 0.8 * losses[0]
+        assert "'0.weight': (256, 64)" in printed.getvalue()
 
 
 def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:

@@ -144,9 +144,14 @@ def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> lis
 
 def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> None:
     expected, whole = whole_training()
-    for size, stages in ((2, range(4)), (4, (2, 3)), (1, (2,))):
-        for stage in stages:
-            engine = start(stage, size)
+    private = {"zerorun": {"comm_timeout": 30, "share_parameters": False}}
+    for size, runs in (
+        (2, [(0, {}), (1, {}), (2, {}), (3, {}), (3, private)]),
+        (4, [(2, {}), (3, {})]),
+        (1, [(2, {})]),
+    ):
+        for stage, keys in runs:
+            engine = start(stage, size, **keys)
             assert engine.batch.train_batch_size == ROWS
             assert_close(train(engine), expected)
             here = groups(size)
