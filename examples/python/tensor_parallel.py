@@ -1,10 +1,12 @@
-"""Tensor parallelism of PyTorch's with zerorun as its data-parallel side, on four ranks:
+"""Tensor parallelism of PyTorch's with zerorun as its data-parallel side.
 
-    zerorun --num_gpus 4 examples/python/tensor_parallel.py
+zerorun --num_gpus 4 tensor_parallel.py
 
 Two neighbours hold each layer together; of the two that hold the same part each keeps half of the
 optimizer's states and gradients.
 """
+
+from __future__ import annotations
 
 import argparse
 

@@ -19,7 +19,7 @@ from deepspeed.moe.utils import (
 from deepspeed.utils import groups
 from torch import nn
 
-from cases import mesh
+from cases import dtensors, mesh
 from cases.models import RANK, WORLD_SIZE, assert_close, raises
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
@@ -60,6 +60,25 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
         "mp_rank_00",
         "mp_rank_01",
     ]
+    engine.destroy()
+
+
+def case_groups_answer_from_the_mesh(_folder: Path) -> None:
+    whole = dtensors.meshes()
+    model = dtensors.divided(whole)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config=adamw_keys(1) | {"train_micro_batch_size_per_gpu": 2},
+        mesh_param=whole,
+    )
+    assert engine.train_batch_size() == 4
+    assert groups._get_data_parallel_group() is whole.get_group("dp")
+    assert groups.get_model_parallel_group() is whole.get_group("tp")
+    assert (groups.get_model_parallel_world_size(), groups.get_model_parallel_rank()) == (
+        2,
+        RANK % 2,
+    )
     engine.destroy()
 
 
@@ -163,3 +182,17 @@ def case_layers_that_cannot_be_are_errors(_folder: Path) -> None:
     raises(ValueError, "noisy_gate_policy", lambda: MoE(4, expert, 2, noisy_gate_policy="no"))
     layer = MoE(4, expert, 2, ep_size=2)
     raises(ValueError, "call deepspeed.initialize", lambda: layer(torch.zeros(3, 4)))
+
+
+def case_sizes_of_a_mesh_let_ranks_share_sequences(_folder: Path) -> None:
+    """The last one: a job has one size."""
+    given = {"model": nn.Linear(2, 2), "config": KEYS | {"train_micro_batch_size_per_gpu": 1}}
+    raises(
+        ValueError,
+        "mesh_param: got (2, 1)",
+        lambda: deepspeed.initialize(**given, mesh_param=(2, 1)),
+    )
+    engine, *_ = deepspeed.initialize(**given, mesh_param=(2, 2))
+    assert groups._get_sequence_parallel_world_size() == 2
+    assert engine.train_batch_size() == 2
+    engine.destroy()

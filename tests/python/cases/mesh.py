@@ -181,6 +181,28 @@ def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
         engine.destroy()
 
 
+def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
+    """As the stages of a pipeline do: no parameter is a replica."""
+    mpu = megatron()
+    mpu.get_tensor_model_parallel_rank = lambda: 0
+    kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH))]
+    both = nn.ModuleList(make(kind) for kind in kinds)
+    optimizer, expected = adamw(both), []
+    for step in range(STEPS):
+        x, y = data_of(step)
+        losses = [F.mse_loss(model(x), y) for model in both]
+        optimizer.zero_grad()
+        sum(losses).backward()
+        norm = torch.nn.utils.clip_grad_norm_(both.parameters(), CLIP)
+        optimizer.step()
+        expected += [losses[mpu.get_model_parallel_rank()].item(), norm.item()]
+    for stage in (1, 3):
+        model = make(kinds[mpu.get_model_parallel_rank()])
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage), mpu=mpu)
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
 def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
     mpu = megatron()
     for stage, loads_at, blocking in ((1, 3, True), (3, 2, False)):

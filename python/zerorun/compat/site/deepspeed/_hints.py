@@ -24,8 +24,8 @@ _HINTS = {
     "linear": "peft's LoRA layers train under ZeRO as they are",
     "model_implementations": "transformers' own models train under ZeRO as they are",
     "module_inject": "transformers' own models train under ZeRO stage 3 in place of tensor slicing",
-    "moe": "deepspeed.moe.layer.MoE(hidden_size, expert, num_experts, ep_size); mixtures of experts "
-    "of transformers train under ZeRO as they are",
+    "moe": "deepspeed.moe.layer.MoE(hidden_size, expert, num_experts, ep_size); mixtures of "
+    "experts of transformers train under ZeRO as they are",
     "monitor": "deepspeed.monitor.monitor.MonitorMaster, or engine.monitor",
     "nvme": "`zerorun bench nvme` measures a disk as NVMe offload uses it",
     "ops": "zerorun's kernels are compiled into it: nothing is built at run time",
