@@ -145,8 +145,10 @@ def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> lis
 def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> None:
     expected, whole = whole_training()
     private = {"zerorun": {"comm_timeout": 30, "share_parameters": False}}
+    half = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}, "reduce_bucket_size": 800}
+    offloaded = {"zero_optimization": {"stage": 2} | half}
     for size, runs in (
-        (2, [(0, {}), (1, {}), (2, {}), (3, {}), (3, private)]),
+        (2, [(0, {}), (1, {}), (2, {}), (3, {}), (3, private), (2, offloaded)]),
         (4, [(2, {}), (3, {})]),
         (1, [(2, {})]),
     ):
