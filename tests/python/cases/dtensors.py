@@ -15,6 +15,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -178,10 +183,32 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     engine = start(mesh, 3, seed=3)
     engine.load_checkpoint(folder)
     assert train(engine, 2, first=2) == expected
+    raises(zerorun.ConfigError, "under one name", lambda: get_model_state_dict(engine.module))
+    engine.destroy()
+    engine = start(mesh, 2, seed=3)
+    engine.load_checkpoint(folder)
     engine.save_16bit_model(folder)
     if engine.ranks.job.rank == 0:
         saved = torch.load(folder / "pytorch_model.bin")
         assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
+    engine.destroy()
+
+
+def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
+    engine = start(meshes(), 2)
+    model = engine.module
+    state = {name: value.clone() for name, value in get_model_state_dict(model).items()}
+    expected = state["mlp.up.weight"].full_tensor()
+    train(engine, 1)
+    set_model_state_dict(model, state)
+    assert torch.equal(model.mlp.up.weight.full_tensor(), expected)
+    master = zerorun.zero.safe_get_full_fp32_param(model.mlp.up.weight)
+    assert torch.equal(master.full_tensor(), expected)
+    raises(
+        zerorun.ConfigError,
+        "under one name",
+        lambda: get_optimizer_state_dict(model, engine.optimizer),
+    )
     engine.destroy()
 
 
