@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from torch import nn
-from zerorun import experts
+from zerorun import consolidate, experts
 
 from cases.mesh import CLIP, mean
 from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
@@ -173,6 +173,10 @@ def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
     expected = train(engine, 3, first=2)
     raises(zerorun.ConfigError, "experts are on different", engine.full_state_dict)
     engine.destroy()
+    whole, found = make(Mixture), consolidate.fp32_state_dict(folder)
+    assert {name: v.shape for name, v in found.items()} == {
+        name: v.shape for name, v in whole.state_dict().items()
+    }
     for stage, size in ((3, 2), (1, 4), (2, 1)):
         engine = start(stage, size, seed=9)
         engine.load_checkpoint(folder)
