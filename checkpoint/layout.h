@@ -19,6 +19,9 @@ namespace zerorun {
 inline constexpr const char* kManifestName = "checkpoint.json";
 inline constexpr const char* kLatestName = "latest";
 
+// Tags of the parts of a model that is divided among ranks begin so, and are saved side by side.
+inline constexpr std::string_view kPartPrefix = "mp_rank_";
+
 // `save_id` is random, so that the files of two saves never have the same name.
 std::string shard_name(int rank, uint64_t save_id);
 bool is_shard_name(std::string_view name);

@@ -31,7 +31,11 @@ std::string SaveFolder::disk_use() const {
 
 void SaveFolder::make() {
   create_folders(names_.directory);
-  remove_leftovers(names_.directory);
+  if (names_.tag.starts_with(kPartPrefix)) {  // other parts may be saving beside this one
+    remove_leftovers_of(place());
+  } else {
+    remove_leftovers(names_.directory);
+  }
   if (free_space(names_.directory).value_or(needed_) < needed_) {
     fail<IoError>("cannot save {}: {}: free some space, or save elsewhere", place().string(),
                   disk_use());

@@ -13,7 +13,7 @@ PACKAGE = "python/zerorun"
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
     ["_C", "block8", "left_behind", "results", "torch_groups", "whole_file", "whole_tensors"],
-    ["environment", "config", "stacks"],
+    ["environment", "config", "local_tensor", "stacks"],
     [
         "agreement",
         "background_saver",
@@ -32,9 +32,11 @@ LAYERS = [
     ],
     ["flops_text", "metrics"],
     ["flops", "monitor", "timeline"],
-    ["communicator", "device", "external", "program_state", "units"],
+    ["communicator", "device", "experts", "external", "program_state", "units"],
     ["materialization", "sequence"],
+    ["mesh"],
     ["model_layout"],
+    ["expert_layout"],
     ["buffers", "parameter_memory", "full_state"],
     ["full_memory", "torch_states"],
     ["gather_hooks"],
@@ -43,7 +45,7 @@ LAYERS = [
     ["shard_states", "state_access"],
     ["optimizer", "shard_files", "interchange"],
     ["checkpoint", "foreign_checkpoint", "state_dict_out"],
-    ["state_dict_in"],
+    ["state_dict_in", "model_parts"],
     ["torch_state_dicts"],
     ["sharded_module", "sharded_optimizer"],
     ["engine"],

@@ -21,9 +21,10 @@ int64_t host_chunk_numel(const Sharding& sharding) {
 
 StoredRange stored_range(const Sharding& sharding, const BucketPlan& plan,
                          const BucketLayout& layout) {
+  const int shard = sharding.place(plan.ranks).shard_rank();
   StoredRange stored{.numel = layout.padded_numel()};
   if (sharding.policy.shard_state) {
-    stored = {.begin = sharding.shard_rank() * layout.shard_numel, .numel = layout.shard_numel};
+    stored = {.begin = shard * layout.shard_numel, .numel = layout.shard_numel};
   }
   stored.host_from = stored.numel;
   stored.offloaded = plan.trainable && sharding.offloads_states();
@@ -75,14 +76,15 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
   for (BucketPlan& plan : plan_buckets(sharding.specs, numels, modules, sharding.zero)) {
     Bucket& bucket = buckets.emplace_back();
     bucket.index = static_cast<int>(buckets.size()) - 1;
-    bucket.layout = lay_out(plan.parameters, sharding.shard_ranks, sharding.parameter_alignment);
+    const RankPlace& place = sharding.place(plan.ranks);
+    bucket.layout = lay_out(plan.parameters, place.shard_ranks, sharding.parameter_alignment);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
       return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
     };
     bucket.label = fmt::format("bucket {} ({} .. {})", bucket.index, name(plan.parameters.front()),
                                name(plan.parameters.back()));
-    bucket.owned_begin = sharding.shard_rank() * bucket.layout.shard_numel;
-    bucket.owned = sharding.replica() == 0;
+    bucket.owned_begin = place.shard_rank() * bucket.layout.shard_numel;
+    bucket.owned = place.replica() == 0;
     bucket.stored = stored_range(sharding, plan, bucket.layout);
     bucket.moves_params = sharding.moves_parameters() && plan.shard_params;
     bucket.plan = std::move(plan);

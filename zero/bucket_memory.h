@@ -43,7 +43,9 @@ struct BucketNumels {
   int64_t gradients = 0;   // BucketGradients::full
   int64_t reduced = 0;     // BucketGradients::reduced, unless it is a part of `full`
 };
-BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets);
+// Of all buckets, or of those with one value of BucketPlan::ranks.
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets,
+                          std::optional<int> ranks = std::nullopt);
 
 // Owner of the buckets' parameters and of their gradients outside the pool.
 class BucketMemory {
@@ -69,13 +71,15 @@ class BucketMemory {
 
  private:
   static size_t at(const Bucket& bucket) { return static_cast<size_t>(bucket.index); }
-  void place_replicated(std::span<const Bucket> buckets, int64_t total);
-  void place_sharded(std::span<const Bucket> buckets, int64_t total);
+  // Of the buckets that the ranks `ranks` share.
+  void place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks);
+  void place_sharded(std::span<const Bucket> buckets, int64_t total, int ranks);
   void place_secondary(std::span<const Bucket> buckets, int64_t total);
-  void place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels);
-  // One block for all buckets; nothing when the transport cannot give it.
-  std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category);
-  TensorView share_per_rank(int64_t numel, MemoryCategory category);
+  void place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels, int ranks);
+  // One block for all these buckets; nothing when the transport cannot give it.
+  std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category,
+                                  int ranks);
+  TensorView share_per_rank(int64_t numel, MemoryCategory category, int ranks);
 
   const EngineContext& context_;
   std::vector<Place> places_;                 // by parameter

@@ -30,10 +30,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
  public:
   EngineImpl(const Config& config, Device& device, Communicator& comm,
              std::vector<ParameterSpec> specs, std::vector<ParameterGroup> groups,
-             std::vector<Optimizer> rules)
+             std::vector<Optimizer> rules, const EngineGroups& others)
       : model_(with_rules(std::move(specs), rules.size() > 1), groups.size()),
         groups_(std::move(groups)),
-        context_(make_context(config, model_.specs(), rules.front(), device, comm)),
+        context_(make_context(config, model_.specs(), rules.front(), device, comm, others)),
         comm_stream_(*context_.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         offload_(make_offload(context_, buckets_, rules)),
@@ -56,7 +56,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
   ~EngineImpl() override {
     // Peers must not wait for collectives that an unwinding rank will never join.
-    if (std::uncaught_exceptions() > 0) context_.comm.abort("it stopped after an error");
+    if (std::uncaught_exceptions() > 0) context_.job().abort("it stopped after an error");
     // Work on the streams uses the other members' memory.
     comm_stream_.reset();
     end_work();
@@ -70,7 +70,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   int64_t numel(ParameterId id) const override {
     return model_.numels()[static_cast<size_t>(model_.owner(id))];
   }
-  bool is_sharded(ParameterId id) const override { return bucket_of(id).plan.shard_params; }
+  bool is_sharded(ParameterId id) const override {
+    return is_here(id) && bucket_of(id).plan.shard_params;
+  }
   DType param_dtype() const override { return context_.param_dtype; }
   Device& device() override { return context_.device; }
 
@@ -93,8 +95,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   TensorView parameter(ParameterId id) const override;
   void use_full_memory(FullMemory memory) override { gatherer_.use_memory(std::move(memory)); }
   std::optional<FullPlace> full_place(ParameterId id) const override {
+    if (!is_sharded(id)) return std::nullopt;
     const Bucket& bucket = bucket_of(id);
-    if (!bucket.plan.shard_params || memory_.parameters(bucket).resident) return std::nullopt;
+    if (memory_.parameters(bucket).resident) return std::nullopt;
     return FullPlace{bucket.index, memory_.place_of(model_.owner(id)).offset,
                      bucket.layout.padded_numel()};
   }
@@ -155,9 +158,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   std::span<ParameterGroup> groups() override { return groups_; }
   DType master_dtype() const override { return context_.master_dtype(); }
   std::span<const StateSpec> state_specs(ParameterId id) const override {
-    const Bucket& bucket = bucket_of(id);
-    if (!bucket.plan.trainable) return {};
-    return storage_.rule(bucket).states();
+    const ParameterSpec& spec = model_.specs()[static_cast<size_t>(model_.owner(id))];
+    if (!spec.trainable) return {};
+    // Parameters of other ranks have the same states as this one's, for Muon is not among them.
+    return storage_.rule(is_here(id) ? bucket_of(id) : buckets_.front()).states();
   }
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
   void visit_states(StateAccess access, const StateVisit& visit) override;
@@ -191,7 +195,12 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     });
     return resident ? context_.device.inline_stream() : comm_stream();
   }
+  // False for what other ranks have: there is no bucket of it.
+  bool is_here(ParameterId id) const {
+    return model_.specs()[static_cast<size_t>(model_.owner(id))].ranks != kElsewhere;
+  }
   const Bucket& bucket_of(ParameterId id) const {
+    ZR_CHECK(is_here(id), "{} is on other ranks", model_.specs()[static_cast<size_t>(id)].name);
     return buckets_[static_cast<size_t>(memory_.place_of(model_.owner(id)).bucket)];
   }
   OptimizerStates stored_states() { return {context_, buckets_, memory_, storage_}; }
@@ -237,8 +246,8 @@ void EngineImpl::gather_updated(const Bucket& bucket) {
   Stream& stream = comm_stream();
   stream.wait(context_.device.inline_stream().record());
   const BucketParameters& parameters = memory_.parameters(bucket);
-  context_.shards().all_gather(parameters.shard, parameters.full, Sync::collective, stream,
-                               bucket.label);
+  context_.shards(bucket.plan.ranks)
+      .all_gather(parameters.shard, parameters.full, Sync::collective, stream, bucket.label);
 }
 
 void EngineImpl::finish_gathering() {
@@ -330,7 +339,7 @@ void EngineImpl::run_on_all(const std::function<void()>& work) {
     }
   };
   try {
-    Agreement(context_.comm, comm_stream()).run("the caller's optimizer", note_error);
+    Agreement(context_.job(), comm_stream()).run("the caller's optimizer", note_error);
   } catch (...) {
     if (own) std::rethrow_exception(own);
     throw;
@@ -378,10 +387,11 @@ void EngineImpl::refresh_from_masters() {
 
 std::unique_ptr<Engine> Engine::create(const Config& config, Device& device, Communicator& comm,
                                        std::vector<ParameterSpec> specs,
-                                       std::vector<ParameterGroup> groups) {
+                                       std::vector<ParameterGroup> groups,
+                                       const EngineGroups& others) {
   device.use_memory_adviser(memory_adviser(memory_settings(config)));
   return std::make_unique<EngineImpl>(config, device, comm, std::move(specs), std::move(groups),
-                                      make_optimizers(config.optimizer, config.precision));
+                                      make_optimizers(config.optimizer, config.precision), others);
 }
 
 }  // namespace zerorun

@@ -28,9 +28,42 @@ int64_t ranks_of_host(Communicator& comm, Stream& stream, std::string_view key) 
                                                     : "");
 }
 
+// Throws ConfigError for groups that contradict each other or what the configuration asks for.
+void check_groups(const Config& config, std::span<const ParameterSpec> specs,
+                  const Communicator& comm, const EngineGroups& groups) {
+  const int job = groups.job != nullptr ? groups.job->world_size() : comm.world_size();
+  if (groups.part < 0 || groups.part >= groups.part_count ||
+      comm.world_size() * groups.part_count != job) {
+    fail<ConfigError>(
+        "part {} of a model of {} parts with {} ranks each: the job has {} ranks, expected as many "
+        "as all parts together",
+        groups.part, groups.part_count, comm.world_size(), job);
+  }
+  for (const ParameterSpec& spec : specs) {
+    if (spec.ranks >= kElsewhere && spec.ranks <= static_cast<int>(groups.parts.size())) continue;
+    fail<ConfigError>("parameter {}: ranks is {}, but the engine has {} groups of its ranks",
+                      spec.name, spec.ranks, groups.parts.size());
+  }
+  const bool divided = groups.part_count > 1 || !groups.parts.empty();
+  if (divided && (config.optimizer.type == "Lamb" || config.optimizer.type == "Muon")) {
+    fail<ConfigError>(
+        "/optimizer/type is \"{}\", which looks at whole parameters, and this model is divided "
+        "among ranks (model or expert parallelism): use AdamW, Adam, Adagrad, Lion or SGD",
+        config.optimizer.type);
+  }
+  if (groups.parts.empty()) return;
+  std::vector<std::string_view> refused = link_savings(config.zero);
+  if (config.zero.shard_group_size != 0) refused.push_back(kShardGroupKey);
+  if (refused.empty()) return;
+  fail<ConfigError>(
+      "{}: not for a model with expert parallelism, whose experts have groups of their own: leave "
+      "it out",
+      fmt::join(refused, ", "));
+}
+
 // The groups of ranks that share a copy, and of those that hold the same shard.
-struct Groups {
-  Groups(const ZeroConfig& zero, Communicator& comm) {
+struct CopyGroups {
+  CopyGroups(const ZeroConfig& zero, Communicator& comm) {
     const RankPlace place{comm.world_size(), comm.rank(), shard_ranks_of(zero, comm.world_size())};
     if (place.replicas() == 1) return;
     const int replica_number = place.replica();
@@ -89,19 +122,26 @@ void add_hops(EngineContext& context) {
 }  // namespace
 
 EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
-                           const Optimizer& rule, Device& device, Communicator& comm) {
+                           const Optimizer& rule, Device& device, Communicator& comm,
+                           const EngineGroups& groups) {
+  check_groups(config, specs, comm, groups);
   Config resolved = config;
   ZeroConfig& zero = resolved.zero;
   if (zero.shard_group_size == kRanksOfHost) {
     zero.shard_group_size =
         zero.stage > 0 ? ranks_of_host(comm, device.inline_stream(), kShardGroupKey) : 0;
   }
-  const Groups groups(zero, comm);
-  Communicator& shards = groups.shards(comm);
+  const CopyGroups copies(zero, comm);
+  Communicator& shards = copies.shards(comm);
   resolve_link_savings(zero, shards, device.inline_stream());
   EngineContext context{
       make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
-      device, comm, groups.shard, groups.replica};
+      device, comm, copies.shard, copies.replica};
+  context.groups = groups;
+  for (const Communicator* part : groups.parts) {
+    const int ranks = part->world_size();
+    context.parts.push_back({.world_size = ranks, .rank = part->rank(), .shard_ranks = ranks});
+  }
   if (context.has_second_copy()) {
     const int copy = context.shard_rank() / context.secondary_ranks;
     context.secondary_group =

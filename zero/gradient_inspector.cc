@@ -57,29 +57,37 @@ GradientInspector::Finding GradientInspector::examine(ParameterId parameter, Ten
 }
 
 std::string GradientInspector::report(Stream& stream) {
+  constexpr size_t kMaxName = 200;
   constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
+  Communicator& job = context_.job();
   const auto agree = [&](std::span<int64_t> values, ReduceOp op) {
     const TensorView view = view_of(values);
-    context_.comm.all_reduce(view, view, op, Output::overwrite, stream, "non-finite gradient")
-        .synchronize();
+    job.all_reduce(view, view, op, Output::overwrite, stream, "non-finite gradient").synchronize();
   };
-  const int64_t ranks = context_.comm.world_size();
-  const int64_t own = first_ ? first_->parameter * ranks + context_.comm.rank() : kNobody;
+  const int64_t ranks = job.world_size();
+  const int64_t own = first_ ? first_->parameter * ranks + job.rank() : kNobody;
   std::array<int64_t, 1> lowest = {own};
   agree(lowest, ReduceOp::min);
   // Bits of doubles that are not negative have the doubles' order.
   std::array<int64_t, 2> details = {0, 0};
+  std::array<int64_t, kMaxName> letters{};  // other ranks may have another part of the model
   if (first_ && own == lowest[0]) {
     details = {first_->nan ? 1 : 0, std::bit_cast<int64_t>(first_->largest_finite)};
+    const std::string& name = context_.specs[static_cast<size_t>(first_->parameter)].name;
+    std::copy_n(name.begin(), std::min(name.size(), kMaxName), letters.begin());
   }
   agree(details, ReduceOp::max);
+  agree(letters, ReduceOp::max);
   first_.reset();
   if (lowest[0] == kNobody) {
     return fmt::format("the gradient of each rank is finite, but not their sum in {}",
                        name_of(context_.accum_dtype));
   }
-  return fmt::format("the gradient of {} has {} on rank {} (largest finite magnitude {:.3g})",
-                     context_.specs[static_cast<size_t>(lowest[0] / ranks)].name,
+  std::string name;
+  for (const int64_t letter : letters) {
+    if (letter != 0) name.push_back(static_cast<char>(letter));
+  }
+  return fmt::format("the gradient of {} has {} on rank {} (largest finite magnitude {:.3g})", name,
                      details[0] != 0 ? "nan" : "inf", lowest[0] % ranks,
                      std::bit_cast<double>(details[1]));
 }

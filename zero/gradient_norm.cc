@@ -16,9 +16,9 @@ bool all_equal(int count, int64_t sum, int64_t squares) {
 }  // namespace
 
 GradientNorm::GradientNorm(const EngineContext& context)
-    : context_(context), has_host_(context.offloads_states()) {
+    : context_(context), has_host_(context.offloads_states()), votes_(vote_count()) {
   const int64_t numel =
-      int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(kVotes);
+      int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(votes_.size());
   words_ =
       context.device.allocate(static_cast<size_t>(numel) * sizeof(int64_t), MemoryCategory::other);
   view_ = view_of(words_, DType::int64, numel);
@@ -44,6 +44,7 @@ std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, Tens
                                                       int64_t begin) const {
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(begin, reduced.numel)) {
+    if (!context_.specs[static_cast<size_t>(part.parameter)].counted) continue;
     segments.push_back({.begin = part.offset - bucket.stored.begin - begin, .numel = part.numel});
   }
   return segments;
@@ -58,14 +59,21 @@ void GradientNorm::restart(Stream& stream) {
 GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
   std::vector<int64_t> words(static_cast<size_t>(view_.numel));
   const int64_t order = votes.gather_order;
-  votes_ = {votes.any ? 1 : 0, votes.late ? 1 : 0, votes.new_order ? 1 : 0, order, order * order};
-  const auto tail = static_cast<int64_t>(kVotes);
+  const size_t own = kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part);
+  votes_.assign(votes_.size(), 0);
+  votes_[0] = votes.any ? 1 : 0;
+  votes_[1] = votes.late ? 1 : 0;
+  votes_[own] = votes.new_order ? 1 : 0;
+  votes_[own + 1] = order;
+  votes_[own + 2] = order * order;
+  const auto tail = static_cast<int64_t>(votes_.size());
   context_.device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
     host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
     context_.device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
   }
-  context_.comm.all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");
+  context_.job().all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream,
+                            "gradient norm");
   context_.device.download(stream, view_, words.data());
   stream.synchronize();
   restart(stream);
@@ -73,13 +81,13 @@ GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
   if (has_host_) {
     sum.merge(ExactSum::from_words(std::span(words).subspan(ExactSum::kWords, ExactSum::kWords)));
   }
-  const std::span<const int64_t> total = std::span(words).last(kVotes);
+  const std::span<const int64_t> total = std::span(words).last(votes_.size());
   return {.norm = std::sqrt(sum.value()),
           .finite = sum.non_finite_terms() == 0,
           .any = total[0] > 0,
           .late = total[1] > 0,
-          .new_order = total[2] > 0,
-          .same_gathers = all_equal(context_.world_size, total[3], total[4])};
+          .new_order = total[own] > 0,
+          .same_gathers = all_equal(context_.world_size, total[own + 1], total[own + 2])};
 }
 
 }  // namespace zerorun

@@ -10,8 +10,8 @@
 namespace zerorun {
 
 // Global L2 norm of the reduced gradient and whether it is finite, with one collective for both and
-// for all else that the ranks have to agree on in a step. The sum is exact, so it does not depend
-// on stage, buckets, or how the ranks share the work.
+// for all else that the ranks of the job have to agree on in a step. The sum is exact, so it does
+// not depend on stage, buckets, or how the ranks share the work.
 class GradientNorm {
  public:
   explicit GradientNorm(const EngineContext& context);
@@ -35,28 +35,34 @@ class GradientNorm {
   struct Result {
     double norm = 0.0;  // of the sum over ranks and micro-steps
     bool finite = true;
-    // The votes of any rank.
+    // The votes of any rank, whichever part of the model it has.
     bool any = false;
     bool late = false;
+    // Of the ranks that have this rank's part.
     bool new_order = false;
-    bool same_gathers = true;  // all ranks had the same gather_order
+    bool same_gathers = true;  // all had the same gather_order
   };
   // Collective, taken in every step; starts the next sum.
   Result finish(Stream& stream, const Votes& votes);
 
  private:
-  static constexpr size_t kVotes = 5;
-
   // This rank's parts of `reduced`, which is as in `add`.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
+
+  // Those of all parts of the model, then three of each part's own ranks.
+  size_t vote_count() const {
+    return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part_count);
+  }
+  static constexpr size_t kCommonVotes = 2;
+  static constexpr size_t kPartVotes = 3;
 
   const EngineContext& context_;
   const bool has_host_;  // gradients may be stored on the host
   Buffer words_;
   TensorView view_;  // of the device; behind them those of the host, if any, and the votes
   std::array<int64_t, ExactSum::kWords> host_{};
-  std::array<int64_t, kVotes> votes_{};
+  std::vector<int64_t> votes_;
   Event host_done_;
 };
 

@@ -71,13 +71,13 @@ void GradientReducer::reduce(int index) {
   } else if (!aside_.empty()) {
     reduced = sum_aside(bucket);
   }
+  Communicator& all = context_.all(bucket.plan.ranks);
   if (context_.replica_group || context_.cross_group) {
     flight.done = groups_.run(bucket, outgoing, reduced, output, stream_);
   } else if (context_.policy.shard_state) {
-    flight.done = context_.comm.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);
+    flight.done = all.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);
   } else {
-    flight.done =
-        context_.comm.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
+    flight.done = all.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
   }
   if (pool_) pool_->release(flight.slot, flight.done);
   if (comm_pool_) comm_pool_->release(flight.comm_slot, flight.done);

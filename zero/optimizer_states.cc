@@ -168,7 +168,8 @@ void OptimizerStates::gather_written(const ActiveChunk& active, Stream& comm_str
     const TensorView all = active.states[i];
     const TensorView own =
         storage_.part_of(bucket, all, i, bucket.owned_begin, bucket.layout.shard_numel);
-    context_.comm.all_gather(own, all, Sync::collective, comm_stream, bucket.label);
+    context_.all(bucket.plan.ranks)
+        .all_gather(own, all, Sync::collective, comm_stream, bucket.label);
   }
   active.stream.wait(comm_stream.record());
 }

@@ -158,7 +158,8 @@ void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
     } else {
       // Peers cannot look into a file, or into another host memory than theirs.
       const Sync sync = bucket.moves_params ? Sync::collective : Sync::one_sided;
-      residence.ready = context_.shards().all_gather(shard, full, sync, stream_, bucket.label);
+      Communicator& shards = context_.shards(bucket.plan.ranks);
+      residence.ready = shards.all_gather(shard, full, sync, stream_, bucket.label);
     }
   }
   if (is_collective(bucket)) {
@@ -216,7 +217,7 @@ void ParameterGatherer::prefetch() {
 }
 
 bool ParameterGatherer::is_collective(const Bucket& bucket) const {
-  return bucket.moves_params || !context_.shards().reads_peers();
+  return bucket.moves_params || !context_.shards(bucket.plan.ranks).reads_peers();
 }
 
 void ParameterGatherer::make_room(int64_t numel) {

@@ -76,8 +76,9 @@ void check_same(const EngineContext& context, Communicator& comm, uint64_t hash)
 uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
                          const BucketMemory& memory, OffloadedParameters* parameters) {
   std::vector<std::byte> scratch;
-  uint64_t own = 0;       // this rank's shards
-  uint64_t replicas = 0;  // all that this rank holds in full
+  uint64_t own = 0;  // this rank's shards
+  // All that this rank holds in full, by those who share it.
+  std::vector<uint64_t> replicas(context.parts.size() + 1);
   for (const Bucket& bucket : buckets) {
     if (bucket.moves_params) {
       for (const Chunk& chunk : bucket.chunks) {
@@ -87,18 +88,22 @@ uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> b
     }
     const TensorView shard = memory.parameters(bucket).shard;
     const TensorView full = memory.parameters(bucket).full;
-    for (const Interval& part : bucket.layout.shard_intervals(context.shard_rank())) {
+    for (const Interval& part :
+         bucket.layout.shard_intervals(context.place(bucket.plan.ranks).shard_rank())) {
       own += hash_interval(context, part, shard.slice(part.offset - bucket.owned_begin, part.numel),
                            scratch);
     }
     if (bucket.plan.shard_params) continue;
     for (const Interval& part : bucket.layout.intervals(0, bucket.layout.padded_numel())) {
-      replicas += hash_interval(context, part, full.slice(part.offset, part.numel), scratch);
+      replicas[static_cast<size_t>(bucket.plan.ranks)] +=
+          hash_interval(context, part, full.slice(part.offset, part.numel), scratch);
     }
   }
   std::array<int64_t, 2> sum = halves(context.replica() == 0 ? own : 0);
   all_reduce(context.comm, context.device.inline_stream(), sum, ReduceOp::sum);
-  check_same(context, context.comm, replicas);
+  for (int ranks = 0; ranks < static_cast<int>(replicas.size()); ++ranks) {
+    check_same(context, context.all(ranks), replicas[static_cast<size_t>(ranks)]);
+  }
   if (context.replica_group) check_same(context, *context.replica_group, own);
   return static_cast<uint64_t>(sum[0]) + (static_cast<uint64_t>(sum[1]) << 32);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "zero/stage.h"
@@ -102,7 +103,7 @@ BucketLayout lay_out(std::span<const SizedParameter> parameters, int shards, int
 std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
                                      std::span<const int64_t> numels,
                                      std::span<const ModuleId> modules, const ZeroConfig& zero) {
-  using Kind = std::pair<bool, bool>;  // trainable, use_muon
+  using Kind = std::tuple<bool, bool, int>;  // trainable, use_muon, ranks
   std::map<std::pair<ModuleId, Kind>, BucketPlan> sharded;
   std::map<Kind, std::vector<SizedParameter>> replicated;
   int64_t persistent_total = 0;
@@ -110,21 +111,21 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   int64_t largest_matrix = 0;
   int64_t total = 0;
   for (size_t i = 0; i < specs.size(); ++i) {
-    if (!specs[i].alias_of.empty()) continue;
+    if (!specs[i].alias_of.empty() || specs[i].ranks == kElsewhere) continue;
     const SizedParameter parameter{static_cast<ParameterId>(i), numels[i]};
-    const Kind kind = {specs[i].trainable, specs[i].trainable && specs[i].use_muon};
+    const bool use_muon = specs[i].trainable && specs[i].use_muon;
+    const Kind kind = {specs[i].trainable, use_muon, specs[i].ranks};
     if (stage_policy(zero.stage).shard_params &&
         !stays_gathered(parameter.numel, zero, persistent_total)) {
       BucketPlan& plan = sharded[{modules[i], kind}];
-      plan.trainable = kind.first;
-      plan.use_muon = kind.second;
+      std::tie(plan.trainable, plan.use_muon, plan.ranks) = kind;
       plan.shard_params = true;
       plan.module = modules[i];
       plan.parameters.push_back(parameter);
     } else {
       replicated[kind].push_back(parameter);
       largest = std::max(largest, parameter.numel);
-      if (kind.second) largest_matrix = std::max(largest_matrix, parameter.numel);
+      if (use_muon) largest_matrix = std::max(largest_matrix, parameter.numel);
       total += parameter.numel;
     }
   }
@@ -135,9 +136,10 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   plans.reserve(sharded.size() + replicated.size());
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
   for (const auto& [kind, parameters] : replicated) {
-    const auto [trainable, use_muon] = kind;
+    const auto [trainable, use_muon, ranks] = kind;
     const int64_t least = use_muon ? std::max(largest, kLeastMatrices * largest_matrix) : largest;
-    fill_replicated(parameters, {.trainable = trainable, .use_muon = use_muon}, cap(least), plans);
+    const BucketPlan empty{.trainable = trainable, .use_muon = use_muon, .ranks = ranks};
+    fill_replicated(parameters, empty, cap(least), plans);
   }
   // Backward completes a bucket with its first parameter.
   std::stable_sort(plans.begin(), plans.end(), [](const BucketPlan& a, const BucketPlan& b) {

@@ -60,6 +60,7 @@ struct BucketPlan {
   std::vector<SizedParameter> parameters;  // ascending ids
   bool trainable = true;
   bool use_muon = false;
+  int ranks = 0;              // ParameterSpec::ranks of all
   bool shard_params = false;  // full only between gather and release
   ModuleId module = -1;       // of a bucket with shard_params
 };

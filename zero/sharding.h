@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "optim/optimizer.h"
 #include "zero/stage.h"
@@ -24,6 +25,7 @@ struct RankPlace {
   int rank = 0;
   int shard_ranks = 1;      // of a group
   int secondary_ranks = 0;  // of a group that has a second copy of its parameters; 0: none has
+  int host_ranks = 1;       // neighbours on a host, where quantized gradients travel in hops
 
   int shard_rank() const { return rank % shard_ranks; }
   int replica() const { return rank / shard_ranks; }
@@ -50,7 +52,12 @@ struct Sharding : RankPlace {
   bool master_is_param = false;
   int64_t parameter_alignment = 1;  // of parameters within their bucket, at least
   bool computes_on_host = true;     // on CPU ranks
-  int host_ranks = 1;  // neighbours on a host, where quantized gradients travel in hops
+  // This rank's places among those that share a parameter: ParameterSpec::ranks counts from 1 here.
+  std::vector<RankPlace> parts{};
+
+  const RankPlace& place(int ranks) const {
+    return ranks == 0 ? *this : parts.at(static_cast<size_t>(ranks) - 1);
+  }
 
   // fp32 masters beside parameters of 16 bits.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
@@ -75,7 +82,7 @@ bool reduces_in_place(const Sharding& sharding);
 // The facts and services that every part of the engine needs; constant after construction.
 struct EngineContext : Sharding {
   Device& device;
-  Communicator& comm;  // of all ranks
+  Communicator& comm;  // of all ranks that have this part of the model
   // Of the ranks that share this rank's copy, and of those that hold the same shard. Null where
   // there is one copy.
   std::shared_ptr<Communicator> shard_group{};
@@ -86,8 +93,17 @@ struct EngineContext : Sharding {
   // hosts. Null without such.
   std::shared_ptr<Communicator> host_group{};
   std::shared_ptr<Communicator> cross_group{};
+  EngineGroups groups{};
 
-  Communicator& shards() const { return shard_group ? *shard_group : comm; }
+  // Of those that step together.
+  Communicator& job() const { return groups.job != nullptr ? *groups.job : comm; }
+  // Of those that have a parameter, and of those that share one copy of it.
+  Communicator& all(int ranks) const {
+    return ranks == 0 ? comm : *groups.parts.at(static_cast<size_t>(ranks) - 1);
+  }
+  Communicator& shards(int ranks = 0) const {
+    return ranks == 0 && shard_group ? *shard_group : all(ranks);
+  }
 };
 
 // The ranks that share one copy. Throws ConfigError.
@@ -103,6 +119,7 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
 
 // The same with what it needs, groups of ranks included. Collective.
 EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
-                           const Optimizer& rule, Device& device, Communicator& comm);
+                           const Optimizer& rule, Device& device, Communicator& comm,
+                           const EngineGroups& groups);
 
 }  // namespace zerorun

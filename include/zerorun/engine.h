@@ -23,6 +23,9 @@ namespace zerorun {
 using ParameterId = int;
 using ModuleId = int;
 
+// ParameterSpec::ranks of a parameter that other ranks have, and this one only knows by name.
+inline constexpr int kElsewhere = -1;
+
 struct ParameterSpec {
   std::string name;            // unique; checkpoint and error messages use it
   std::vector<int64_t> shape;  // may hold zeros
@@ -31,6 +34,8 @@ struct ParameterSpec {
   bool trainable = true;       // frozen parameters have no gradient and no optimizer bytes
   std::string alias_of{};      // tied: another name for that parameter; shares everything with it
   bool use_muon = false;       // a matrix that optimizer Muon orthogonalizes; the rest gets AdamW
+  int ranks = 0;        // who has it: 0 all of the engine's, else EngineGroups::parts[ranks - 1]
+  bool counted = true;  // false: a replica of what another part of the model adds to norms
 
   int64_t numel() const {
     int64_t product = 1;
@@ -102,6 +107,19 @@ struct StepResult {
   double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
   double clip_factor = 1.0;  // what clipping multiplied the gradient with
   double loss_scale = 1.0;   // what the gradients of this step were made with
+};
+
+// The ranks that an engine works with besides those of its communicator, where the model is divided
+// among ranks. Communicators outlive the engine.
+struct EngineGroups {
+  // All ranks that step together, each engine with its part of one model: they share norm, loss
+  // scale and the decision about a step. Null: the engine's own ranks.
+  Communicator* job = nullptr;
+  int part = 0;  // this engine's number among the parts of the model that the job has
+  int part_count = 1;
+  // Some of the engine's own ranks: those that share a parameter of which others have another one
+  // (an expert). See ParameterSpec::ranks.
+  std::vector<Communicator*> parts{};
 };
 
 // How far training has come: what a checkpoint keeps of an engine besides its tensors.
@@ -214,7 +232,8 @@ class ZR_API Engine {
   // Throws ConfigError for specs that contradict each other, naming the parameter.
   static std::unique_ptr<Engine> create(const Config& config, Device& device, Communicator& comm,
                                         std::vector<ParameterSpec> specs,
-                                        std::vector<ParameterGroup> groups);
+                                        std::vector<ParameterGroup> groups,
+                                        const EngineGroups& others = {});
   virtual ~Engine() = default;
 
   virtual std::span<const ParameterSpec> parameters() const = 0;

@@ -80,6 +80,22 @@ class BlockingCommunicator {
     return {options, std::move(gpu)};
   }
 
+  // The communicator of the ranks that give the same color, in the order of their keys. Collective.
+  BlockingCommunicator split(int color, int key, const std::string& name) {
+    if (color < 0) fail<ConfigError>("split: got color {}, expected 0 or more", color);
+    BlockingCommunicator group = *this;
+    group.comm_ = ending_without_gil(comm_->split(color, key, name));
+    group.engine_.comm = group.comm_;
+    if (engine_.comm != comm_) {
+      group.engine_.comm = ending_without_gil(engine_.comm->split(color, key, name));
+    }
+    group.options_.rank = group.comm_->rank();
+    group.options_.world_size = group.comm_->world_size();
+    group.options_.name = fmt::format("{}/group{}/{}", options_.name, ++splits_, color);
+    group.duplicates_ = group.splits_ = 0;
+    return group;
+  }
+
   // Ranks that share a host need no store once they have met: a program may then open PyTorch's own
   // group at the same MASTER_PORT.
   void leave_store() {
@@ -142,6 +158,7 @@ class BlockingCommunicator {
 
   CommunicatorOptions options_;
   int64_t duplicates_ = 0;
+  int64_t splits_ = 0;
   std::shared_ptr<Communicator> comm_;
   EngineBase engine_;
   std::shared_ptr<Device> device_;
@@ -231,6 +248,10 @@ void register_communicator(py::module_& m) {
           },
           "timeout_s"_a = 600.0, "gpu"_a = nullptr,
           "Another communicator of the same ranks (collective). `gpu`: where its engine works.")
+      .def("split", &Self::split, py::call_guard<py::gil_scoped_release>(), "color"_a, "key"_a,
+           "name"_a,
+           "The communicator of the ranks that give the same color, in the order of their keys; an "
+           "error of either is one of both (collective). `name`: the group's, in errors.")
       .def("abort", &Self::abort, "reason"_a,
            "Makes every peer's current and later collective fail with `reason`.");
   m.def(

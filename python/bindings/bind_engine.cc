@@ -47,16 +47,24 @@ std::vector<OwnedInterval> own(std::span<const StateInterval> intervals,
 
 std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object& communicator,
                                           std::vector<ParameterSpec> specs,
-                                          std::vector<ParameterGroup> groups) {
+                                          std::vector<ParameterGroup> groups, const py::object& job,
+                                          std::pair<int, int> part, const py::list& parts) {
   auto owner = std::make_shared<EngineOwner>();
   EngineBase base = engine_base_of(communicator);
   owner->comm = std::move(base.comm);
   owner->gpu = std::move(base.gpu);
+  EngineGroups others{.part = part.first, .part_count = part.second};
+  owner->job = job.is_none() ? owner->comm : engine_base_of(job).comm;
+  others.job = owner->job.get();
+  for (const py::handle& group : parts) {
+    owner->parts.push_back(engine_base_of(py::reinterpret_borrow<py::object>(group)).comm);
+    others.parts.push_back(owner->parts.back().get());
+  }
   owner->device = owner->gpu == nullptr ? make_cpu_device() : owner->gpu->device();
   if (owner->gpu != nullptr) owner->gpu->follow();
   const py::gil_scoped_release release;
-  owner->engine =
-      Engine::create(config, *owner->device, *owner->comm, std::move(specs), std::move(groups));
+  owner->engine = Engine::create(config, *owner->device, *owner->comm, std::move(specs),
+                                 std::move(groups), others);
   return std::make_unique<EngineHandle>(std::move(owner));
 }
 
@@ -68,31 +76,6 @@ StepResult step_with(const EngineHandle& self, const py::function& update) {
       update(own(intervals, self.owner()));
     });
   });
-}
-
-void register_specs(py::module_& m) {
-  py::class_<ParameterSpec>(m, "ParameterSpec", "One parameter of a model.")
-      .def(py::init([](std::string name, std::vector<int64_t> shape, std::string module, int group,
-                       bool trainable, std::string alias_of) {
-             return ParameterSpec{std::move(name), std::move(shape), std::move(module),
-                                  group,           trainable,        std::move(alias_of)};
-           }),
-           "name"_a, "shape"_a, "module"_a, "group"_a = 0, "trainable"_a = true, "alias_of"_a = "")
-      .def_readonly("name", &ParameterSpec::name)
-      .def_readonly("shape", &ParameterSpec::shape)
-      .def_readonly("module", &ParameterSpec::module)
-      .def_readonly("group", &ParameterSpec::group)
-      .def_readonly("trainable", &ParameterSpec::trainable)
-      .def_readonly("alias_of", &ParameterSpec::alias_of)
-      .def_readwrite("use_muon", &ParameterSpec::use_muon);
-  py::class_<ParameterGroup>(m, "ParameterGroup", "Hyperparameters that change between steps.")
-      .def(py::init<>())
-      .def_readwrite("name", &ParameterGroup::name)
-      .def_readwrite("lr", &ParameterGroup::lr)
-      .def_readwrite("weight_decay", &ParameterGroup::weight_decay)
-      .def_readwrite("beta1", &ParameterGroup::beta1)
-      .def_readwrite("beta2", &ParameterGroup::beta2)
-      .def_readwrite("eps", &ParameterGroup::eps);
 }
 
 void register_results(py::module_& m) {
@@ -352,7 +335,10 @@ void register_engine(py::module_& m) {
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
       .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,
-           "Collective. Raises ConfigError for specs that contradict each other.")
+           "job"_a = py::none(), "part"_a = std::pair(0, 1), "parts"_a = py::list(),
+           "`job`: of all ranks that step together, where the engine has part number part[0] of "
+           "part[1] of one model. `parts`: of some of the engine's ranks, who share an expert. "
+           "Collective. Raises ConfigError for what contradicts each other.")
       .def(
           "parameter",
           [](const EngineHandle& self, ParameterId id) {

@@ -33,7 +33,7 @@ class EngineFigures {
   }
 
   std::map<std::string, std::pair<int64_t, int64_t>> collectives() const {
-    const CommStats stats = owner()->comm->stats();
+    const CommStats stats = owner()->job->stats();
     std::map<std::string, std::pair<int64_t, int64_t>> counts;
     for (int i = 0; i < kCollectives; ++i) {
       const auto op = static_cast<Collective>(i);
@@ -58,7 +58,7 @@ class EngineFigures {
 
   void record_collectives() {
     recording_ =
-        owner()->comm->observe([log = log_](const CollectiveSpan& span) { log->add(span); });
+        owner()->job->observe([log = log_](const CollectiveSpan& span) { log->add(span); });
   }
 
   std::pair<std::vector<std::tuple<std::string, std::string, int64_t, double, double>>, int64_t>

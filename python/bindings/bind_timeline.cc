@@ -25,7 +25,7 @@ class PyTimeline {
     owner.enter();
     const py::gil_scoped_release release;
     timeline_ = Timeline::create(
-        *owner.engine, *owner.comm,
+        *owner.engine, *owner.job,
         {.file = std::move(file), .first_step = first_step, .last_step = last_step}, 0);
   }
 

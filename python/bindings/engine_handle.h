@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "python/bindings/gpu.h"
 #include "python/bindings/tensor_exchange.h"
@@ -39,6 +40,8 @@ struct EngineOwner {
   std::shared_ptr<Gpu> gpu;  // null on the CPU
   std::shared_ptr<Device> device;
   std::shared_ptr<Communicator> comm;
+  std::shared_ptr<Communicator> job;                 // of all that step together
+  std::vector<std::shared_ptr<Communicator>> parts;  // as EngineGroups::parts
   std::unique_ptr<Engine> engine;
 };
 

@@ -24,7 +24,7 @@ from zerorun._C import (
 )
 
 if TYPE_CHECKING:
-    from zerorun import sequence, zero
+    from zerorun import experts, sequence, zero
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
     from zerorun.optimizer import ZeroOptimizer
@@ -45,6 +45,7 @@ __all__ = [
     "ZeroOptimizer",
     "__version__",
     "config",
+    "experts",
     "initialize",
     "sequence",
     "shard",
@@ -62,7 +63,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"sequence", "zero"}:
+    if name in {"experts", "sequence", "zero"}:
         return importlib.import_module(f"zerorun.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'zerorun' has no attribute '{name}'")

@@ -10,6 +10,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.config import ParsedConfig, given_values
+from zerorun.experts import is_expert
 from zerorun.model_layout import DTYPES
 from zerorun.rank_zero import share
 
@@ -61,7 +62,13 @@ def _patterns_of(model: nn.Module, param_dtype: str) -> Iterator[str]:
 
 
 def share_buffers(model: nn.Module, communicator: _C.Communicator) -> None:
-    """Gives floating-point buffers rank 0's values. Collective."""
+    """Gives floating-point buffers rank 0's values, but for those of experts. Collective."""
+    own = {
+        id(buffer)
+        for module in model.modules()
+        if any(map(is_expert, module.parameters(recurse=False)))
+        for buffer in module.buffers()
+    }
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and id(buffer) not in own:
             share(buffer, communicator, f"initial values of buffer {name}")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,14 @@ from zerorun.optimizer import ShardOptimizer
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards import Shards
 
-__all__ = ["Training", "load", "save", "shared_tag"]
+__all__ = ["Training", "load", "save", "shared_tag", "tag_of"]
 
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
+
+
+def _nothing() -> None:
+    """Follows a save that needs nothing more."""
 
 
 @dataclass
@@ -65,6 +70,12 @@ def _encode(
     return text
 
 
+def _plain_text(configuration: dict[str, Any]) -> str:
+    """As JSON, which has no infinity: the text of one, as of every other value that it lacks."""
+    values = json.dumps(configuration, default=str)
+    return json.dumps(json.loads(values, parse_constant=str))
+
+
 def save(  # noqa: PLR0913 - the options of the engine's method
     shards: Shards,
     training: Training,
@@ -75,30 +86,29 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     save_latest: bool,
     exclude_frozen: bool,
     blocking: bool,
+    part: dict[str, Any] | None = None,
+    committed: Callable[[], None] = _nothing,
 ) -> str:
     """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete.
 
+    `part`: what part of a model this is. `committed` is called on every rank when it is there.
     Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
     shards.saver.wait()
     folder = os.fspath(directory)
-    own = f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
-    name = text_of_rank_zero(own, shards.communicator, "tag of the checkpoint")
-    data, objects = _data(shards, training), _objects(training, client_state)
+    name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
+    data, objects = _data(shards, training, part), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
         _check_disks(shards, training)
         text = _encode(shards, training, data, objects)
         buffers = saved_buffers.values(training.module)
-        # JSON has no infinity: the text of one, as of every other value that it lacks.
-        values = json.dumps(training.configuration, default=str)
-        configuration = json.dumps(json.loads(values, parse_constant=str))
+        configuration = _plain_text(training.configuration)
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name)
         text = _encode(shards, training, data, objects)
-    rules = shards.settings.checkpoint
-    keep = (rules.keep_last, rules.keep_every)
+    keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
     arguments = (
         folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
         training.node_local,
@@ -108,21 +118,22 @@ def save(  # noqa: PLR0913 - the options of the engine's method
         if record is not None:
             shard_files.discard(shards, folder, record)
 
-    def remove_stale() -> None:
+    def follow_up() -> None:
         if shards.communicator.rank == 0:
             with contextlib.suppress(OSError):  # the next save tries again
                 shard_files.remove_stale(folder, name, record)
+        committed()
 
     try:
         if not blocking:
-            shards.saver.save(arguments, committed=remove_stale, failed=discard)
+            shards.saver.save(arguments, committed=follow_up, failed=discard)
             return name
         _C.save_checkpoint(shards.core, *arguments)
     except Exception:
         discard()
         raise
     with all_or_none(shards.communicator, "save_checkpoint"):  # nobody returns before it is done
-        remove_stale()
+        follow_up()
     return name
 
 
@@ -147,11 +158,17 @@ def shared_tag(
     return os.path.basename(found) if found and found != folder else tag
 
 
-def _data(shards: Shards, training: Training) -> dict[str, Any]:
+def tag_of(training: Training, tag: str | None) -> str:
+    """The given one, or the default."""
+    return f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
+
+
+def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
     """The package's own part."""
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
         "optimizer": _optimizer_name(shards, training.optimizer),
+        "part": part,
         "shard_files": None,
     }
 

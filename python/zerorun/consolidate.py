@@ -27,6 +27,7 @@ from zerorun.interchange.model_files import (
 from zerorun.interchange.own import open_own
 from zerorun.interchange.source import Source
 from zerorun.model_layout import DTYPES
+from zerorun.model_parts import check_whole
 from zerorun.progress_bar import ProgressBar
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
@@ -36,6 +37,7 @@ def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Sou
     """The model in a checkpoint of zerorun or of another program. Raises CheckpointError."""
     folder = formats.find(os.fspath(directory), tag)
     if folder is None:
+        check_whole(directory, tag)
         return open_own(directory, tag)
     return formats.open_source(folder, optimizer_states=False)
 

@@ -11,10 +11,12 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.local_tensor import is_distributed, whole_of
+from zerorun.mesh import EngineRanks
 from zerorun.partition import partition_of
 from zerorun.whole_file import replacing
 
-__all__ = ["full_parameters_of", "full_state_dict", "save_full_state"]
+__all__ = ["check_one_model", "full_parameters_of", "full_state_dict", "save_full_state"]
 
 _Named = tuple[str, nn.Parameter]
 
@@ -42,7 +44,7 @@ def full_parameters_of(model: nn.Module) -> Iterator[_Named]:
 
 def full_state_dict(
     model: nn.Module,
-    communicator: _C.Communicator,
+    ranks: EngineRanks,
     exclude_frozen: bool = False,
     *,
     everywhere: bool = False,
@@ -51,14 +53,16 @@ def full_state_dict(
     unless it is wanted `everywhere`.
 
     Collective. Parameters are gathered one unit at a time. Tied parameters share their copy.
+    DTensors become whole. Raises ConfigError where a model is divided among ranks otherwise.
     """
-    keep = everywhere or communicator.rank == 0
+    check_one_model(model, ranks)
+    keep = everywhere or ranks.data.rank == 0  # of a DTensor, the first replica's ranks
     copies: dict[nn.Parameter, torch.Tensor] = {}
     for _, parameter in full_parameters_of(model):
         if keep and (parameter.requires_grad or not exclude_frozen):
             copies[parameter] = _on_host(parameter)
-    communicator.barrier("full state dict")
-    if not keep:
+    ranks.job.barrier("full state dict")
+    if not everywhere and ranks.job.rank > 0:
         return None
     state: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -69,13 +73,35 @@ def full_state_dict(
     return state
 
 
+def check_one_model(model: nn.Module, ranks: EngineRanks) -> None:
+    """Raises ConfigError where no rank can make the whole model."""
+    if ranks.experts:
+        raise _C.ConfigError(
+            "the whole model on one rank: its experts are on different ranks: "
+            "engine.save_checkpoint() saves them all, and `zerorun ckpt export DIR OUTPUT` makes "
+            "one model of that"
+        )
+    if ranks.model_size == 1:
+        return
+    marks = ("model_parallel", "tensor_model_parallel")
+    whole = ranks.mesh is not None and ranks.mesh.of_dtensors
+    for name, parameter in model.named_parameters():
+        if whole and (is_distributed(parameter) or not any(map(parameter.__dict__.get, marks))):
+            continue
+        raise _C.ConfigError(
+            f"the whole model on one rank: it is divided among {ranks.model_size} model-parallel "
+            f"ranks, and only its own code knows how {name} is: engine.save_checkpoint() saves all "
+            "parts, engine.module.state_dict() below stage 3 is this rank's part"
+        )
+
+
 def _on_host(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().to("cpu", copy=True)
+    return whole_of(value).to("cpu", copy=True)
 
 
 def save_full_state(
     model: nn.Module,
-    communicator: _C.Communicator,
+    ranks: EngineRanks,
     directory: str | os.PathLike[str],
     filename: str,
     exclude_frozen: bool = False,
@@ -84,8 +110,8 @@ def save_full_state(
 
     The file is complete or not there. Raises IoError on every rank.
     """
-    state = full_state_dict(model, communicator, exclude_frozen)
-    with all_or_none(communicator, "saving the model"):
+    state = full_state_dict(model, ranks, exclude_frozen)
+    with all_or_none(ranks.job, "saving the model"):
         if state is not None:
             os.makedirs(directory, exist_ok=True)
             with replacing(os.path.join(directory, filename)) as file:

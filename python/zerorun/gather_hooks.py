@@ -25,6 +25,7 @@ from zerorun import _C
 from zerorun.external import external_parameters
 from zerorun.full_memory import BucketMemory, full_parameters
 from zerorun.left_behind import ModuleHook
+from zerorun.local_tensor import LocalData, is_distributed, local_of, place
 from zerorun.model_layout import ModelLayout
 from zerorun.results import Results, tensors_in, with_copies
 from zerorun.units import Unit
@@ -54,12 +55,13 @@ class SharedUnit:
         self.sharded = any(sharded.values())
         for parameter, values in self.full.items():
             if sharded[parameter]:
-                self._switch.add(parameter, values, values.new_empty(0))
+                holder = LocalData(parameter) if is_distributed(parameter) else parameter
+                self._switch.add(holder, values, values.new_empty(0))
 
     def place(self) -> None:
         """Points the parameters at the engine's memory; from here on they come and go."""
         for parameter in self._always_full:
-            parameter.data = self.full[parameter]
+            place(parameter, self.full[parameter])
         self.acquire()
         self.release()
 
@@ -123,7 +125,7 @@ class _WatchedParameters(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         parameter = super().__getitem__(name)
-        if parameter is not None and parameter.shape == _EMPTY:
+        if parameter is not None and _is_empty(parameter):
             self._fetch(parameter)
         return parameter
 
@@ -132,6 +134,14 @@ class _WatchedParameters(dict[str, Any]):
 
 
 _EMPTY = torch.Size([0])
+
+
+def _is_empty(parameter: Any) -> bool:
+    return parameter.shape == _EMPTY or (
+        is_distributed(parameter) and local_of(parameter).shape == _EMPTY
+    )
+
+
 _CALL = nn.Module._call_impl.__code__
 
 
@@ -201,7 +211,7 @@ class GatherHooks:
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, always_call=True),
         ]
-        if any(p is not None and p.shape == _EMPTY for p in module._parameters.values()):
+        if any(p is not None and _is_empty(p) for p in module._parameters.values()):
             module._parameters = _WatchedParameters(module._parameters, self._fetch)
 
     # --- forward ---
@@ -267,7 +277,8 @@ class GatherHooks:
         found = []
         for tensor in tensors:
             try:
-                unit = self._unit_in.get(tensor.untyped_storage()._cdata)
+                memory = local_of(tensor) if is_distributed(tensor) else tensor
+                unit = self._unit_in.get(memory.untyped_storage()._cdata)
             except NotImplementedError:  # sparse ones, and those of torch.func's transforms
                 continue
             if unit is not None:

@@ -17,11 +17,14 @@ from zerorun.buffers import cast_buffers
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
+from zerorun.expert_layout import place_experts
 from zerorun.leaf_modules import mark_configured
 from zerorun.lr_scheduler import LrScheduler
+from zerorun.mesh import EngineRanks, Mesh, mesh_of
 from zerorun.model_layout import ModelLayout, param_groups_of
 from zerorun.observers import observe
 from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.partition import PrivatePartition, partition_of
 from zerorun.sequence.configured import start_configured
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards import Shards, take_over
@@ -32,6 +35,7 @@ __all__ = ["initialize"]
 _SHARDS_PARAMETERS = 3  # the stage
 
 
+# size: half of it is the keywords and what they mean
 def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
@@ -41,6 +45,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     collate_fn: Callable[..., Any] | None = None,
     *,
     config: str | os.PathLike[str] | Mapping[str, Any],
+    mpu: Any = None,
+    mesh_param: Any = None,
+    device_mesh: Any = None,
     units: UnitPolicy | None = None,
     engine_class: type[ZeroEngine] = ZeroEngine,
 ) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
@@ -56,6 +63,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `training_data`: a dataset, for a data loader that gives each rank its part.
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
       stepped with the engine. Schedulers that are not given here just change the groups' lr.
+    - `mpu`, `device_mesh`, `mesh_param`: one of them, where ranks hold different parts of the model
+      (tensor or pipeline parallelism); see :func:`zerorun.mesh.mesh_of`. States are sharded and
+      gradients averaged over the data-parallel ranks; norm, overflow and loss scale are the job's.
     - `units`: the modules that are gathered as one at stage 3; see :func:`zerorun.shard`.
 
     A model of another engine leaves that one, which ends as with :meth:`ZeroEngine.destroy`. An
@@ -64,20 +74,23 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
-    parsed, given = start_configured(*_parse(config))
+    mesh = mesh_of(mpu, device_mesh, mesh_param)
+    parsed, given = start_configured(*_with_sequence(*_parse(config), mesh))
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
     world = communicator.world(settings.comm_timeout_s)
-    batch = configuration.batch_for(parsed, data_parallel_size(world.world_size))
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
+    ranks = EngineRanks.of(own, mesh)
+    data = ranks.data
+    batch = configuration.batch_for(parsed, data_parallel_size(data.world_size))
     basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    layout = _prepare(model, basic, parsed, units)
+    layout = _prepare(model, basic, parsed, units, ranks)
     rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
     adapted = _C.adapt_config(
         settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
-    shards = Shards(layout, adapted, own, device, model, round_masters=engine_class.round_masters)
+    shards = Shards(layout, adapted, ranks, device, model, round_masters=engine_class.round_masters)
     with shards, all_or_none(own, "initialize"):
         engine = engine_class(model, shards, batch)
         _configure(engine, parsed, given)
@@ -87,11 +100,28 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         observe(engine, parsed)
         if training_data is not None:
             engine.training_dataloader = make_dataloader(
-                training_data, batch.micro_batch_size, world, collate_fn
+                training_data, batch.micro_batch_size, data, collate_fn
             )
     release_cached_memory(device)
-    _log(parsed, layout, world, f"{device}, {layout.dtype}")
+    _log(parsed, layout, ranks, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _with_sequence(
+    parsed: configuration.ParsedConfig, given: dict[str, Any], mesh: Mesh | None
+) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
+    """The configuration with the mesh's number of ranks that share a sequence."""
+    size = 1 if mesh is None else mesh.sequence_size
+    configured = configuration.value_of(parsed, "/sequence_parallel_size", 1)
+    if size in {1, configured}:
+        return parsed, given
+    if configured != 1:
+        raise _C.ConfigError(
+            f"/sequence_parallel_size: got {configured}, but the mesh has {size} ranks that share "
+            "a sequence: give one of them"
+        )
+    changed = {**given, "sequence_parallel_size": size}
+    return configuration.parse(changed, parsed.config.source), given
 
 
 def _configure(
@@ -110,21 +140,46 @@ def _prepare(
     basic: torch.optim.Optimizer | None,
     parsed: configuration.ParsedConfig,
     units: UnitPolicy | None,
+    ranks: EngineRanks,
 ) -> ModelLayout:
     """The layout of the model, which no other engine has then, with its buffers in their dtypes."""
     mark_configured(model, parsed)
+    _check_parts(model, parsed, ranks)
     take_over(model.parameters())
     groups = basic.param_groups if basic is not None else []
-    layout = ModelLayout.of(model, groups, parsed.config.precision.param_dtype, units)
+    dtype = parsed.config.precision.param_dtype
+    layout = ModelLayout.of(model, groups, dtype, units, ranks.mesh)
     cast_buffers(model, parsed, layout.dtype)
+    place_experts(layout, ranks)
     return layout
 
 
+def _check_parts(model: nn.Module, parsed: configuration.ParsedConfig, ranks: EngineRanks) -> None:
+    """Raises ConfigError for what a model that is divided among ranks cannot have."""
+    for name, parameter in model.named_parameters():
+        partition = partition_of(parameter)
+        if isinstance(partition, PrivatePartition) and partition.ranks != ranks.data_ranks:
+            found = "all ranks" if partition.ranks is None else f"ranks {list(partition.ranks)}"
+            own = ranks.data_ranks
+            expected = "all ranks" if own is None else f"ranks {list(own)}"
+            raise _C.ConfigError(
+                f"parameter {name} is partitioned over {found} by zero.Init, but this engine's "
+                f"data-parallel ranks are {expected}: give zero.Init and initialize the same mpu "
+                "(zero.Init also takes data_parallel_group)"
+            )
+    kept = parsed.config.checkpoint
+    if ranks.model_size > 1 and (kept.keep_last or kept.keep_every):
+        raise _C.ConfigError(
+            "/checkpoint/keep_last and keep_every are not for a model that is divided among "
+            f"{ranks.model_size} model-parallel ranks: remove old checkpoints yourself"
+        )
+
+
 def _log(
-    parsed: configuration.ParsedConfig, layout: ModelLayout, world: _C.Communicator, kind: str
+    parsed: configuration.ParsedConfig, layout: ModelLayout, ranks: EngineRanks, kind: str
 ) -> None:
     """Logs on rank 0 what was made, and what the configuration's reader found odd."""
-    if world.rank > 0:
+    if ranks.job.rank > 0:
         return
     logger = logging.getLogger("zerorun")
     for warning in parsed.warnings:
@@ -141,7 +196,9 @@ def _log(
             nbytes,
         )
     what = "stage %d over %d ranks on %s: %d parameters in %d units"
-    logger.info(what, stage, world.world_size, kind, names, units)
+    logger.info(what, stage, ranks.data.world_size, kind, names, units)
+    if ranks.model_size > 1:
+        logger.info("%d parts of the model, each on so many ranks", ranks.model_size)
 
 
 def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:

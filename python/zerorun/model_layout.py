@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.local_tensor import check_placements, local_of
+from zerorun.mesh import Mesh, check_mesh
 from zerorun.partition import partition_of
 from zerorun.unit_policy import UnitPolicy
 from zerorun.units import Unit, find_units
@@ -50,6 +52,12 @@ class ModelLayout:
     outside: dict[nn.Parameter, str] = field(default_factory=dict)
     group_count: int = 0
     dtype: str = "fp32"  # of the parameters: fp32, bf16 or fp16
+    # Of experts, which other ranks have others of: who has them (ParameterSpec.ranks), and a name
+    # that tells them apart from those. `elsewhere`: the others.
+    ranks_of: dict[nn.Parameter, int] = field(default_factory=dict)
+    saved_names: dict[nn.Parameter, str] = field(default_factory=dict)
+    elsewhere: list[_C.ParameterSpec] = field(default_factory=list)
+    mesh: Mesh | None = None  # where ranks hold different parts of a model
 
     @classmethod
     def of(
@@ -58,11 +66,13 @@ class ModelLayout:
         groups: Iterable[Mapping[str, Any]],
         dtype: str,
         units: UnitPolicy | None = None,
+        mesh: Mesh | None = None,
     ) -> ModelLayout:
         """`dtype`: the configuration's; 16 bits are for all parameters, fp32 is for none: they have
         what they have. Raises ConfigError for parameters without data, for those of dtypes that
         cannot be trained together, and for groups that are not the model's."""
-        layout = cls.of_parameters(model.named_parameters(remove_duplicate=False), groups, dtype)
+        parameters = model.named_parameters(remove_duplicate=False)
+        layout = cls.of_parameters(parameters, groups, dtype, mesh)
         for unit in find_units(model, units):
             unit.parameters = [p for p in unit.parameters if p not in layout.outside]
             if unit.parameters:
@@ -75,9 +85,10 @@ class ModelLayout:
         parameters: Iterable[tuple[str, nn.Parameter]],
         groups: Iterable[Mapping[str, Any]],
         dtype: str,
+        mesh: Mesh | None = None,
     ) -> ModelLayout:
         """The layout of parameters that belong to no module in particular."""
-        layout = cls()
+        layout = cls(mesh=mesh)
         given = list(parameters)
         layout.dtype = _common_dtype(given) if dtype == "fp32" else dtype
         kept = set(DTYPES.values()) if dtype != "fp32" else {DTYPES[layout.dtype]}
@@ -90,8 +101,9 @@ class ModelLayout:
                 layout.aliases.append((name, parameter))
                 continue
             _check(name, parameter)
+            check_mesh(name, parameter, mesh)
             layout.names[parameter] = name
-            layout.shapes[parameter] = getattr(parameter, "ds_shape", parameter.shape)
+            layout.shapes[parameter] = getattr(parameter, "ds_shape", local_of(parameter).shape)
         layout._assign_groups(groups)
         layout.trainable = {p for p in layout.group_of if p.requires_grad}
         layout.frozen = {p for p in layout.names if not p.requires_grad} | layout.outside.keys()
@@ -139,11 +151,11 @@ class ModelLayout:
         """The engine's list; sets `ids`."""
         unit_of = {p: unit.name for unit in self.units for p in unit.parameters}
         specs: list[_C.ParameterSpec] = []
-        for parameter, name in self.names.items():
+        for parameter in self.names:
             self.ids[parameter] = len(specs)
             specs.append(
                 _C.ParameterSpec(
-                    name,
+                    self.saved_name(parameter),
                     list(self.shapes[parameter]),
                     unit_of.get(parameter, ""),
                     self.group_of.get(parameter, 0),
@@ -151,14 +163,22 @@ class ModelLayout:
                 )
             )
             specs[-1].use_muon = self._takes_muon(parameter)
+            specs[-1].ranks = self.ranks_of.get(parameter, 0)
+            specs[-1].counted = self.mesh is None or self.mesh.counts(parameter)
         for name, parameter in self.aliases:
+            if parameter in self.ranks_of:
+                raise _C.ConfigError(f"{name} is tied to an expert's parameter: copy it instead")
             owner = specs[self.ids[parameter]]
             specs.append(
                 _C.ParameterSpec(
                     name, owner.shape, owner.module, owner.group, owner.trainable, owner.name
                 )
             )
-        return specs
+        return specs + self.elsewhere
+
+    def saved_name(self, parameter: nn.Parameter) -> str:
+        """The parameter's name among those of all ranks."""
+        return self.saved_names.get(parameter, self.names[parameter])
 
     def _takes_muon(self, parameter: nn.Parameter) -> bool:
         """Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed."""
@@ -205,6 +225,7 @@ def _check_outside(name: str, parameter: nn.Parameter, dtype: str) -> None:
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
+    check_placements(name, parameter)
     if getattr(parameter, "_zerorun_shards", None) is not None:
         raise _C.ConfigError(
             f"parameter {name} belongs to an engine already: call that engine's destroy() first"

@@ -10,6 +10,7 @@ import torch
 
 from zerorun import _C
 from zerorun.flops import FlopsProfile
+from zerorun.mesh import EngineRanks
 from zerorun.metrics import CollectiveTable, MetricsFile, ProgressLines, StepMeter
 from zerorun.monitor import MonitorMaster, step_events
 from zerorun.monitor.master import SECTIONS
@@ -31,7 +32,7 @@ class _Engine(Protocol):
     @property
     def core(self) -> _C.Engine: ...
     @property
-    def communicator(self) -> _C.Communicator: ...
+    def ranks(self) -> EngineRanks: ...
     @property
     def settings(self) -> _C.Config: ...
 
@@ -55,7 +56,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
-    rank, listeners = engine.communicator.rank, engine.meter.listeners
+    rank, listeners = engine.ranks.job.rank, engine.meter.listeners
     profile = _section(found, "flops_profiler")
     breakdown = parsed.config.wall_clock_breakdown or bool(profile.get("enabled"))
     table = _table(engine, _section(found, "comms_logger"))
@@ -68,7 +69,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     path = found.get("/zerorun/metrics")
     if path:
         run = _description(engine, parsed.values)
-        listeners.append(MetricsFile(path, rank, engine.communicator.world_size, run))
+        listeners.append(MetricsFile(path, rank, engine.ranks.job.world_size, run))
         engine.measure_peak()
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
@@ -94,7 +95,7 @@ def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
     ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
     return CollectiveTable(
         engine.meter.figures,
-        engine.communicator,
+        engine.ranks.job,
         ops,
         bool(section.get("verbose")),
         bool(section.get("debug")),

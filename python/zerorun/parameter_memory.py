@@ -9,6 +9,8 @@ import torch.utils.dlpack
 from torch import nn
 
 from zerorun import _C
+from zerorun.local_tensor import local_of
+from zerorun.mesh import EngineRanks
 from zerorun.model_layout import ModelLayout
 from zerorun.partition import partition_of
 
@@ -51,7 +53,7 @@ def _full_values(parameter: nn.Parameter, name: str, communicator: _C.Communicat
     partition = partition_of(parameter)
     if partition is not None:
         return partition.gather_full().flatten()
-    values = parameter.detach().contiguous().flatten()
+    values = local_of(parameter).contiguous().flatten()
     if communicator.world_size > 1:
         communicator.broadcast(values, 0, f"initial values of {name}")
     return values
@@ -75,16 +77,18 @@ def _to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
 def load_parameters(
     engine: _C.Engine,
     layout: ModelLayout,
-    communicator: _C.Communicator,
+    ranks: EngineRanks,
     *,
     round_masters: bool = False,
 ) -> None:
-    """Fills the engine's masters and parameters with the model's values (rank 0's). Collective.
+    """Fills the engine's masters and parameters with the model's values, those of the first rank
+    that has them. Collective.
 
     `round_masters`: masters get the values that the parameters have in their own dtype.
     """
     with torch.no_grad():
         for parameter in _to_write(engine, layout):
+            communicator = ranks.holding(layout.ranks_of.get(parameter, 0))
             values = _full_values(parameter, layout.names[parameter], communicator)
             for interval in engine.state_intervals(layout.ids[parameter]):
                 part = values[interval.begin : interval.begin + interval.numel]

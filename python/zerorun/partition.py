@@ -11,6 +11,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.left_behind import LeftBehind
+from zerorun.local_tensor import is_distributed, like, local_of, place
 
 __all__ = ["Partition", "PrivatePartition", "partition_of"]
 
@@ -83,8 +84,8 @@ class Partition(LeftBehind):
         """
         for each in self._listed(param_list):
             each.acquire()
-            each._before.append(each.parameter.data)
-            each.parameter.data = each.parameter.detach().clone()
+            each._before.append(local_of(each.parameter))
+            place(each.parameter, each._before[-1].clone())
 
     def _partition(
         self,
@@ -100,7 +101,7 @@ class Partition(LeftBehind):
                 continue
             if has_been_updated:
                 each.keep_changes(each._before[-1])
-            each.parameter.data = each._before.pop()
+            place(each.parameter, each._before.pop())
             each.release()
 
     def _listed(self, parameters: Iterable[nn.Parameter] | None) -> list[Partition]:
@@ -113,7 +114,7 @@ class Partition(LeftBehind):
 
         `root`: the rank whose values all ranks take; None: they are the same on every rank.
         """
-        values = self.parameter.detach()
+        values = local_of(self.parameter)
         if values.shape != self.shape:
             raise _C.ConfigError(
                 f"a gathered parameter of shape {tuple(self.shape)} has become "
@@ -173,22 +174,31 @@ class Partition(LeftBehind):
         """A copy of the full values, in shape. Collective."""
         self.acquire()
         try:
-            return self.parameter.detach().clone()
+            return local_of(self.parameter).clone()
         finally:
             self.release()
 
     def copy(self) -> nn.Parameter:
         """A parameter with the same values: an ordinary one. Collective unless this one is full."""
         parameter = self.parameter
-        values = parameter.detach().clone() if self.available else self.gather_full()
+        values = local_of(parameter).clone() if self.available else self.gather_full()
+        if is_distributed(parameter):
+            return nn.Parameter(like(parameter, values), parameter.requires_grad)
         return type(parameter)(values, parameter.requires_grad)
 
 
 class PrivatePartition(Partition):
     """A parameter before there is an engine: each rank keeps a part of it in its own memory."""
 
-    def __init__(self, parameter: nn.Parameter, communicator: _C.Communicator) -> None:
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        communicator: _C.Communicator,
+        ranks: tuple[int, ...] | None = None,
+    ) -> None:
+        """`ranks`: those of the communicator in the job, where they are not all."""
         self._communicator = communicator
+        self.ranks = ranks
         self._holders = 0
         values = parameter.detach().flatten()
         world_size = communicator.world_size
@@ -234,5 +244,5 @@ class PrivatePartition(Partition):
         partitioned = not self.available
         made = super().copy()
         if partitioned:
-            PrivatePartition(made, self._communicator)
+            PrivatePartition(made, self._communicator, self.ranks)
         return made

@@ -6,7 +6,7 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["share", "text_of_rank_zero"]
+__all__ = ["share", "text_of_rank_zero", "texts_of_all"]
 
 
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
@@ -28,3 +28,17 @@ def text_of_rank_zero(text: str, communicator: _C.Communicator, label: str) -> s
         data = torch.tensor(list(own), dtype=torch.uint8)
     share(data, communicator, label)
     return bytes(data.tolist()).decode()
+
+
+def texts_of_all(text: str, communicator: _C.Communicator) -> list[str]:
+    """The ranks' texts, in their order. Collective."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    sizes = torch.empty(communicator.world_size, dtype=torch.int64)
+    communicator.all_gather(torch.tensor([own.numel()]), sizes, "lengths of texts")
+    largest = max(1, int(sizes.max().item()))
+    padded = torch.zeros(largest, dtype=torch.uint8)
+    padded[: own.numel()] = own
+    rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8)
+    communicator.all_gather(padded, rows, "texts")
+    pairs = zip(rows.view(-1, largest).tolist(), sizes.tolist(), strict=True)
+    return [bytes(row[:size]).decode() for row, size in pairs]

@@ -97,8 +97,9 @@ def _states(shards: Shards) -> TorchStates:
 
 
 def parameter_names(shards: Shards) -> dict[int, str]:
-    """The core's numbers of the parameters with the model's names."""
-    return {index: shards.layout.names[parameter] for parameter, index in shards.layout.ids.items()}
+    """The core's numbers of the parameters with names that no other rank's have."""
+    layout = shards.layout
+    return {index: layout.saved_name(parameter) for parameter, index in layout.ids.items()}
 
 
 class _HashedFile:

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, checkpoint, foreign_checkpoint, torch_state_dicts
-from zerorun.full_state import full_parameters_of, full_state_dict, save_full_state
+from zerorun import _C, checkpoint, foreign_checkpoint, model_parts, torch_state_dicts
+from zerorun.agreement import all_or_none
+from zerorun.full_state import check_one_model, full_parameters_of, full_state_dict, save_full_state
+from zerorun.local_tensor import local_of, whole_of
+from zerorun.mesh import EngineRanks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.parameter_memory import masters_from_parameters
@@ -18,6 +21,23 @@ from zerorun.shards import Shards
 from zerorun.silent_results import EMPTY_PARAMETERS
 
 __all__ = ["ShardedModule"]
+
+
+def _load_whole(
+    shards: Shards,
+    training: checkpoint.Training,
+    load_dir: str | os.PathLike[str],
+    tag: str | None,
+    **wanted: bool,
+) -> tuple[str | None, dict[str, Any] | None]:
+    """A checkpoint of zerorun's or of another program. Collective."""
+    tag = checkpoint.shared_tag(shards, training, load_dir, tag)
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        model_parts.check_whole(load_dir, tag)
+    if shards.ranks.experts:
+        return checkpoint.load(shards, training, load_dir, tag, **wanted)
+    found = foreign_checkpoint.load(shards, training, load_dir, tag, **wanted)
+    return found or checkpoint.load(shards, training, load_dir, tag, **wanted)
 
 
 class ShardedModule(nn.Module):
@@ -58,6 +78,12 @@ class ShardedModule(nn.Module):
         return self.shards.communicator
 
     @property
+    def ranks(self) -> EngineRanks:
+        """The communicators of the engine: `communicator` is that of the ranks that hold the same
+        part of the model."""
+        return self.shards.ranks
+
+    @property
     def device(self) -> torch.device:
         """The device of the model, where its inputs belong."""
         return self.shards.device
@@ -79,7 +105,7 @@ class ShardedModule(nn.Module):
         """The model's own. ConfigError at stage 3, where parameters are empty outside of a gather,
         unless the parameters themselves are asked for (`keep_vars`)."""
         for parameter, name in self.layout.names.items():
-            if not keep_vars and parameter.shape != self.layout.shapes[parameter]:
+            if not keep_vars and local_of(parameter).shape != self.layout.shapes[parameter]:
                 raise _C.ConfigError(f"state_dict: {name} is empty, since it is {EMPTY_PARAMETERS}")
         return self.module.state_dict(*args, keep_vars=keep_vars, **kwargs)
 
@@ -90,7 +116,7 @@ class ShardedModule(nn.Module):
         than one unit is gathered at a time.
         """
         self._check_open("full_state_dict")
-        return full_state_dict(self.module, self.communicator, everywhere=not rank0_only)
+        return full_state_dict(self.module, self.ranks, everywhere=not rank0_only)
 
     def iter_full_parameters(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -102,9 +128,10 @@ class ShardedModule(nn.Module):
         model's). One unit is gathered at a time, once.
         """
         self._check_open("iter_full_parameters")
+        check_one_model(self.module, self.ranks)
         for name, parameter in full_parameters_of(self.module):
             kept = dtype if parameter.is_floating_point() else None
-            yield name, parameter.detach().to(device or parameter.device, kept, copy=True)
+            yield name, whole_of(parameter).to(device or parameter.device, kept, copy=True)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Loads into the model and its master copies; below stage 3."""
@@ -160,7 +187,8 @@ class ShardedModule(nn.Module):
         one before. Raises CheckpointError or IoError on every rank, also of a save in the
         background that has failed, as do :meth:`step` and :meth:`wait_for_checkpoint`.
         """
-        checkpoint.save(
+        save = model_parts.save if self.ranks.model_size > 1 else checkpoint.save
+        save(
             self.shards,
             self._training(),
             save_dir,
@@ -202,17 +230,14 @@ class ShardedModule(nn.Module):
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         training = self._training()
-        tag = checkpoint.shared_tag(self.shards, training, load_dir, tag)
         wanted = {
             "strict": load_module_strict,
             "optimizer_states": load_optimizer_states and not load_module_only,
             "lr_scheduler_states": load_lr_scheduler_states and not load_module_only,
             "counters": not load_module_only,
         }
-        found = foreign_checkpoint.load(self.shards, training, load_dir, tag, **wanted)
-        path, client_state = found or checkpoint.load(
-            self.shards, training, load_dir, tag, **wanted
-        )
+        load = model_parts.load if self.ranks.model_size > 1 else _load_whole
+        path, client_state = load(self.shards, training, load_dir, tag, **wanted)
         if path is not None:
             self.global_steps, self.micro_steps = training.global_steps, training.micro_steps
             self.drop_batch()
@@ -225,9 +250,7 @@ class ShardedModule(nn.Module):
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """The whole model's state dict in one file, written by rank 0. Collective."""
-        save_full_state(
-            self.module, self.communicator, save_dir, save_filename, exclude_frozen_parameters
-        )
+        save_full_state(self.module, self.ranks, save_dir, save_filename, exclude_frozen_parameters)
         return True
 
     def destroy(self) -> None:

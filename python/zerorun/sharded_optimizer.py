@@ -12,6 +12,7 @@ from torch import nn
 from zerorun import _C, communicator, config, torch_state_dicts
 from zerorun.agreement import all_or_none
 from zerorun.device import gpu_of, local_device, shared_device
+from zerorun.mesh import EngineRanks
 from zerorun.model_layout import ModelLayout
 from zerorun.optimizer import ShardOptimizer, rule_of
 from zerorun.parameter_memory import tensor_of
@@ -48,7 +49,7 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
     layout = ModelLayout.of_parameters(_named(groups), groups, dtype)
     own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
     adapted = _C.adapt_config(settings, layout.dtype, 1, rule.name, rule.hyperparameters)
-    return Shards(layout, adapted, own, device)
+    return Shards(layout, adapted, EngineRanks(own, own), device)
 
 
 class ShardedOptimizer(ShardOptimizer):

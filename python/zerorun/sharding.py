@@ -42,6 +42,7 @@ def shard(  # noqa: PLR0913 - keywords
     weights: Mapping[str, torch.Tensor] | None = None,
     offload_optimizer: str | os.PathLike[str] | None = None,
     offload_params: str | os.PathLike[str] | None = None,
+    device_mesh: Any = None,
     timeout: float = 600.0,
 ) -> ZeroEngine:
     """Shards `model` over the ranks of the job, in place, and returns the engine that trains it.
@@ -70,6 +71,8 @@ def shard(  # noqa: PLR0913 - keywords
       of which rank 0's are used. One module at a time has memory, so no rank holds a stage-3
       model.
     - `offload_optimizer`, `offload_params`: "cpu", or the folder of a local disk.
+    - `device_mesh`: torch's, whose dimensions have names, where `model` is divided over one of them
+      (``parallelize_module(model, mesh["tp"], plan)``): states are sharded over the others ("dp").
     - `timeout`: seconds that a collective waits for the other ranks.
 
     Raises :class:`zerorun.ConfigError`, a ValueError, for what contradicts itself, naming it.
@@ -89,6 +92,11 @@ def shard(  # noqa: PLR0913 - keywords
     }
     configuration.parse(config, "zerorun.shard")  # before anything is made
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        if device_mesh is not None:
+            raise _C.ConfigError(
+                "shard: device_mesh= and a model on the meta device: give the model its values "
+                "first (model.to_empty(device='cpu') and its initialisation)"
+            )
         world, device = communicator.world(timeout), local_device()
         materialize(model, world, device=device, partition=stage == 3, init=init, weights=weights)
     elif init is not None or weights is not None:
@@ -97,7 +105,12 @@ def shard(  # noqa: PLR0913 - keywords
             "is: leave them out, or make the model under torch.device('meta')"
         )
     engine, made, *_ = initialize(
-        model, optimizer, config=config, units=units, engine_class=_CastingEngine
+        model,
+        optimizer,
+        config=config,
+        device_mesh=device_mesh,
+        units=units,
+        engine_class=_CastingEngine,
     )
     if made is not None:
         _step_through(made)

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, torch_groups
+from zerorun import _C, experts, torch_groups
 from zerorun.background_saver import BackgroundSaver
 from zerorun.buffers import share_buffers
 from zerorun.engine_partition import EnginePartition
 from zerorun.gather_hooks import GatherHooks
 from zerorun.left_behind import LeftBehind
+from zerorun.local_tensor import is_distributed, local_gradient, local_of, place
+from zerorun.mesh import EngineRanks
 from zerorun.model_layout import ModelLayout
 from zerorun.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.partition import Partition, PrivatePartition, partition_of
@@ -59,7 +61,21 @@ def _belongs_to_engine(parameter: torch.Tensor) -> bool:
 
 
 def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
-    return list(map(torch.Tensor.data_ptr, parameters))
+    return [local_of(p).data_ptr() if is_distributed(p) else p.data_ptr() for p in parameters]
+
+
+class _LocalHook:
+    """Hands this rank's piece of a DTensor's gradient to a hook that looks for it in ``.grad``."""
+
+    def __init__(self, hook: Callable[[Any], None]) -> None:
+        self._hook = hook
+        self.grad: torch.Tensor | None = None
+
+    def __call__(self, parameter: Any) -> None:
+        local = local_gradient(parameter)
+        self.grad = None if local is None else local.contiguous()
+        self._hook(self)
+        parameter.grad = None
 
 
 class Shards:
@@ -75,7 +91,7 @@ class Shards:
         self,
         layout: ModelLayout,
         settings: _C.Config,
-        communicator: _C.Communicator,
+        ranks: EngineRanks,
         device: torch.device,
         model: nn.Module | None = None,
         *,
@@ -88,7 +104,8 @@ class Shards:
         warn_of_clipping(_belongs_to_engine)
         self.layout = layout
         self.settings = settings
-        self.communicator = communicator
+        self.ranks = ranks
+        communicator = ranks.data
         self.device = device  # where the parameters are
         self.gather_hooks: GatherHooks | None = None  # at stage 3
         self.torch_states: TorchStates | None = None  # of an external optimizer
@@ -102,13 +119,21 @@ class Shards:
         self._trained = [p for p in layout.names if layout.is_trainable(p)]
         self._checks = 0
         groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
-        self.core = _C.Engine(settings, communicator, layout.specs(), groups)
+        self.core = _C.Engine(
+            settings,
+            communicator,
+            layout.specs(),
+            groups,
+            job=ranks.job,
+            part=(ranks.part, ranks.model_size),
+            parts=list(ranks.experts.values()),
+        )
         with self:
             if model is not None:
                 share_buffers(model, communicator)
             for parameter, name in layout.outside.items():
                 share(parameter, communicator, f"initial values of {name}")
-            load_parameters(self.core, layout, communicator, round_masters=round_masters)
+            load_parameters(self.core, layout, ranks, round_masters=round_masters)
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
                 self._collect_gradients()
@@ -125,6 +150,15 @@ class Shards:
     ) -> None:
         if error is not None:
             self.close(as_before=True)
+
+    @property
+    def communicator(self) -> _C.Communicator:
+        """Of the ranks that hold the same part of the model."""
+        return self.ranks.data
+
+    def communicator_of(self, parameter: nn.Parameter) -> _C.Communicator:
+        """Of the ranks that have the parameter; an expert is not on all."""
+        return self.ranks.holding(self.layout.ranks_of.get(parameter, 0))
 
     @property
     def stage(self) -> int:
@@ -144,6 +178,8 @@ class Shards:
         for parameter, index in self.layout.ids.items():
             if self.layout.is_trainable(parameter):
                 hook = self.collector.hook(index)
+                if is_distributed(parameter):
+                    hook = _LocalHook(hook)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _place(self, model: nn.Module | None) -> None:
@@ -157,7 +193,7 @@ class Shards:
                 partition = partition_of(parameter)
                 if partition is not None:
                     partition.detach()
-                parameter.data = full_view(self.core, self.layout, parameter)
+                place(parameter, full_view(self.core, self.layout, parameter))
             self._placed = list(self.layout.names)
             self._addresses = _addresses_of(self._placed)
             return
@@ -168,7 +204,7 @@ class Shards:
             for parameter in unit.parameters:
                 own = intervals.get(self.layout.ids[parameter], [])
                 setattr(parameter, _ATTRIBUTE, reference)
-                EnginePartition(hooks, self.communicator, unit, parameter, own)
+                EnginePartition(hooks, self.communicator_of(parameter), unit, parameter, own)
             unit.place()
         hooks.attach()
         names = [*self.layout.names.items(), *((p, name) for name, p in self.layout.aliases)]
@@ -265,12 +301,17 @@ class Shards:
             delattr(parameter, _ATTRIBUTE)
             partition = partition_of(parameter)
             if partition is None:
-                parameter.data = full_view(self.core, self.layout, parameter).clone()
+                place(parameter, full_view(self.core, self.layout, parameter).clone())
             elif partition.in_engine:
                 full[partition] = partition.gather_full()
         for partition, values in full.items():
             parameter = partition.parameter
             partition.detach()
-            parameter.data = values
+            place(parameter, values)
+            if is_distributed(parameter):
+                continue  # zero.Init has none: its piece stays whole
             if parameter in self._partitioned or not as_before:
-                PrivatePartition(parameter, self.communicator)
+                communicator = self.communicator_of(parameter)
+                is_expert = communicator is not self.communicator
+                ranks = experts.named(parameter.group_name, "").data_ranks if is_expert else None
+                PrivatePartition(parameter, communicator, ranks or self.ranks.data_ranks)

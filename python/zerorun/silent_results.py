@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from zerorun.left_behind import ModuleHook
+from zerorun.local_tensor import local_of
 
 __all__ = ["EMPTY_PARAMETERS", "warn_of_clipping", "warn_of_empty_state"]
 
@@ -65,4 +66,4 @@ def warn_of_empty_state(model: nn.Module, names: set[str]) -> Any:
 def _is_empty(value: Any) -> bool:
     """True for values of a parameter that is empty; whoever keeps the parameter itself knows."""
     is_value = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-    return is_value and value.shape == torch.Size([0])
+    return is_value and local_of(value).shape == torch.Size([0])

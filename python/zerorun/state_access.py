@@ -9,6 +9,7 @@ from torch import nn
 
 from zerorun import _C, block8
 from zerorun.agreement import all_or_none
+from zerorun.local_tensor import like, local_of
 from zerorun.parameter_memory import tensor_of
 from zerorun.shards import Shards
 
@@ -37,13 +38,14 @@ class StateAccess:
         if self._found(parameter, name, found) != shape.numel():
             return None
         label = f"{name} of {self._shards.layout.names[parameter]}"
-        self._shards.communicator.all_reduce(full, "sum", label)
+        self._shards.communicator_of(parameter).all_reduce(full, "sum", label)
         if name == "grad":
             full *= self._average()
-        return full.view(shape)
+        return like(parameter, full.view(shape))
 
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         shape = self._shards.layout.shapes[parameter]
+        value = local_of(value)
         parts = self._parts_to_set(parameter, name)
         with all_or_none(self._shards.communicator, f"set {name}"):
             if value.shape != shape:
@@ -56,7 +58,7 @@ class StateAccess:
     def set_all(self, values: Iterable[tuple[nn.Parameter, str, torch.Tensor]]) -> None:
         """Whole states of many parameters, which exist and whose shapes fit. Collective."""
         for parameter, name, value in values:
-            flat = value.detach().flatten().float()
+            flat = local_of(value).flatten().float()
             parts = list(self._parts(parameter, name))
             self._copy(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
             self._shards.core.accept_changes()  # in files: one at a time is in memory
@@ -147,7 +149,7 @@ class StateAccess:
         """Elements that all ranks together own; this one `owned`. Collective."""
         count = torch.tensor([owned])
         label = f"{name} of {self._shards.layout.names[parameter]}"
-        self._shards.communicator.all_reduce(count, "sum", label)
+        self._shards.communicator_of(parameter).all_reduce(count, "sum", label)
         return int(count.item())
 
     def _prepare(self, parameter: nn.Parameter, name: str) -> bool:

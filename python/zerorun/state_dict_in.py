@@ -25,6 +25,7 @@ from zerorun.state_dict_out import (
     PARAMS,
     STATE,
     STEP,
+    check_undivided,
     names_of,
     plain_name,
     shards_of_any,
@@ -85,6 +86,7 @@ def load_model(
 ) -> Any:
     model = without_engine(model)
     shards = shards_of_any(model.parameters())
+    check_undivided(shards, info.handle_model, "parameters")
     if shards is None or not info.handle_model or (not state and not info.broadcast_from_rank0):
         return original(model, state, info)
     if shards.stage < 3:
@@ -165,6 +167,7 @@ def load_optimizer(
     info: Any,
 ) -> Any:
     shards = shards_of_optimizers(optimizers)
+    check_undivided(shards, info.handle_optim, "the optimizer")
     if not info.handle_optim or shards is None:
         return original(model, optimizers, state, info)
     names = names_of(module, without_engine(model))

@@ -21,6 +21,7 @@ __all__ = [
     "PARAMS",
     "STATE",
     "STEP",
+    "check_undivided",
     "get_model",
     "get_optimizer",
     "names_of",
@@ -101,9 +102,24 @@ def _mesh_of(shards: Shards) -> Any:
     return mesh.init_device_mesh(shards.device.type, (world_size,))
 
 
+def check_undivided(shards: Shards | None, asked: bool, what: str) -> None:
+    """Raises ConfigError where names do not tell what ranks hold: parts of a model, and experts."""
+    if shards is None or not asked:
+        return
+    ranks = shards.ranks
+    dtensors = what == "parameters" and shards.stage < 3
+    dtensors = dtensors and ranks.mesh is not None and ranks.mesh.of_dtensors
+    if ranks.experts or (ranks.model_size > 1 and not dtensors):
+        raise _C.ConfigError(
+            f"a state dict of PyTorch's for {what} of a model that is divided among ranks, which "
+            "hold different ones under one name: engine.save_checkpoint() saves all of them"
+        )
+
+
 def get_model(module: Any, original: Callable[..., Any], model: nn.Module, info: Any) -> Any:
     model = without_engine(model)
     shards = shards_of_any(model.parameters())
+    check_undivided(shards, info.handle_model, "parameters")
     empty = any(not p.available for p in map(partition_of, model.parameters()) if p is not None)
     if not info.handle_model or not empty:
         return original(model, info)
@@ -135,6 +151,7 @@ def get_optimizer(
     module: Any, original: Callable[..., Any], model: nn.Module, optimizers: Any, info: Any
 ) -> Any:
     shards = shards_of_optimizers(optimizers)
+    check_undivided(shards, info.handle_optim, "the optimizer")
     if not info.handle_optim or shards is None:
         return original(model, optimizers, info)
     form, names = _Form(shards, info), names_of(module, without_engine(model))

@@ -61,6 +61,16 @@ TEST_F(Directory, LatestNamesTheLastSaveAndTagsStay) {
   EXPECT_EQ(load("a", 1), "a");
 }
 
+TEST_F(Directory, PartsOfAModelAreSavedSideBySide) {
+  const std::string id = "0123456789abcdef";
+  for (const char* part : {"mp_rank_00", "mp_rank_01"}) {
+    fs::create_directories(path_ / ("." + std::string(part) + ".tmp-" + id));
+  }
+  save("mp_rank_00", 1, false);  // the other one's folder may be in use
+  EXPECT_THAT(names_in(path_), ElementsAre(".mp_rank_01.tmp-" + id, "mp_rank_00"));
+  EXPECT_EQ(load("mp_rank_00", 1), "mp_rank_00");
+}
+
 TEST_F(Directory, ASaveMayLeaveLatestAlone) {
   save("side", 1, false);
   EXPECT_THAT(names_in(path_), ElementsAre("side"));

@@ -18,6 +18,9 @@ from pathlib import Path
 import torch  # noqa: F401 - what takes long
 from ranks import cases_in
 
+if "FAKE_TORCH_CUDA" not in os.environ:  # which has to come before
+    importlib.import_module("torch._dynamo")  # every file's first optimizer would load it
+
 PR_SET_PDEATHSIG = 1
 
 

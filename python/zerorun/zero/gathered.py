@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from zerorun.external import register_external_parameter
+from zerorun.local_tensor import local_of, place
 from zerorun.partition import Partition, partition_of
 
 __all__ = ["GatheredParameters"]
@@ -53,10 +54,10 @@ class GatheredParameters:
             for partition in self._partitions:
                 partition.acquire()
                 parameter = partition.parameter
-                self._held.append((partition, parameter.data))
+                self._held.append((partition, local_of(parameter)))
                 if partition not in alone:
                     # Others read this memory: ranks that share it, or whoever had it already.
-                    parameter.data = parameter.detach().clone()
+                    place(parameter, local_of(parameter).clone())
         except BaseException:
             self._release()
             raise
@@ -77,7 +78,7 @@ class GatheredParameters:
     def _release(self) -> None:
         held, self._held = self._held, []
         for partition, before in held:
-            partition.parameter.data = before
+            place(partition.parameter, before)
             partition.release()
         for home in {partition.home for partition in self._alone}:
             if home is not None:

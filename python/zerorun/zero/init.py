@@ -15,6 +15,8 @@ from torch import nn
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
+from zerorun.local_tensor import is_distributed
+from zerorun.mesh import data_communicator, mesh_of, ranks_of_group
 from zerorun.model_layout import DTYPES
 from zerorun.partition import PrivatePartition, partition_of
 from zerorun.rank_zero import share
@@ -35,8 +37,12 @@ class Init:
     partitioned parameter is partitioned too. `module`: partitions that one, without a block.
     `dtype`: of the parameters; default: bf16 or fp16 where the configuration enables one.
     Parameters are on this rank's GPU if it has one, else in host memory, whatever `remote_device`
-    and `pin_memory` say. Groups are accepted
-    and DeepSpeed's hooks into its own partitioning: parts are those of all ranks.
+    and `pin_memory` say. Hooks into DeepSpeed's own partitioning are accepted.
+
+    The ranks that keep a parameter together, and whose first one's values it gets, are all, or
+    where ranks hold different parts of a model those of `sequence_data_parallel_group`,
+    `data_parallel_group` (process groups of torch's) or `mpu`: what initialize is given.
+    `zero_param_parallel_group`, some of them, is where an engine keeps second copies.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
@@ -71,7 +77,11 @@ class Init:
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
         make_current(self._device)
+        self._ranks = _ranks_of(sequence_data_parallel_group, data_parallel_group, mpu)
+        _check_inside(zero_param_parallel_group, self._ranks)
         self._communicator = communicator.world()
+        if self._ranks is not None:
+            self._communicator = data_communicator(self._ranks)
         for each in module.modules() if module is not None else ():
             self._partition(each)
 
@@ -128,8 +138,46 @@ class Init:
             if not usable or partition_of(parameter) is not None:
                 continue
             parameter.data = parameter.data.to(self._device, self._dtype)
+            if is_distributed(parameter):
+                raise _C.ConfigError(
+                    f"zero.Init: {type(module).__name__} has a DTensor: parallelize a module after "
+                    "the block, without zero.Init around it"
+                )
             share(parameter, self._communicator, "initial values under zero.Init")
-            PrivatePartition(parameter, self._communicator)
+            PrivatePartition(parameter, self._communicator, self._ranks)
+
+
+def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...] | None:
+    """The job's ranks that keep parameters together; None for all."""
+    groups = {"sequence_data_parallel_group": sequence_group, "data_parallel_group": data_group}
+    found = {
+        name: ranks_of_group(g, f"zero.Init: {name}") for name, g in groups.items() if g is not None
+    }
+    if mpu is not None:
+        mesh = mesh_of(mpu)
+        assert mesh is not None
+        found["mpu"] = mesh.data_ranks
+    chosen = next(iter(found.values()), None)
+    if mpu is not None and chosen != found["mpu"]:
+        raise _C.ConfigError(
+            f"zero.Init: the group given has ranks {list(chosen or ())}, and the mpu's "
+            f"data-parallel ranks are {list(found['mpu'])}: give one of them"
+        )
+    everybody = chosen is None or len(chosen) == communicator.world().world_size
+    return None if everybody else chosen
+
+
+def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
+    """Raises ConfigError for second copies on ranks that have other parameters."""
+    inner = (
+        ranks_of_group(group, "zero.Init: zero_param_parallel_group") if group is not None else ()
+    )
+    outside = sorted(set(inner) - set(ranks if ranks is not None else inner))
+    if outside:
+        raise _C.ConfigError(
+            f"zero.Init: zero_param_parallel_group has ranks {outside}, which are not in the "
+            f"data-parallel group {list(ranks or ())} and hold another part of the model"
+        )
 
 
 def _dtype_of(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> torch.dtype | None:

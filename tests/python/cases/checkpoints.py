@@ -358,7 +358,7 @@ def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> No
         file.write_text("")
     engine = engine_at(3)
     engine.communicator.barrier()
-    save = functools.partial(save_full_state, engine.module, engine.communicator)
+    save = functools.partial(save_full_state, engine.module, engine.ranks)
     raises(zerorun.IoError, "file", lambda: save(file, "model.bin"))
     save(folder / "out", "model.bin")
     assert [path.name for path in (folder / "out").iterdir()] == ["model.bin"]

@@ -24,8 +24,8 @@ _HINTS = {
     "linear": "peft's LoRA layers train under ZeRO as they are",
     "model_implementations": "transformers' own models train under ZeRO as they are",
     "module_inject": "transformers' own models train under ZeRO stage 3 in place of tensor slicing",
-    "moe": "mixtures of experts of transformers train under ZeRO as they are; for expert "
-    "parallelism use another program",
+    "moe": "deepspeed.moe.layer.MoE(hidden_size, expert, num_experts, ep_size); mixtures of "
+    "experts of transformers train under ZeRO as they are",
     "monitor": "deepspeed.monitor.monitor.MonitorMaster, or engine.monitor",
     "nvme": "`zerorun bench nvme` measures a disk as NVMe offload uses it",
     "ops": "zerorun's kernels are compiled into it: nothing is built at run time",
@@ -60,7 +60,8 @@ _HINTS = {
     "runtime.sparse_tensor": "gradients of embeddings are dense: nn.Embedding(sparse=False)",
     "runtime.superoffload": "offload_optimizer with device cpu overlaps updates with backward",
     "runtime.swap_tensor": "offload_optimizer and offload_param with device nvme",
-    "runtime.tensor_parallel": "ZeRO stage 3 shards what tensor parallelism would",
+    "runtime.tensor_parallel": "torch's parallelize_module, with zerorun as the data-parallel side "
+    "(deepspeed.initialize(mesh_param=device_mesh)), or Megatron's layers (mpu=)",
     "runtime.zenflow": "offload_optimizer with device cpu overlaps updates with backward",
     "runtime.zero": "deepspeed.initialize with zero_optimization.stage 0 to 3",
     "runtime.zero.mics": "zero.Init and stage 3",
@@ -69,7 +70,7 @@ _HINTS = {
     "runtime.zero.stage_1_and_2": "the optimizer that deepspeed.initialize returns at stages 0 "
     "to 2",
     "tp_model_init": "ZeRO stage 3 shards what tensor parallelism would: leave tensor_parallel out",
-    "utils.groups": "all ranks are data-parallel: torch.distributed.group.WORLD",
+    "utils.groups": "torch.distributed.new_group makes groups; initialize takes them as an mpu",
     "utils.logging": "Python's logging, with the logger deepspeed.utils.logger",
     "utils.tensor_fragment": "utils.safe_get_full_fp32_param and the others reach masters, "
     "gradients and states",

@@ -4,7 +4,7 @@ import functools
 import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zerorun
@@ -14,9 +14,11 @@ import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed._sequence import sequence_settings
 from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
+from deepspeed.moe.layer import MoE
 from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
+from deepspeed.utils import groups
 from deepspeed.utils.logging import logger, set_log_level_from_string
 
 
@@ -52,6 +54,11 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     return config if config is not None else config_params
 
 
+def _is_sizes(mesh_param: Any) -> bool:
+    """Whether it has the sizes of a mesh, and is none."""
+    return isinstance(mesh_param, Sequence)
+
+
 @deepspeeds_errors()
 def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     args: Any = None,
@@ -72,9 +79,8 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     _announce()
     if model is None:
         raise zerorun.ConfigError("deepspeed.initialize requires a model")
-    if mesh_param is not None:
-        raise NotImplementedError("deepspeed.initialize: mesh_param is not part of zerorun")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    groups.mpu, groups.mesh_device = mpu, None if _is_sizes(mesh_param) else mesh_param
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(sequence_settings(raw, mpu))
     zerorun.config.parse(settings)  # what is wrong shows before anything is read
@@ -91,14 +97,21 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         lr_scheduler = maker_of(settings.get("scheduler"))
         if lr_scheduler is not None:
             del settings["scheduler"]
+    data_first = bool(raw.get("use_data_before_expert_parallelism"))
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.set_deepspeed_parallelism(data_first)
     engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
         model,
         optimizer,
         model_parameters,
         lr_scheduler=lr_scheduler,
         config=settings,
+        mpu=mpu,
+        mesh_param=mesh_param,
         engine_class=DeepSpeedEngine,
     )
+    engine.mpu = mpu
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
     engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
     if training_data is not None:

@@ -10,8 +10,7 @@ from zerorun import sequence
 def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, Any]:
     """`config` with the number of ranks that share a sequence, wherever that is from.
 
-    Raises ConfigError for sizes that contradict each other, and NotImplementedError for an mpu of
-    tensor or pipeline parallelism.
+    Raises ConfigError for sizes that contradict each other.
     """
     given = config.get("sequence_parallel_size")
     size = given if isinstance(given, int) else None
@@ -29,13 +28,5 @@ def _size_of(mpu: Any) -> int | None:
     """Ranks that share a sequence in a Megatron-style object."""
     if mpu is None:
         return None
-    if hasattr(mpu, "get_sequence_parallel_world_size"):
-        return mpu.get_sequence_parallel_world_size()
-    for name in ("model", "tensor_model", "pipeline_model", "pipe"):
-        query = getattr(mpu, f"get_{name}_parallel_world_size", None)
-        if query is not None and query() > 1:
-            raise NotImplementedError(
-                f"deepspeed.initialize: mpu has {query()} ranks of {name} parallelism, which is "
-                "not part of zerorun: use data and sequence parallelism"
-            )
-    return None
+    query = getattr(mpu, "get_sequence_parallel_world_size", None)
+    return None if query is None else query()

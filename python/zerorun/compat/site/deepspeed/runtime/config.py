@@ -8,6 +8,7 @@ from typing import Any
 
 import zerorun
 from zerorun import config as configuration
+from zerorun.mesh import mesh_of
 
 from deepspeed.utils.logging import logger
 
@@ -85,7 +86,8 @@ class DeepSpeedConfig:
         self._param_dict = read_config(config)
         with deepspeeds_errors():
             found = configuration.parse(adapt_config(self._param_dict))
-            world_size = zerorun.communicator.world().world_size
+            mesh = mesh_of(mpu, mesh_device)
+            world_size = zerorun.communicator.world().world_size if mesh is None else mesh.data_size
             batch, parsed = configuration.batch_for(found, world_size), found.config
         self.train_batch_size = batch.train_batch_size
         self.train_micro_batch_size_per_gpu = batch.micro_batch_size

@@ -13,6 +13,7 @@ from zerorun.agreement import all_or_none
 from zerorun.config import BatchConfig
 from zerorun.full_state import full_state_dict
 
+from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
@@ -43,9 +44,8 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     client_lr_scheduler: Any = None
     training_data: Any = None
     collate_fn: Any = None
-    mpu = None
+    mpu: Any = None
     pipeline_parallelism = False
-    has_moe_layers = False
     _is_compiled = False
 
     @property
@@ -187,7 +187,11 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
 
     @property
     def global_samples(self) -> int:
-        return self.micro_steps * self.batch.micro_batch_size * self.world_size
+        return self.micro_steps * self.batch.micro_batch_size * self.dp_world_size
+
+    @property
+    def has_moe_layers(self) -> bool:
+        return has_moe_layers(self.module)[0]
 
     # --- ranks ---
 
@@ -197,33 +201,39 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
 
     @property
     def global_rank(self) -> int:
-        return self.communicator.rank
+        return self.ranks.job.rank
 
     @property
     def world_size(self) -> int:
-        return self.communicator.world_size
+        return self.ranks.job.world_size
+
+    @property
+    def dp_world_size(self) -> int:
+        return self.ranks.data.world_size
+
+    @property
+    def mp_world_size(self) -> int:
+        return self.ranks.model_size
 
     @property
     def dist_backend(self) -> str:
         return dist.get_backend()
 
-    dp_world_size = world_size
-    mp_world_size = 1
-
     def get_data_parallel_rank(self) -> int:
-        return self.global_rank
+        return self.ranks.data.rank
 
     def get_tensor_parallel_rank(self) -> int:
-        return 0
+        return 0 if self.ranks.mesh is None else self.ranks.mesh.tensor_rank
 
-    get_model_parallel_rank = get_tensor_parallel_rank
+    def get_model_parallel_rank(self) -> int:
+        return self.ranks.model_rank
 
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
 
     @property
     def data_parallel_group(self) -> Any:
-        return dist.group.WORLD
+        return groups._get_data_parallel_group()
 
     # --- data and state ---
 
@@ -262,8 +272,8 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
             collate_fn=collate_fn or self.collate_fn,
             num_local_io_workers=num_local_io_workers,
             data_sampler=data_sampler,
-            data_parallel_world_size=self.world_size,
-            data_parallel_rank=self.global_rank,
+            data_parallel_world_size=self.dp_world_size,
+            data_parallel_rank=self.get_data_parallel_rank(),
             dataloader_drop_last=bool(self.dataloader_drop_last()),
             shuffle=route == ROUTE_TRAIN,
         )
@@ -290,12 +300,12 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
         """The whole model on rank 0, None elsewhere. Collective; ValueError below stage 3."""
         if not self.zero_optimization_partition_weights():
             raise ValueError("this function requires ZeRO-3 mode")
-        return full_state_dict(self.module, self.communicator, exclude_frozen_parameters)
+        return full_state_dict(self.module, self.ranks, exclude_frozen_parameters)
 
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
-        return full_state_dict(self.module, self.communicator, exclude_frozen_parameters)
+        return full_state_dict(self.module, self.ranks, exclude_frozen_parameters)
 
     def save_checkpoint(
         self,
@@ -307,7 +317,7 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
     ) -> bool:
         """As ZeroEngine's, with the script zero_to_fp32.py beside the tags."""
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
-        with all_or_none(self.communicator, "save_checkpoint"):
+        with all_or_none(self.ranks.job, "save_checkpoint"):
             if self.global_rank == 0:
                 path = os.path.join(save_dir, "zero_to_fp32.py")
                 with open(path, "w", encoding="utf-8") as file:

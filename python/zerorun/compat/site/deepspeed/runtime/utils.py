@@ -95,7 +95,7 @@ def get_global_norm_of_tensors(
 ) -> float:
     if mpu is not None or moe_ep_group is not None:
         raise NotImplementedError(
-            "get_global_norm_of_tensors: model and expert parallelism are not part of zerorun; "
+            "get_global_norm_of_tensors over the parts of a model is not part of zerorun; "
             "engine.get_global_grad_norm() is the norm over all ranks"
         )
     return float(torch.nn.utils.get_total_norm(input_tensors, norm_type))
@@ -107,8 +107,8 @@ def clip_grad_norm_(
     """torch's, for parameters that no engine manages."""
     if mpu is not None:
         raise NotImplementedError(
-            "clip_grad_norm_: model parallelism is not part of zerorun; gradient_clipping of the "
-            "configuration clips by the norm over all ranks"
+            "clip_grad_norm_ over the parts of a model is not part of zerorun; gradient_clipping "
+            "of the configuration clips by the norm over all ranks"
         )
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 

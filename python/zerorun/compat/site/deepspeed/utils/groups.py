@@ -1,21 +1,65 @@
-"""Process groups: all ranks average gradients; with Ulysses several of them share a sequence."""
+"""Process groups, as the program's mpu or mesh has them: without one all ranks average gradients.
+
+With Ulysses several ranks share a sequence, with experts several hold the layers' experts together.
+"""
 
 from typing import Any
 
 import torch.distributed as dist
-from zerorun import sequence
+from zerorun import experts, sequence
+
+mpu: Any = None  # what initialize was given
+mesh_device: Any = None  # likewise, torch's DeviceMesh
+expert_tensor_parallel_world_size = 1
+
+_DATA = ("data_parallel", "dp", "data")
+_TENSOR = ("tensor_parallel", "tp", "model_parallel", "model", "tensor")
+
+
+def _of_mpu(*names: str) -> Any:
+    """What the first of these methods that the mpu has gives; None without any."""
+    query = next((getattr(mpu, name) for name in names if hasattr(mpu, name)), None)
+    return None if query is None else query()
+
+
+def _of_mesh(names: tuple[str, ...]) -> Any:
+    dimensions = getattr(mesh_device, "mesh_dim_names", None) or ()
+    found = next((name for name in dimensions if name in names), None)
+    return None if found is None else mesh_device.get_group(found)
+
+
+# --- data ---
 
 
 def _get_data_parallel_group() -> Any:
-    return dist.group.WORLD
+    found = _of_mpu("get_data_parallel_group")
+    if found is None:
+        found = _of_mesh(_DATA)
+    return dist.group.WORLD if found is None else found
 
 
 def _get_data_parallel_world_size() -> int:
-    return dist.get_world_size()
+    return dist.get_world_size(_get_data_parallel_group())
 
 
 def _get_data_parallel_rank() -> int:
-    return dist.get_rank()
+    return dist.get_rank(_get_data_parallel_group())
+
+
+def _get_data_parallel_group_ranks() -> list[int]:
+    return dist.get_process_group_ranks(_get_data_parallel_group())
+
+
+def _get_broadcast_src_rank() -> int:
+    return dist.get_global_rank(_get_data_parallel_group(), 0)
+
+
+get_data_parallel_group = _get_data_parallel_group
+get_data_parallel_world_size = _get_data_parallel_world_size
+get_data_parallel_rank = _get_data_parallel_rank
+
+
+# --- sequences ---
 
 
 def _get_sequence_parallel_world_size() -> int:
@@ -35,48 +79,145 @@ def _get_sequence_parallel_group() -> Any:
     return groups.group
 
 
-_get_sequence_data_parallel_group = _get_data_parallel_group
-_get_sequence_data_parallel_world_size = _get_data_parallel_world_size
-_get_sequence_data_parallel_rank = _get_data_parallel_rank
-get_data_parallel_group = _get_data_parallel_group
-get_data_parallel_world_size = _get_data_parallel_world_size
-get_data_parallel_rank = _get_data_parallel_rank
+def _get_sequence_data_parallel_group() -> Any:
+    """The ranks over which states are sharded and gradients averaged."""
+    found = _of_mpu("get_sequence_data_parallel_group")
+    return _get_data_parallel_group() if found is None else found
 
 
-# --- model and expert parallelism, of which there is none ---
+def _get_sequence_data_parallel_world_size() -> int:
+    return dist.get_world_size(_get_sequence_data_parallel_group())
+
+
+def _get_sequence_data_parallel_rank() -> int:
+    return dist.get_rank(_get_sequence_data_parallel_group())
+
+
+# --- layers that ranks share ---
+
+
+def get_model_parallel_group() -> Any:
+    """AssertionError where every rank has the whole model."""
+    found = _of_mpu("get_model_parallel_group", "get_tensor_model_parallel_group")
+    if found is None:
+        found = _of_mesh(_TENSOR)
+    assert found is not None, "model parallel group is not initialized"
+    return found
 
 
 def get_model_parallel_world_size() -> int:
-    return 1
+    found = _of_mpu("get_model_parallel_world_size", "get_tensor_model_parallel_world_size")
+    if found is None:
+        group = _of_mesh(_TENSOR)
+        return 1 if group is None else dist.get_world_size(group)
+    return found
 
 
 def get_model_parallel_rank() -> int:
-    return 0
+    if mpu is None:
+        group = _of_mesh(_TENSOR)
+        return 0 if group is None else dist.get_rank(group)
+    names = ("tensor_model", "slice", "model")
+    return _of_mpu(*(f"get_{name}_parallel_rank" for name in names)) or 0
 
 
 def get_tensor_model_parallel_src_rank() -> int:
-    return dist.get_rank()
+    if get_model_parallel_world_size() == 1:
+        return dist.get_rank()
+    return dist.get_global_rank(get_model_parallel_group(), 0)
 
 
 _get_model_parallel_world_size = get_model_parallel_world_size
-_get_expert_model_parallel_world_size = get_model_parallel_world_size
+get_tensor_model_parallel_group = get_model_parallel_group
 get_tensor_model_parallel_world_size = get_model_parallel_world_size
 get_tensor_model_parallel_rank = get_model_parallel_rank
 
 
-def _get_broadcast_src_rank() -> int:
-    return 0
+# --- experts ---
 
 
-def _get_data_parallel_group_ranks() -> list[int]:
-    return dist.get_process_group_ranks(_get_data_parallel_group())
+def _create_expert_and_data_parallel(
+    expert_parallel_size_: int,
+    *_sizes: Any,
+    use_data_before_expert_parallel_: bool = False,
+    **_options: Any,
+) -> None:
+    """The groups ``ep_size_<size>``. Collective at the first call."""
+    experts.start(expert_parallel_size_, data_first=use_data_before_expert_parallel_)
+
+
+def _groups_named(name: str) -> experts.ExpertGroups:
+    return experts.named(name, "of the program")
+
+
+def _get_expert_parallel_group(group_name: str) -> Any:
+    return _groups_named(group_name).group
 
 
 def _get_expert_parallel_group_dict() -> dict[str, Any]:
-    return {}
+    return {name: groups.group for name, groups in experts.known().items()}
 
 
-_get_expert_data_parallel_group_dict = _get_expert_parallel_group_dict
+def _get_expert_parallel_group_ranks(group_name: str) -> list[int]:
+    return list(_groups_named(group_name).ranks)
+
+
+def _get_expert_parallel_world_size(group_name: str) -> int:
+    return _groups_named(group_name).size
+
+
+def _get_expert_parallel_rank(group_name: str) -> int:
+    return _groups_named(group_name).rank
+
+
+def _get_expert_parallel_src_rank(group_name: str) -> int:
+    return _groups_named(group_name).ranks[0]
+
+
+def _get_expert_data_parallel_group(group_name: str) -> Any:
+    return _groups_named(group_name).data_group
+
+
+def _get_expert_data_parallel_group_dict() -> dict[str, Any]:
+    return {name: groups.data_group for name, groups in experts.known().items()}
+
+
+def _get_expert_data_parallel_group_ranks(group_name: str) -> list[int]:
+    return list(_groups_named(group_name).data_ranks)
+
+
+def _get_expert_data_parallel_world_size(group_name: str) -> int:
+    return len(_groups_named(group_name).data_ranks)
+
+
+def _get_expert_data_parallel_rank(group_name: str) -> int:
+    return _groups_named(group_name).data_ranks.index(dist.get_rank())
+
+
+def _get_expert_broadcast_src_rank(group_name: str) -> int:
+    return _groups_named(group_name).data_ranks[0]
+
+
+def _get_max_expert_size() -> int:
+    known = experts.known()
+    assert known, "expert parallel groups are not initialized"
+    return max(groups.size for groups in known.values())
+
+
+def _get_max_expert_size_name() -> str:
+    return f"ep_size_{_get_max_expert_size()}"
+
+
+def _get_max_expert_parallel_group() -> Any:
+    return _get_expert_parallel_group(_get_max_expert_size_name())
+
+
+def _get_expert_model_parallel_world_size() -> int:
+    """An expert is whole on its ranks."""
+    return expert_tensor_parallel_world_size
+
+
+# --- the rest ---
 
 
 def _zero_param_parallel_is_initialized() -> bool:
@@ -88,6 +229,7 @@ def initialize(ep_size: int = 1, mpu: Any = None) -> None:
     """Nothing to make without expert parallelism."""
     if ep_size != 1 or mpu is not None:
         raise NotImplementedError(
-            f"deepspeed.utils.groups.initialize(ep_size={ep_size}): expert and model parallelism "
-            "are not part of zerorun; all ranks are data-parallel"
+            f"deepspeed.utils.groups.initialize(ep_size={ep_size}): give the mpu to "
+            "deepspeed.initialize, and ep_size to groups._create_expert_and_data_parallel(ep_size) "
+            "or deepspeed.moe.layer.MoE"
         )

@@ -1,0 +1,198 @@
+"""deepspeed's mpu, mesh_param and mixture of experts, on 2 x 2 ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
+from deepspeed.moe.utils import (
+    has_moe_layers,
+    is_moe_param,
+    split_params_into_different_moe_groups_for_optimizer,
+)
+from deepspeed.utils import groups
+from torch import nn
+
+from cases import dtensors, mesh
+from cases.models import RANK, WORLD_SIZE, assert_close, raises
+
+WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
+KEYS = {"gradient_clipping": 0.05, "zerorun": {"comm_timeout": 30}}
+
+
+def adamw_keys(stage: int) -> dict[str, Any]:
+    optimizer = {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}}
+    return KEYS | {"optimizer": optimizer, "zero_optimization": {"stage": stage}}
+
+
+def case_groups_answer_from_the_mpu(folder: Path) -> None:
+    mpu = mesh.megatron()
+    config = adamw_keys(2) | {"train_batch_size": mesh.ROWS, "gradient_accumulation_steps": 1}
+    model = mesh.Divided(mpu)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config, mpu=mpu
+    )
+    assert engine.train_micro_batch_size_per_gpu() == mesh.ROWS // mesh.DATA
+    assert (engine.dp_world_size, engine.mp_world_size, engine.world_size) == (2, 2, 4)
+    assert groups._get_data_parallel_group() is engine.data_parallel_group is mpu.data
+    assert groups.get_data_parallel_world_size() == 2
+    assert groups._get_data_parallel_rank() == engine.get_data_parallel_rank() == RANK // 2
+    assert groups.get_model_parallel_world_size() == 2
+    assert groups.get_tensor_model_parallel_rank() == engine.get_model_parallel_rank() == RANK % 2
+    assert groups.get_tensor_model_parallel_src_rank() == RANK // 2 * 2
+    assert groups._get_broadcast_src_rank() == RANK % 2
+    assert_close(mesh.train(engine), mesh.whole_figures())
+    deepspeed.checkpointing.configure(mpu)
+    deepspeed.checkpointing.model_parallel_cuda_manual_seed(7)
+    with deepspeed.checkpointing.get_cuda_rng_tracker().fork():
+        drawn = torch.rand(1)
+    assert drawn.item() == torch.rand(
+        1, generator=torch.Generator().manual_seed(7 + 2718 + RANK % 2)
+    )
+    engine.save_checkpoint(str(folder))
+    assert sorted(path.name for path in (folder / "global_step6").iterdir()) == [
+        "mp_rank_00",
+        "mp_rank_01",
+    ]
+    engine.destroy()
+
+
+def case_groups_answer_from_the_mesh(_folder: Path) -> None:
+    whole = dtensors.meshes()
+    model = dtensors.divided(whole)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config=adamw_keys(1) | {"train_micro_batch_size_per_gpu": 2},
+        mesh_param=whole,
+    )
+    assert engine.train_batch_size() == 4
+    assert groups._get_data_parallel_group() is whole.get_group("dp")
+    assert groups.get_model_parallel_group() is whole.get_group("tp")
+    assert (groups.get_model_parallel_world_size(), groups.get_model_parallel_rank()) == (
+        2,
+        RANK % 2,
+    )
+    engine.destroy()
+
+
+class Mixture(nn.Module):
+    def __init__(self, size: int, k: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.into = nn.Linear(WIDTH, WIDTH)
+        expert = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+        options = {"drop_tokens": False, "use_rts": False, "top2_2nd_expert_sampling": False}
+        self.moe = MoE(WIDTH, expert, EXPERTS, size, k, use_residual=True, **options)
+        own = range(EXPERTS) if size == 1 else range(RANK % size * EXPERTS // size, EXPERTS)
+        local = self.moe.deepspeed_moe.experts.deepspeed_experts
+        for number, module in zip(own, local, strict=False):
+            torch.manual_seed(100 + number)
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.normal_(std=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        return x + self.moe(x)[0]
+
+
+def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(300 + step)
+    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
+
+
+def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    for k, stages in ((1, (0, 2)), (2, (1,)), (3, (3,))):
+        whole = Mixture(1, k)
+        optimizer, expected = torch.optim.AdamW(whole.parameters(), lr=0.02, weight_decay=0.1), []
+        for step in range(STEPS):
+            x, y = data_of(step)
+            loss = F.mse_loss(whole(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05)
+            optimizer.step()
+            expected += [loss.item(), norm.item()]
+        for stage in stages:
+            model = Mixture(2, k)
+            assert has_moe_layers(model) == (True, EXPERTS)
+            parameters = split_params_into_different_moe_groups_for_optimizer(
+                {"params": list(model.parameters()), "name": "all"}
+            )
+            assert [group.get("moe", False) for group in parameters] == [False, True]
+            assert all(map(is_moe_param, parameters[1]["params"]))
+            engine, *_ = deepspeed.initialize(
+                model=model,
+                model_parameters=parameters,
+                config=adamw_keys(stage) | {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE},
+            )
+            assert engine.has_moe_layers
+            assert groups._get_expert_parallel_world_size("ep_size_2") == 2
+            assert groups._get_expert_data_parallel_group_ranks("ep_size_2") == [
+                RANK % 2,
+                RANK % 2 + 2,
+            ]
+            found = []
+            for step in range(STEPS):
+                x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
+                loss = F.mse_loss(engine(x), y)
+                engine.backward(loss)
+                engine.step()
+                found += [mesh.mean(loss.detach(), engine), engine.get_global_grad_norm()]
+            assert_close(found, expected)
+            engine.destroy()
+
+
+def case_gates_keep_to_the_capacity(_folder: Path) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(40, 4)
+    logits[:, 0] += 3  # almost all want the first
+    for gate, k in (
+        (lambda: top1gating(logits, 1.0, 2), 1),
+        (lambda: top1gating(logits, 1.0, 2, use_rts=False, noisy_gate_policy="RSample"), 1),
+        (lambda: top2gating(logits, 1.0, 2), 2),
+        (lambda: topkgating(logits, 3, 1.0, 2), 3),
+        (lambda: topkgating(logits, 3, 1.0, 2, drop_policy="position"), 3),
+    ):
+        loss, weights, mask, counts = gate()
+        assert loss > 1  # what equal shares would give
+        assert mask.shape == (40, 4, 10 * k)
+        assert (mask.sum(0) <= 1).all()  # a place is one token's
+        assert (mask.sum((1, 2)) <= k).all()
+        assert counts.sum() == 40 * k
+        assert counts[0] > 10
+        assert mask.sum((0, 2))[0] == 10 if k == 1 else mask.sum((0, 2))[0] <= 10 * k
+        assert weights.sum((1, 2)).max() <= 1 + 1e-6
+    raises(ValueError, "drop_policy", lambda: topkgating(logits, 2, 1.0, 2, drop_policy="x"))
+
+
+def case_layers_that_cannot_be_are_errors(_folder: Path) -> None:
+    expert = nn.Linear(4, 4)
+    raises(ValueError, "do not divide num_experts=3", lambda: MoE(4, expert, 3, ep_size=2))
+    raises(NotImplementedError, "use_tutel", lambda: MoE(4, expert, 2, use_tutel=True))
+    raises(ValueError, "noisy_gate_policy", lambda: MoE(4, expert, 2, noisy_gate_policy="no"))
+    layer = MoE(4, expert, 2, ep_size=2)
+    raises(ValueError, "call deepspeed.initialize", lambda: layer(torch.zeros(3, 4)))
+
+
+def case_sizes_of_a_mesh_let_ranks_share_sequences(_folder: Path) -> None:
+    """The last one: a job has one size."""
+    given = {"model": nn.Linear(2, 2), "config": KEYS | {"train_micro_batch_size_per_gpu": 1}}
+    raises(
+        ValueError,
+        "mesh_param: got (2, 1)",
+        lambda: deepspeed.initialize(**given, mesh_param=(2, 1)),
+    )
+    engine, *_ = deepspeed.initialize(**given, mesh_param=(2, 2))
+    assert groups._get_sequence_parallel_world_size() == 2
+    assert engine.train_batch_size() == 2
+    engine.destroy()

@@ -1,0 +1,257 @@
+"""Models of torch's parallelize_module on a mesh of 2 x 2 ranks, against those of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import zerorun
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from cases.mesh import CLIP, mean
+from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+
+WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [
+            layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        found = F.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """A transformer's, with the layers around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.first, self.second, self.last = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.attention, self.mlp = Attention(), MLP()
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        x = x + self.attention(self.first(x))
+        x = x + self.mlp(self.second(x))
+        return self.head(self.last(x))
+
+
+def meshes() -> Any:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return init_device_mesh("cpu", (WORLD_SIZE // 2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def divided(mesh: Any, seed: int = 0) -> nn.Module:
+    """With tensor and sequence parallelism: norms are replicas whose gradients are addends."""
+    inner = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    plan = {
+        "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "first": SequenceParallel(),
+        "second": SequenceParallel(),
+        "last": SequenceParallel(),
+        "attention": inner,
+        "mlp": inner,
+        "attention.out": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    plan |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+    return parallelize_module(make(Block, seed), mesh["tp"], plan)
+
+
+def data_of(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(900 + step)
+    return torch.randint(0, WORDS, (ROWS, TOKENS + 1), generator=generator)
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+
+
+def whole_training() -> tuple[list[float], nn.Module]:
+    model = make(Block)
+    optimizer, losses = adamw(model), []
+    for step in range(STEPS):
+        loss = loss_of(model, data_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses += [loss.item(), norm.item()]
+    return losses, model
+
+
+def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zerorun.ZeroEngine:
+    """`private`: full parameters come and go, as on GPUs."""
+    model = divided(mesh, seed)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": CLIP,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
+        "zerorun": {"comm_timeout": 30, "share_parameters": not private},
+    }
+    return zerorun.initialize(model, adamw(model), config=config, device_mesh=mesh)[0]
+
+
+def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
+    losses, ranks = [], engine.communicator
+    for step in range(first, first + steps):
+        loss = loss_of(engine, data_of(step).chunk(ranks.world_size)[ranks.rank])
+        engine.backward(loss)
+        engine.step()
+        losses += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
+    return losses
+
+
+def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
+    mesh = meshes()
+    expected, whole = whole_training()
+    for stage, private in ((0, False), (1, False), (2, False), (3, False), (3, True)):
+        engine = start(mesh, stage, private=private)
+        assert_close(train(engine), expected)
+        full = engine.full_state_dict(rank0_only=False)
+        for name, parameter in engine.module.named_parameters():
+            assert isinstance(parameter, DTensor), name
+            if stage < 3:
+                assert torch.equal(engine.state_dict()[name].full_tensor(), full[name])
+            torch.testing.assert_close(full[name], whole.state_dict()[name], rtol=1e-4, atol=1e-5)
+        weight = engine.module.mlp.up.weight
+        master = zerorun.zero.safe_get_full_fp32_param(weight)
+        assert torch.equal(master.full_tensor(), full["mlp.up.weight"])
+        zerorun.zero.safe_set_full_fp32_param(weight, torch.zeros_like(master))
+        with zerorun.zero.GatheredParameters(weight):
+            assert weight.full_tensor().abs().max().item() == 0
+        engine.destroy()
+        assert isinstance(weight, DTensor)
+
+
+def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
+    mesh = meshes()
+    engine = start(mesh, 2)
+    train(engine, 2)
+    engine.save_checkpoint(folder)
+    expected = train(engine, 2, first=2)
+    engine.destroy()
+    engine = start(mesh, 3, seed=3)
+    engine.load_checkpoint(folder)
+    assert train(engine, 2, first=2) == expected
+    raises(zerorun.ConfigError, "under one name", lambda: get_model_state_dict(engine.module))
+    engine.destroy()
+    engine = start(mesh, 2, seed=3)
+    engine.load_checkpoint(folder)
+    engine.save_16bit_model(folder)
+    if engine.ranks.job.rank == 0:
+        saved = torch.load(folder / "pytorch_model.bin")
+        assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
+    engine.destroy()
+
+
+def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
+    engine = start(meshes(), 2)
+    model = engine.module
+    state = {name: value.clone() for name, value in get_model_state_dict(model).items()}
+    expected = state["mlp.up.weight"].full_tensor()
+    train(engine, 1)
+    set_model_state_dict(model, state)
+    assert torch.equal(model.mlp.up.weight.full_tensor(), expected)
+    master = zerorun.zero.safe_get_full_fp32_param(model.mlp.up.weight)
+    assert torch.equal(master.full_tensor(), expected)
+    raises(
+        zerorun.ConfigError,
+        "under one name",
+        lambda: get_optimizer_state_dict(model, engine.optimizer),
+    )
+    engine.destroy()
+
+
+def case_the_example_trains(_folder: Path) -> None:
+    meshes()
+    path = Path(__file__).parents[3] / "examples" / "python" / "tensor_parallel.py"
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [str(path)])
+        runpy.run_path(str(path), run_name="__main__")
+    if RANK == 0:
+        losses = [float(line.split()[-1]) for line in printed.getvalue().splitlines()[:-1]]
+        assert losses[-1] < 0.8 * losses[0]
+        assert "'0.weight': (256, 64)" in printed.getvalue()
+
+
+def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
+    mesh = meshes()
+    model = divided(mesh)
+    raises(
+        zerorun.ConfigError,
+        "expected one of",
+        lambda: zerorun.shard(
+            model, stage=1, device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        ),
+    )
+    raises(
+        zerorun.ConfigError,
+        "give the whole mesh",
+        lambda: zerorun.shard(model, stage=1, device_mesh=mesh["dp"]),
+    )
+    raises(zerorun.ConfigError, "give initialize the whole", lambda: zerorun.shard(model, stage=1))
+    odd = nn.Linear(4, 4, bias=False)
+    local = DTensor.from_local(torch.zeros(4, 4), mesh["tp"], [Partial()], run_check=False)
+    odd.weight = nn.Parameter(local)
+    raises(
+        zerorun.ConfigError,
+        "expected Shard or Replicate",
+        lambda: zerorun.shard(odd, stage=1, device_mesh=mesh),
+    )
+    odd.weight = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh["dp"], [Shard(0)]))
+    raises(
+        zerorun.ConfigError,
+        "parallelize_module its other dimension alone",
+        lambda: zerorun.shard(odd, stage=1, device_mesh=mesh),
+    )

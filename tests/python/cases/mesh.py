@@ -1,0 +1,303 @@
+"""Models that are divided among ranks (2 x 2), against their mathematics in one process."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import zerorun
+from torch import nn
+
+from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+
+TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
+DATA = WORLD_SIZE // TENSOR
+WIDTH, HIDDEN, ROWS, STEPS = 24, 40, 8, 6
+CLIP = 0.05  # below the gradient's norm
+
+
+def megatron() -> Any:
+    """An object like Megatron's parallel_state, of this rank."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    made = types.SimpleNamespace()
+    for first in range(0, WORLD_SIZE, TENSOR):
+        ranks = list(range(first, first + TENSOR))
+        group = dist.new_group(ranks)
+        if RANK in ranks:
+            made.tensor = group
+    for first in range(TENSOR):
+        ranks = list(range(first, WORLD_SIZE, TENSOR))
+        group = dist.new_group(ranks)
+        if RANK in ranks:
+            made.data = group
+    made.get_data_parallel_group = lambda: made.data
+    made.get_data_parallel_world_size = lambda: DATA
+    made.get_data_parallel_rank = lambda: RANK // TENSOR
+    made.get_model_parallel_group = lambda: made.tensor
+    made.get_model_parallel_world_size = lambda: TENSOR
+    made.get_model_parallel_rank = lambda: RANK % TENSOR
+    made.get_tensor_model_parallel_rank = made.get_model_parallel_rank
+    return made
+
+
+class Copy(torch.autograd.Function):
+    """Megatron's f: the same input on all ranks, whose gradients add up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grad.clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class Add(torch.autograd.Function):
+    """Megatron's g: the sum of the ranks' parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Divided(nn.Module):
+    """The same, with a part of the hidden elements on each of the ranks that share a layer."""
+
+    def __init__(self, mpu: Any, seed: int = 0) -> None:
+        super().__init__()
+        self.mpu = mpu
+        whole, rank = make(Whole, seed), mpu.get_model_parallel_rank()
+        own = slice(rank * HIDDEN // TENSOR, (rank + 1) * HIDDEN // TENSOR)
+        self.norm = whole.norm
+        self.up = nn.Linear(WIDTH, HIDDEN // TENSOR)
+        self.down = nn.Linear(HIDDEN // TENSOR, WIDTH, bias=False)
+        self.bias = whole.down.bias
+        with torch.no_grad():
+            self.up.weight.copy_(whole.up.weight[own])
+            self.up.bias.copy_(whole.up.bias[own])
+            self.down.weight.copy_(whole.down.weight[:, own])
+        self.up.weight.model_parallel = self.up.bias.tensor_model_parallel = True
+        self.down.weight.model_parallel = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group = self.mpu.tensor
+        inner = F.gelu(self.up(Copy.apply(self.norm(x), group)))
+        return x + Add.apply(self.down(inner), group) + self.bias
+
+
+def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(500 + step)
+    x = torch.randn(ROWS, WIDTH, generator=generator)
+    return x, torch.randn(ROWS, WIDTH, generator=generator)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+
+
+def whole_figures() -> list[float]:
+    """Each step's loss and gradient norm."""
+    model = make(Whole)
+    optimizer, losses = adamw(model), []
+    for step in range(STEPS):
+        x, y = data_of(step)
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses += [loss.item(), norm.item()]
+    return losses
+
+
+def config(stage: int, **keys: Any) -> dict[str, Any]:
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 2000}
+    return {
+        "train_batch_size": ROWS,
+        "train_micro_batch_size_per_gpu": ROWS // DATA,
+        "gradient_clipping": CLIP,
+        "zero_optimization": zero,
+        "zerorun": {"comm_timeout": 30},
+    } | keys
+
+
+def mean(value: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
+    """Over the data-parallel ranks."""
+    values = torch.zeros(engine.communicator.world_size)
+    values[engine.communicator.rank] = value.item()
+    engine.communicator.all_reduce(values, "sum", "mean of the loss")
+    return values.double().mean().item()
+
+
+def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        ranks = engine.communicator
+        x, y = (part.chunk(ranks.world_size)[ranks.rank] for part in data_of(step))
+        loss = F.mse_loss(engine(x), y)
+        engine.backward(loss)
+        engine.step()
+        losses += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
+    return losses
+
+
+def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
+    model = Divided(mpu, seed)
+    return zerorun.initialize(model, adamw(model), config=config(stage, **keys), mpu=mpu)[0]
+
+
+def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
+    mpu, expected = megatron(), whole_figures()
+    replicas = {"zerorun": {"comm_timeout": 30, "shard_group_size": 1}}
+    for stage, keys in ((0, {}), (1, {}), (2, {}), (3, {}), (2, replicas)):
+        engine = divided(mpu, stage, **keys)
+        assert engine.communicator.world_size == DATA
+        assert engine.batch.accumulation_steps == 1
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
+    """As the stages of a pipeline do: no parameter is a replica."""
+    mpu = megatron()
+    mpu.get_tensor_model_parallel_rank = lambda: 0
+    kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH))]
+    both = nn.ModuleList(make(kind) for kind in kinds)
+    optimizer, expected = adamw(both), []
+    for step in range(STEPS):
+        x, y = data_of(step)
+        losses = [F.mse_loss(model(x), y) for model in both]
+        optimizer.zero_grad()
+        sum(losses).backward()
+        norm = torch.nn.utils.clip_grad_norm_(both.parameters(), CLIP)
+        optimizer.step()
+        expected += [losses[mpu.get_model_parallel_rank()].item(), norm.item()]
+    for stage in (1, 3):
+        model = make(kinds[mpu.get_model_parallel_rank()])
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage), mpu=mpu)
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
+    mpu = megatron()
+    for stage, loads_at, blocking in ((1, 3, True), (3, 2, False)):
+        path = folder / str(stage)
+        engine = divided(mpu, stage)
+        train(engine, 2)
+        engine.save_checkpoint(path, client_state={"epoch": 3}, blocking=blocking)
+        expected = train(engine, 2, first=2)
+        engine.wait_for_checkpoint()
+        engine.ranks.job.barrier()
+        assert (path / "latest").read_text() == "global_step2\n"
+        for rank in range(TENSOR):
+            assert (path / "global_step2" / f"mp_rank_{rank:02d}" / "checkpoint.json").exists()
+        engine.destroy()
+        engine = divided(mpu, loads_at, seed=7)
+        found, state = engine.load_checkpoint(path)
+        assert (found, state) == (str(path / "global_step2"), {"epoch": 3})
+        assert train(engine, 2, first=2) == expected
+        raises(zerorun.ConfigError, "parts", lambda e=engine: e.save_16bit_model(folder))
+        engine.destroy()
+    model = make(Whole)
+    whole, *_ = zerorun.initialize(model, adamw(model), config=config(1, train_batch_size=2 * ROWS))
+    raises(zerorun.CheckpointError, "has the parts of 2", lambda: whole.load_checkpoint(path))
+    whole.save_checkpoint(folder / "whole")
+    whole.destroy()
+    engine = divided(mpu, 1)
+    raises(
+        zerorun.CheckpointError,
+        "ranks that all had the whole model",
+        lambda: engine.load_checkpoint(folder / "whole"),
+    )
+    engine.destroy()
+
+
+def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
+    mpu = megatron()
+    engine = divided(mpu, 2, fp16={"enabled": True, "initial_scale_power": 8, "hysteresis": 1})
+    for step in range(3):
+        x, y = (part.half().chunk(DATA)[RANK // TENSOR] for part in data_of(step))
+        loss = F.mse_loss(engine(x), y)
+        if step == 1 and RANK == WORLD_SIZE - 1:
+            loss = loss * 1e30  # overflows here only
+        engine.backward(loss)
+        engine.step()
+    assert (engine.skipped_steps, engine.core.loss_scale) == (1, 128.0)
+    engine.destroy()
+
+
+def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
+    mpu, expected = megatron(), whole_figures()
+    own = mpu.get_model_parallel_rank()
+    for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
+        torch.manual_seed(10 * own + RANK // TENSOR)  # the values are those of the first replica
+        with zerorun.zero.Init(**group, zero_param_parallel_group=mpu.data):
+            layer = nn.Linear(5, 7)
+        torch.manual_seed(10 * own)
+        with zerorun.zero.GatheredParameters(layer.weight):
+            assert torch.equal(layer.weight, nn.Linear(5, 7).weight)
+        model = Divided(mpu)
+        zerorun.zero.Init(model, **group)
+        assert model.up.weight.shape == (0,)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3), mpu=mpu)
+        assert_close(train(engine), expected)
+        engine.destroy()
+    with zerorun.zero.Init():
+        model = nn.Linear(4, 4)
+    raises(
+        zerorun.ConfigError,
+        "give zero.Init and initialize the same mpu",
+        lambda: zerorun.initialize(model, adamw(model), config=config(3), mpu=mpu),
+    )
+    raises(
+        zerorun.ConfigError,
+        "hold another part of the model",
+        lambda: zerorun.zero.Init(mpu=mpu, zero_param_parallel_group=mpu.tensor),
+    )
+
+
+def case_what_contradicts_itself_is_an_error(_folder: Path) -> None:
+    mpu = megatron()
+
+    def start(**given: Any) -> None:
+        model = Divided(mpu)
+        zerorun.initialize(model, adamw(model), config=config(1), **given)
+
+    raises(zerorun.ConfigError, "give one of them", lambda: start(mpu=mpu, mesh_param=(4, 1)))
+    raises(zerorun.ConfigError, "whose product is", lambda: start(mesh_param=(3, 1)))
+    raises(zerorun.ConfigError, "no get_data_parallel_group", lambda: start(mpu=object()))
+    raises(
+        zerorun.ConfigError,
+        '/optimizer/type is "Lamb"',
+        lambda: zerorun.initialize(
+            Divided(mpu),
+            config=config(1, optimizer={"type": "Lamb", "params": {"lr": 0.1}}),
+            mpu=mpu,
+        ),
+    )
