@@ -25,7 +25,14 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND warnings -Wno-restrict -Wno-maybe-uninitialized)
 endif()
 target_compile_options(zerorun_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
-if(SKBUILD)  # a wheel's messages name sources without the folder that they were built in
+# For other machines: messages name sources without the folder that they were built in, and older C++
+# libraries suffice. As a rule for wheels.
+set(portable OFF)
+if(SKBUILD)
+  set(portable ON)
+endif()
+option(ZERORUN_PORTABLE "Build for other machines" ${portable})
+if(ZERORUN_PORTABLE)
   set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   target_compile_options(zerorun_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:${zerorun_prefix_map}>)

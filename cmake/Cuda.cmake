@@ -78,7 +78,7 @@ target_compile_options(zerorun_cuda_options INTERFACE
 if(CMAKE_COMPILE_WARNING_AS_ERROR)  # CMake's own flag reaches nvcc, not the host's compiler below it
   target_compile_options(zerorun_cuda_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>)
 endif()
-if(SKBUILD)
+if(ZERORUN_PORTABLE)
   target_compile_options(zerorun_cuda_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${zerorun_prefix_map}>)
 endif()

@@ -97,14 +97,15 @@ void define_simulation(CLI::App& tool, PlanOptions& plan) {
   takes_text(tool.add_option("--nvlink", plan.nvlink,
                              "Rate of a GPU's links within its host, each way (450GB/s)"),
              "RATE");
-  tool.add_option("--latency_us", plan.latency_us, "Microseconds of a message between hosts")
-      ->check(CLI::Range(0.0, 1e6))
+  takes_number(
+      tool.add_option("--latency_us", plan.latency_us, "Microseconds of a message between hosts"),
+      "N", 0, 1e6)
       ->capture_default_str();
-  tool.add_option(
-          "--tflops", plan.tflops,
-          "10^12 operations a second of a GPU, as the model reaches them: computation hides "
-          "communication. Needs --micro_batch and --seq_len")
-      ->check(CLI::Range(0.0, 1e6));
+  takes_number(tool.add_option("--tflops", plan.tflops,
+                               "10^12 operations a second of a GPU, as the model reaches them: "
+                               "computation hides communication. Needs --micro_batch and "
+                               "--seq_len"),
+               "N", 0, 1e6);
 }
 
 void define_plan(CLI::App& tools, PlanOptions& plan) {

@@ -114,7 +114,7 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
   on_hosts(world_size, ranks_of_host, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
-    const EngineContext context = make_context(config, specs, rules.front(), *device, comm);
+    const EngineContext context = make_context(config, specs, rules.front(), *device, comm, {});
     const std::vector<int64_t> numels = {kElements};
     const std::vector<ModuleId> modules = {0};
     const std::vector<Bucket> buckets = make_buckets(context, numels, modules);
