@@ -4,7 +4,7 @@ set(slow
   # Products of optimizers, stages and bucket sizes; trajectories; counts of calls.
   Rules/EveryOptimizer* Golden* Stages/CudaSteadyStateTest* Stages/HostAheadTest*/[0-2]
   TrainingTest.EveryStageFollowsTheCpu Stages/CudaOffloadTest*/[0-1]
-  Rules/StepLaunchesTest* LaunchesTest.ALastKernel* Cost.ModelStates* Cost.CollectivesPerStep*
+  Rules/StepLaunchesTest* LaunchesTest* Cost.ModelStates* Cost.CollectivesPerStep*
   KeptMemoryTest.LeavesWhat*
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
   */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
@@ -27,7 +27,7 @@ if(ZERORUN_SANITIZE STREQUAL "thread")
     # The CUDA backend's streams and communicators are in the failure tests and one stage.
     Transports/*nccl_* Transports/*host_staged_* CudaFailureTest.Every*
     Settings/EngineFailureTest* Transports/CommunicatorFailureTest*
-    Stages/CudaEngineTest*/[0-2])
+    Stages/CudaEngineTest*/[0-2] CudaGroupsTest*)
 endif()
 # GoogleTest has no ranges: one pattern for each number.
 set(slow_under_sanitizers "")
