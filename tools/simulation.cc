@@ -87,9 +87,10 @@ SimulatedStep simulate(const ShardedModel& model, const Cluster& cluster, int64_
       run(bucket, StepCall::Phase::forward, micro, true);
       streams.compute(bucket, 1);
     }
+    run(0, StepCall::Phase::backward, micro, true);
     for (int bucket = 0; bucket < count; ++bucket) {
-      run(bucket, StepCall::Phase::backward, micro, true);
       streams.compute(bucket, 2);
+      run(bucket + 1, StepCall::Phase::backward, micro, true);
       run(bucket, StepCall::Phase::backward, micro, false);
     }
   }

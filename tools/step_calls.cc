@@ -23,9 +23,10 @@ class StepCalls {
       micro_ = micro;
       // Buckets are in the order of backward.
       for (size_t i = buckets_.size(); i-- > 0;) gather(buckets_[i], Phase::forward);
-      for (const Bucket& bucket : buckets_) {
-        gather(bucket, Phase::backward);
-        reduce(bucket);
+      if (!buckets_.empty()) gather(buckets_.front(), Phase::backward);
+      for (size_t i = 0; i < buckets_.size(); ++i) {
+        if (i + 1 < buckets_.size()) gather(buckets_[i + 1], Phase::backward);
+        reduce(buckets_[i]);
       }
     }
     for (const Bucket& bucket : buckets_) {

@@ -1,15 +1,18 @@
 """Checkpoints of a model that is divided among ranks: a folder for each part.
 
 ``<directory>/<tag>/mp_rank_00``, ``mp_rank_01``, ... each are a checkpoint of checkpoint.py's;
-``<directory>/latest`` names the tag when all parts are there.
+``<directory>/latest`` names the tag when all parts are there. A save over a tag first puts the one
+that it replaces aside, as ``<tag>.previous``: a load takes that until the new one has all parts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +27,9 @@ from zerorun.whole_file import replacing
 
 __all__ = ["check_whole", "load", "save"]
 
+_logger = logging.getLogger("zerorun")
 _PART = re.compile(r"mp_rank_(\d\d+)")
-_LATEST, _MANIFEST = "latest", "checkpoint.json"
+_LATEST, _MANIFEST, _PREVIOUS = "latest", "checkpoint.json", ".previous"
 
 
 def _name(model_rank: int) -> str:
@@ -81,41 +85,76 @@ def save(
     part = {"model_rank": ranks.model_rank, "model_size": ranks.model_size, "save": identity}
 
     def committed() -> None:
-        if save_latest and ranks.data.rank == 0:
-            _name_latest(folder, ranks.model_size, identity)
+        if ranks.data.rank == 0:
+            _end_save(folder, ranks.model_size, identity, save_latest=save_latest)
 
-    with _on_all(ranks, "save_checkpoint"):
+    with all_or_none(ranks.job, "save_checkpoint"):
         if training.node_local:
             raise _C.ConfigError(
                 "checkpoint.use_node_local_storage is not for a model that is divided among "
                 "model-parallel ranks: save on a file system that all ranks share"
             )
-        checkpoint.save(
-            shards,
-            training,
-            folder,
-            _name(ranks.model_rank),
-            client_state,
-            save_latest=False,
-            part=part,
-            committed=committed,
-            **options,
-        )
+        shards.saver.wait()
+    with all_or_none(ranks.job, "save_checkpoint"):
+        if ranks.job.rank == 0:
+            _put_aside(folder, ranks.model_size)
+    try:
+        with _on_all(ranks, "save_checkpoint"):
+            checkpoint.save(
+                shards,
+                training,
+                folder,
+                _name(ranks.model_rank),
+                client_state,
+                save_latest=False,
+                part=part,
+                committed=committed,
+                **options,
+            )
+    except Exception:
+        if ranks.job.rank == 0:
+            _bring_back(folder)
+        raise
     return name
 
 
-def _name_latest(folder: str, size: int, identity: str) -> None:
+def _is_complete(folder: str, size: int) -> bool:
+    """Whether the folder has all parts, of one save."""
+    if _parts_in(folder) != list(range(size)):
+        return False
+    try:
+        return len({_save_of(folder, number) for number in range(size)}) == 1
+    except _C.Error:
+        return False
+
+
+def _put_aside(folder: str, size: int) -> None:
+    """What is there stays loadable until the save that begins now has all parts."""
+    if _is_complete(folder, size):
+        shutil.rmtree(folder + _PREVIOUS, ignore_errors=True)
+        os.rename(folder, folder + _PREVIOUS)
+
+
+def _bring_back(folder: str) -> None:
+    """Undoes _put_aside where the save failed."""
+    if os.path.isdir(folder + _PREVIOUS):
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(folder + _PREVIOUS, folder)
+
+
+def _end_save(folder: str, size: int, identity: str, *, save_latest: bool) -> None:
     """Whichever part is complete last finds the others."""
-    if len(_parts_in(folder)) < size:
+    if not _is_complete(folder, size) or _save_of(folder, 0) != identity:
         return
-    if all(_save_of(folder, number) == identity for number in _parts_in(folder)):
-        directory, tag = os.path.split(folder)
+    directory, tag = os.path.split(folder)
+    if save_latest:
         # Not found: another part was the last one, too, and has written the same.
         with (
             contextlib.suppress(FileNotFoundError),
             replacing(os.path.join(directory, _LATEST)) as file,
         ):
             file.write(f"{tag}\n".encode())
+    shutil.rmtree(folder + _PREVIOUS, ignore_errors=True)
 
 
 def load(
@@ -131,6 +170,8 @@ def load(
     named = "" if tag is None else str(tag)
     if tag is None and ranks.job.rank == 0:
         named = _latest(os.fspath(directory))
+    if ranks.job.rank == 0 and named:
+        named = _loadable(os.fspath(directory), named, ranks.model_size)
     name = text_of_rank_zero(named, ranks.job, "tag of the checkpoint")
     if not name:
         return None, None
@@ -150,6 +191,20 @@ def load(
             shards, training, folder, _name(ranks.model_rank), **wanted
         )
     return folder, client_state
+
+
+def _loadable(directory: str, tag: str, size: int) -> str:
+    """The tag, or what a save over it that did not end has put aside."""
+    folder = os.path.join(directory, tag)
+    if _is_complete(folder, size) or not _is_complete(folder + _PREVIOUS, size):
+        return tag
+    _logger.warning(
+        "%s: a save over this tag did not end; loading the one before it, %s%s",
+        folder,
+        tag,
+        _PREVIOUS,
+    )
+    return tag + _PREVIOUS
 
 
 def _latest(directory: str) -> str:

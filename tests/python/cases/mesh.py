@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import types
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,26 @@ def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
         "ranks that all had the whole model",
         lambda: engine.load_checkpoint(folder / "whole"),
     )
+    engine.destroy()
+
+
+def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> None:
+    engine = divided(megatron(), 1)
+    train(engine, 1)
+    engine.save_checkpoint(folder, "same", {"epoch": 1})
+    train(engine, 1)
+    bad = {"epoch": (lambda: 0) if RANK == WORLD_SIZE - 1 else 2}
+    raises(zerorun.Error, "client_state", lambda: engine.save_checkpoint(folder, "same", bad))
+    assert engine.load_checkpoint(folder) == (str(folder / "same"), {"epoch": 1})
+    if RANK == 0:  # as after a kill between two parts
+        (folder / "same").rename(folder / "same.previous")
+        shutil.copytree(folder / "same.previous" / "mp_rank_00", folder / "same" / "mp_rank_00")
+    engine.ranks.job.barrier()
+    assert engine.load_checkpoint(folder) == (str(folder / "same.previous"), {"epoch": 1})
+    engine.save_checkpoint(folder, "same", {"epoch": 3})
+    engine.ranks.job.barrier()
+    assert engine.load_checkpoint(folder) == (str(folder / "same"), {"epoch": 3})
+    assert not (folder / "same.previous").exists()
     engine.destroy()
 
 
