@@ -13,7 +13,9 @@ Cluster parse_cluster(const std::string& text) {
   constexpr int kMost = 1 << 20;
   Cluster cluster;
   std::istringstream parts(text);
-  bool valid = !text.empty();
+  int hosts = 0;
+  int gpus = 0;
+  bool valid = true;
   for (std::string part; std::getline(parts, part, ',');) {
     const size_t equals = part.find('=');
     const std::string_view value =
@@ -22,15 +24,15 @@ Cluster parse_cluster(const std::string& text) {
     const auto [end, error] = std::from_chars(value.begin(), value.end(), number);
     const std::string name = part.substr(0, equals);
     valid &= error == std::errc() && end == value.end() && number >= 1 && number <= kMost;
-    if (name == "hosts") {
-      cluster.hosts = number;
-    } else if (name == "gpus") {
-      cluster.gpus = number;
+    if (name == "hosts" && hosts == 0) {
+      cluster.hosts = hosts = number;
+    } else if (name == "gpus" && gpus == 0) {
+      cluster.gpus = gpus = number;
     } else {
       valid = false;
     }
   }
-  if (!valid || int64_t{cluster.hosts} * cluster.gpus > kMost) {
+  if (!valid || hosts == 0 || gpus == 0 || int64_t{cluster.hosts} * cluster.gpus > kMost) {
     fail<ConfigError>("--simulate '{}': expected hosts=H,gpus=G, such as hosts=1280,gpus=8", text);
   }
   return cluster;

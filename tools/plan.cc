@@ -355,10 +355,30 @@ std::string Planner::write_fit() const {
   return fmt::format("{}: {}\n", options_.fit, describe(setting));
 }
 
+// Options that would not be followed are errors.
+void check_simulation(const PlanOptions& options) {
+  if (options.simulate.empty()) {
+    if (options.link.empty() && options.nvlink.empty() && options.tflops == 0) return;
+    fail<ConfigError>("--link, --nvlink and --tflops are of a cluster: give --simulate");
+  }
+  if (options.json) fail<ConfigError>("--simulate has no JSON; remove --json");
+  if (options.world_size > 1 || options.ranks_per_host > 0) {
+    fail<ConfigError>(
+        "--simulate says how many ranks there are: remove --world_size and "
+        "--ranks_per_host");
+  }
+  if (options.tflops > 0 && options.seq_len == 0) {
+    fail<ConfigError>(
+        "--tflops needs --seq_len, and --micro_batch or the configuration's: the "
+        "tokens that are computed");
+  }
+}
+
 }  // namespace
 
 std::string plan_report(const PlanOptions& given) {
   PlanOptions options = given;
+  check_simulation(options);
   if (!options.simulate.empty()) {
     const Cluster cluster = cluster_of(options);
     options.world_size = cluster.ranks();

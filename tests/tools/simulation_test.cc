@@ -178,17 +178,27 @@ TEST(SimulationTest, TenThousandRanksTakeSeconds) {
 TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   PlanOptions options;
   options.model = "7B";
-  options.simulate = "hosts=2";
+  options.simulate = "hosts=2,gpus=2";
   const auto error = [&] { return error_of([&] { plan_report(options); }); };
   EXPECT_THAT(error(), HasSubstr("--simulate needs --link and --nvlink"));
   options.link = "400Gbit";
   options.nvlink = "450";
   EXPECT_THAT(error(), HasSubstr("--nvlink '450': expected a rate"));
   options.nvlink = "450GB/s";
-  for (const char* cluster : {"hosts=0", "hosts", "racks=2", "hosts=2,gpus=x"}) {
+  for (const char* cluster :
+       {"hosts=0", "hosts", "hosts=2", "racks=2", "hosts=2,gpus=x", "hosts=2,gpus=2,hosts=3"}) {
     options.simulate = cluster;
     EXPECT_THAT(error(), HasSubstr("expected hosts=H,gpus=G")) << cluster;
   }
+  options.simulate = "hosts=2,gpus=2";
+  options.tflops = 400;
+  EXPECT_THAT(error(), HasSubstr("--tflops needs --seq_len"));
+  options.world_size = 4;
+  EXPECT_THAT(error(), HasSubstr("remove --world_size"));
+  options.json = true;
+  EXPECT_THAT(error(), HasSubstr("remove --json"));
+  options.simulate = "";
+  EXPECT_THAT(error(), HasSubstr("give --simulate"));
 }
 
 }  // namespace
