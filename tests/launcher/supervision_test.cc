@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "tests/launcher/launcher_process.h"
@@ -34,6 +36,19 @@ using testing::zerorun_command;
 const std::string kFamily = "sleep 1000 & (setsid sleep 1000 &); echo $RANK $$; wait";
 // Two ranks of that family, the supervisor and the launcher.
 constexpr size_t kFamilySize = 2 * 3 + 2;
+
+// The processes of a family. One that is in exec shows no environment to be known by, so this waits
+// until all are there.
+std::vector<pid_t> family_of(const LauncherProcess& job) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  std::vector<pid_t> members = job.members();
+  while (members.size() < kFamilySize && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    members = job.members();
+  }
+  EXPECT_THAT(members, SizeIs(kFamilySize));
+  return members;
+}
 
 // Reads "RANK PID" lines of two ranks.
 std::vector<pid_t> read_pids(LauncherProcess& job) {
@@ -132,8 +147,7 @@ TEST(Kill9, OfARankEndsTheJob) {
 TEST(Kill9, OfTheLauncherLeavesNothing) {
   LauncherProcess job(shell_ranks(2, kFamily));
   read_pids(job);
-  const auto members = job.members();
-  EXPECT_THAT(members, SizeIs(kFamilySize));
+  const auto members = family_of(job);
   kill(job.pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
   EXPECT_TRUE(wait_until_gone(members));
@@ -144,7 +158,7 @@ TEST(Kill9, OfTheSupervisorLeavesNothing) {
   LauncherProcess job(shell_ranks(2, kFamily));
   const pid_t supervisor = testing::parent_of(read_pids(job)[0]);
   ASSERT_EQ(testing::parent_of(supervisor), job.pid());
-  EXPECT_THAT(job.members(), SizeIs(kFamilySize));
+  family_of(job);
   kill(supervisor, SIGKILL);
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
   EXPECT_THAT(job.errors(), HasSubstr("supervisor was killed by SIGKILL"));
