@@ -27,11 +27,7 @@ endif()
 target_compile_options(zerorun_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
 # For other machines: messages name sources without the folder that they were built in, and older C++
 # libraries suffice. As a rule for wheels.
-set(portable OFF)
-if(SKBUILD)
-  set(portable ON)
-endif()
-option(ZERORUN_PORTABLE "Build for other machines" ${portable})
+option(ZERORUN_PORTABLE "Build for other machines" ${SKBUILD})
 if(ZERORUN_PORTABLE)
   set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   target_compile_options(zerorun_options INTERFACE

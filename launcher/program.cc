@@ -56,9 +56,12 @@ fs::path find_python(const ProgramSearch& search) {
       "environment, or use --no_python to run a program that is not Python");
 }
 
-[[noreturn]] void fail_unknown(const std::string& name, const ProgramSearch& search) {
+[[noreturn]] void fail_unknown(const ProgramRequest& request, const ProgramSearch& search) {
+  const std::string& name = request.name;
   const std::vector<std::string> bundled = bundled_programs(search.launcher_directory);
-  const std::string nearest = nearest_name(name, bundled);
+  std::vector<std::string> known = bundled;
+  known.insert(known.end(), request.commands.begin(), request.commands.end());
+  const std::string nearest = nearest_name(name, known);
   std::error_code error;
   std::string hint;
   if (!nearest.empty()) {
@@ -83,10 +86,10 @@ fs::path check_executable(const std::string& name) {
   return name;
 }
 
-fs::path find_executable(const std::string& name, const ProgramSearch& search) {
-  if (name.find('/') != std::string::npos) return check_executable(name);
-  if (const auto found = find_in_path(name, search.path)) return *found;
-  fail_unknown(name, search);
+fs::path find_executable(const ProgramRequest& request, const ProgramSearch& search) {
+  if (request.name.find('/') != std::string::npos) return check_executable(request.name);
+  if (const auto found = find_in_path(request.name, search.path)) return *found;
+  fail_unknown(request, search);
 }
 
 std::string local_rank_for(const ProgramRequest& request) {
@@ -155,7 +158,7 @@ Program find_program(const ProgramRequest& request, const ProgramSearch& search)
   }
   const auto bundled =
       request.no_python ? std::nullopt : find_bundled(request.name, search.launcher_directory);
-  program.command = {(bundled ? *bundled : find_executable(request.name, search)).string()};
+  program.command = {(bundled ? *bundled : find_executable(request, search)).string()};
   return program;
 }
 

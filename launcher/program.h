@@ -24,6 +24,7 @@ struct ProgramRequest {
   bool module = false;     // `name` is a Python module
   bool no_python = false;  // execute `name` itself, also when it ends in .py
   LocalRank local_rank = LocalRank::automatic;
+  std::vector<std::string> commands{};  // of zerorun's, which a name that is nowhere may have meant
 };
 
 // The places in which programs are searched for.

@@ -31,11 +31,18 @@ inline void run_threads(int world_size, const std::function<void(int)>& body) {
   }
 }
 
-// The same with a communicator of all of them. `host_of` names the host that a rank is on; without
-// it all are on one.
+// The host that a rank is on.
+using HostOf = std::function<std::string(int rank)>;
+
+// Hosts of `ranks` neighbours each, the last one with what is left.
+inline HostOf hosts_of(int ranks) {
+  return [ranks](int rank) { return std::to_string(rank / ranks); };
+}
+
+// The same with a communicator of all of them; without `host_of` all are on one host.
 inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
                       std::chrono::milliseconds timeout = std::chrono::seconds(30),
-                      const std::function<std::string(int)>& host_of = {}) {
+                      const HostOf& host_of = {}) {
   const auto store = make_memory_store();
   run_threads(world_size, [&](int rank) {
     CommunicatorOptions options;

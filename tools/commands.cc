@@ -60,6 +60,13 @@ std::vector<std::string> names_of(const CLI::App& tool) {
 
 }  // namespace
 
+std::vector<std::string> command_names() {
+  ToolArguments values;
+  CLI::App tools("", "zerorun");
+  define_tools(tools, values);
+  return names_of(tools);
+}
+
 std::optional<int> run_tool(const std::vector<std::string>& given) {
   const std::string first = given.empty() ? "" : given[0];
   const std::string second = given.size() < 2 ? "" : given[1];

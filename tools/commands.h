@@ -6,6 +6,8 @@
 
 namespace zerorun {
 
+std::vector<std::string> command_names();
+
 // The tools beside the launcher: zerorun config, ckpt, env, ... `arguments` without the
 // launcher's own name. Returns the exit code, or nothing when the first word is not a tool's name.
 // Throws ConfigError for arguments that cannot be meant, and what the tools themselves throw.

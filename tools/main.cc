@@ -30,12 +30,13 @@ int run(const std::vector<std::string>& arguments) {
   if (!arguments.empty() && arguments.front() == "--node_launcher") {
     return run_node_launcher(arguments);
   }
-  const LaunchOptions options = parse_options(arguments, inherited_environment());
+  LaunchOptions options = parse_options(arguments, inherited_environment());
   if (options.help) {
     std::fputs(help_text(list_commands()).c_str(), stdout);
     return 0;
   }
   if (options.version) return run_tool({"version"}).value_or(0);
+  options.program.commands = command_names();
   return launch(arguments, options);
 }
 

@@ -43,12 +43,8 @@ void barrier(Communicator& communicator) {
 }
 
 // The layouts of four ranks on hosts: all on one, each row on its own, all apart.
-using HostOf = std::function<std::string(int)>;
-const std::vector<HostOf> kLayouts = {
-    [](int) { return "a"; },
-    [](int rank) { return std::to_string(rank / 2); },
-    [](int rank) { return std::to_string(rank); },
-};
+const std::vector<testing::HostOf> kLayouts = {testing::hosts_of(4), testing::hosts_of(2),
+                                               testing::hosts_of(1)};
 
 TEST(GroupTest, RanksAreNumberedByKeyAndThenByTheirNumbers) {
   run_ranks(5, [](Communicator& world) {
@@ -107,7 +103,7 @@ TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
 }
 
 TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
-  for (const HostOf& host_of : kLayouts) {
+  for (const testing::HostOf& host_of : kLayouts) {
     run_ranks(
         4,
         [](Communicator& world) {
@@ -129,7 +125,7 @@ TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
 
 // Rank 0 waits in one group for a rank that computes, while the error is in another group.
 TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
-  for (const HostOf& host_of : kLayouts) {
+  for (const testing::HostOf& host_of : kLayouts) {
     std::latch joined(4);
     std::latch told(1);
     run_ranks(

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include "tests/comm/conformance.h"
 #include "tests/harness.h"
 
@@ -16,8 +14,7 @@ TransportUnderTest on_hosts(std::string name, int ranks_of_host, int least_ranks
           const auto device = make_cpu_device();
           body(communicator, *device);
         },
-        std::chrono::seconds(30),
-        [&](int rank) { return fmt::format("host {}", rank / ranks_of_host); });
+        std::chrono::seconds(30), hosts_of(ranks_of_host));
   };
   return {.name = std::move(name),
           .run = run,

@@ -120,8 +120,7 @@ TEST(HostsTest, SumsOfManyChunksHaveTheSameBitsOnAnyLayout) {
                                         std::tuple(DType::bf16, DType::bf16, Output::overwrite),
                                         std::tuple(DType::bf16, DType::fp32, Output::accumulate)}) {
     const auto on = [&, in = in, out = out, output = output](int ranks_of_host) {
-      return sum_on([=](int rank) { return std::to_string(rank / ranks_of_host); }, in, out, output,
-                    numel);
+      return sum_on(testing::hosts_of(ranks_of_host), in, out, output, numel);
     };
     const Bytes together = on(4);
     EXPECT_TRUE(together == on(2)) << name_of(in) << " on two hosts";

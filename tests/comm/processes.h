@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "os/file_descriptor.h"
+#include "tests/harness.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {
@@ -40,7 +41,6 @@ inline void await(const std::atomic<uint32_t>& value, uint32_t least) {
 class Processes {
  public:
   using Body = std::function<std::string(Communicator&, Shared&)>;
-  using HostOf = std::function<std::string(int rank)>;
 
   Processes(int world_size, const Body& body,
             std::chrono::milliseconds timeout = std::chrono::seconds(60),

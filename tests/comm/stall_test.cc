@@ -41,7 +41,7 @@ class StallTest : public ::testing::Test {
   }
 
   // Rank 3 does not come to the second barrier; returns the JSON. `text`: standard error.
-  nlohmann::json report_of(const Processes::HostOf& host_of, int stop, std::string& text) {
+  nlohmann::json report_of(const testing::HostOf& host_of, int stop, std::string& text) {
     ::testing::internal::CaptureStderr();
     Processes ranks(
         kRanks,

@@ -12,22 +12,9 @@ from typing import Any
 import pytest
 import zerorun as package
 from ranks import environment
-from zerorun.tune.options import Options, parse
+from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search
 from zerorun.tune.trial import Trial, command_of
-
-SECTION = {
-    "metric": "throughput",
-    "start_profile_step": 3,
-    "end_profile_step": 5,
-    "tuner_num_trials": 50,
-    "tuner_early_stopping": 5,
-    "num_tuning_micro_batch_sizes": 3,
-    "min_train_micro_batch_size_per_gpu": 1,
-    "max_train_micro_batch_size_per_gpu": 1024,
-    "max_train_batch_size": None,
-    "arg_mappings": {},
-}
 
 
 def search_with(
@@ -42,7 +29,7 @@ def search_with(
         return Trial(name, micro_batch, status, found, 1e3, world_size=2, parameters=3200)
 
     options = Options(Path("c.json"), ["zerorun"], ["script.py", "c.json"])
-    options.autotuning = SECTION | section
+    options.autotuning = DEFAULTS | section
     search = Search(options, given, run)
     if fits is not None:
         search.planned = lambda: fits

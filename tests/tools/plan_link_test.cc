@@ -14,15 +14,20 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
+std::vector<ParameterSpec> one_weight() {
+  std::vector<ParameterSpec> specs(1);
+  specs[0].name = "weight";
+  specs[0].shape = {1 << 10, 1 << 10};
+  return specs;
+}
+
 // By hand: 4 hosts of 2 ranks, 3/4 of everything crosses a host's link.
 TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
   Config config;
   config.precision.param_dtype = DType::bf16;
   config.optimizer.type = "AdamW";
   config.zero.param_persistence_threshold = 0;
-  std::vector<ParameterSpec> specs(1);
-  specs[0].name = "weight";
-  specs[0].shape = {1 << 10, 1 << 10};
+  const std::vector<ParameterSpec> specs = one_weight();
   const HostLayout layout{.world_size = 8, .ranks_per_host = 2, .cpu = true};
   const int64_t n = int64_t{3} << 18;  // 3/4 of 2^20 elements
   const auto at = [&](int stage, const HostLayout& where) {
@@ -55,9 +60,7 @@ TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
   config.optimizer.type = "AdamW";
   config.zero.param_persistence_threshold = 0;
   config.zero.max_live_parameters = 0;
-  std::vector<ParameterSpec> specs(1);
-  specs[0].name = "weight";
-  specs[0].shape = {1 << 10, 1 << 10};
+  const std::vector<ParameterSpec> specs = one_weight();
   const int64_t numel = 1 << 20;
   const auto at = [&](int stage, int64_t group) {
     config.zero.stage = stage;
@@ -83,9 +86,7 @@ TEST(PlanLink, OfASecondCopyIsOneGather) {
   config.zero.stage = 3;
   config.zero.param_persistence_threshold = 0;
   config.zero.max_live_parameters = 0;
-  std::vector<ParameterSpec> specs(1);
-  specs[0].name = "weight";
-  specs[0].shape = {1 << 10, 1 << 10};
+  const std::vector<ParameterSpec> specs = one_weight();
   const int64_t numel = 1 << 20;
   const auto gathered = [&](int64_t secondary, bool cpu) {
     config.zero.hpz_partition_size = secondary;

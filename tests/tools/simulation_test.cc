@@ -76,8 +76,7 @@ Counts counted(const Config& config, int ranks, int ranks_of_host) {
     observed.reset();
     if (comm.rank() == ranks - 1) counts = own;
   };
-  testing::run_ranks(ranks, body, std::chrono::seconds(30),
-                     [=](int rank) { return std::to_string(rank / ranks_of_host); });
+  testing::run_ranks(ranks, body, std::chrono::seconds(30), testing::hosts_of(ranks_of_host));
   return counts;
 }
 

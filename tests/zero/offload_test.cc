@@ -28,17 +28,6 @@ using testing::ToyOutcome;
 
 const char* name(OffloadDevice device) { return device == OffloadDevice::cpu ? "cpu" : "nvme"; }
 
-void expect_same(const ToyOutcome& outcome, const ToyOutcome& expected, const std::string& what) {
-  EXPECT_EQ(outcome.hash, expected.hash) << what;
-  EXPECT_EQ(outcome.norms.size(), expected.norms.size()) << what;
-  for (size_t i = 0; i < expected.norms.size(); ++i) {
-    EXPECT_TRUE(outcome.norms[i] == expected.norms[i] ||
-                (std::isnan(outcome.norms[i]) && std::isnan(expected.norms[i])))
-        << what << ": norm of step " << i;
-  }
-  EXPECT_EQ(outcome.skipped, expected.skipped) << what;
-}
-
 TEST(Offload, GivesTheSameBitsAtEveryStageRatioDtypeAndAccumulation) {
   for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
     for (const int64_t accumulation : {1, 3}) {

@@ -20,27 +20,18 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::HostOf;
+using testing::hosts_of;
 using testing::run_ranks;
 using testing::toy_train;
 using testing::ToyModel;
 using testing::ToyOutcome;
-
-HostOf hosts_of(int ranks) {
-  return [ranks](int rank) { return std::to_string(rank / ranks); };
-}
 
 void on_hosts(int world_size, int ranks_of_host, const std::function<void(Communicator&)>& body) {
   run_ranks(world_size, body, std::chrono::seconds(30), hosts_of(ranks_of_host));
 }
 
 Config config_of(int stage, DType dtype = DType::bf16) {
-  Config config;
-  config.precision.param_dtype = dtype;
-  config.batch.accumulation_steps = 1;
-  config.gradient_clipping = 1.0;
-  config.zero.stage = stage;
-  config.zero.reduce_bucket_size = 1000;
-  config.zero.param_persistence_threshold = 100;
+  Config config = testing::toy_config(stage, dtype);
   config.zero.max_reuse_distance = 0;
   return config;
 }

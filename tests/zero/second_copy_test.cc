@@ -16,35 +16,21 @@ namespace zerorun::second_copy {
 namespace {
 
 using ::testing::AllOf;
+using testing::expect_same;
 using ::testing::HasSubstr;
 using testing::HostOf;
+using testing::hosts_of;
 using testing::run_ranks;
 using testing::toy_train;
 using testing::ToyModel;
 using testing::ToyOutcome;
 
-HostOf hosts_of(int ranks) {
-  return [ranks](int rank) { return std::to_string(rank / ranks); };
-}
-
 // Every gather is made anew: nothing stays.
 Config config_of(int64_t secondary, DType dtype = DType::bf16) {
-  Config config;
-  config.precision.param_dtype = dtype;
-  config.batch.accumulation_steps = 1;
-  config.gradient_clipping = 1.0;
-  config.zero.stage = 3;
+  Config config = testing::toy_config(3, dtype);
   config.zero.hpz_partition_size = secondary;
-  config.zero.reduce_bucket_size = 1000;
-  config.zero.param_persistence_threshold = 100;
   config.zero.max_reuse_distance = 0;
   return config;
-}
-
-void expect_same(const ToyOutcome& got, const ToyOutcome& expected, const std::string& what) {
-  EXPECT_EQ(got.hash, expected.hash) << what;
-  EXPECT_EQ(got.norms, expected.norms) << what;
-  EXPECT_EQ(got.skipped, expected.skipped) << what;
 }
 
 TEST(SecondCopyTest, GivesTheBitsOfPlainStage3) {

@@ -13,6 +13,7 @@ namespace zerorun::shard_group {
 namespace {
 
 using ::testing::AllOf;
+using testing::expect_same;
 using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::toy_train;
@@ -20,21 +21,9 @@ using testing::ToyModel;
 using testing::ToyOutcome;
 
 Config config_of(int stage, int64_t group, DType dtype = DType::bf16) {
-  Config config;
-  config.precision.param_dtype = dtype;
-  config.batch.accumulation_steps = 1;
-  config.gradient_clipping = 1.0;
-  config.zero.stage = stage;
+  Config config = testing::toy_config(stage, dtype);
   config.zero.shard_group_size = group;
-  config.zero.reduce_bucket_size = 1000;
-  config.zero.param_persistence_threshold = 100;
   return config;
-}
-
-void expect_same(const ToyOutcome& got, const ToyOutcome& expected, const std::string& what) {
-  EXPECT_EQ(got.hash, expected.hash) << what;
-  EXPECT_EQ(got.norms, expected.norms) << what;
-  EXPECT_EQ(got.skipped, expected.skipped) << what;
 }
 
 // Ranks and ranks of a group: 2 x 2, 2 x 4 and 4 x 2.
@@ -123,7 +112,7 @@ TEST(ShardGroupTest, AutoTakesTheRanksOfAHost) {
         EXPECT_GT(labels[fmt::format("shard group {}", comm.rank() / 2)], 0);
         EXPECT_GT(labels[fmt::format("replicas of shard {}", comm.rank() % 2)], 0);
       },
-      std::chrono::seconds(30), [](int rank) { return std::to_string(rank / 2); });
+      std::chrono::seconds(30), testing::hosts_of(2));
 }
 
 std::string error_of(int world_size, const Config& config,

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -52,8 +55,17 @@ struct ToyOutcome {
 // A look at each rank's engine after training.
 using Inspect = std::function<void(Engine&, Device&, Communicator&)>;
 
-// The host that a rank is on; without it all are on one.
-using HostOf = std::function<std::string(int)>;
+// Small buckets; accumulates nothing.
+inline Config toy_config(int stage, DType dtype = DType::bf16) {
+  Config config;
+  config.precision.param_dtype = dtype;
+  config.batch.accumulation_steps = 1;
+  config.gradient_clipping = 1.0;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 1000;
+  config.zero.param_persistence_threshold = 100;
+  return config;
+}
 
 inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps = 4,
                             int64_t overflow_at = -1, const Inspect& inspect = {},
@@ -75,6 +87,18 @@ inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps 
   };
   run_ranks(world_size, train, std::chrono::seconds(30), host_of);
   return outcome;
+}
+
+inline void expect_same(const ToyOutcome& got, const ToyOutcome& expected,
+                        const std::string& what) {
+  EXPECT_EQ(got.hash, expected.hash) << what;
+  EXPECT_EQ(got.norms.size(), expected.norms.size()) << what;
+  for (size_t i = 0; i < expected.norms.size(); ++i) {
+    EXPECT_TRUE(got.norms[i] == expected.norms[i] ||
+                (std::isnan(got.norms[i]) && std::isnan(expected.norms[i])))
+        << what << ": norm of step " << i;
+  }
+  EXPECT_EQ(got.skipped, expected.skipped) << what;
 }
 
 }  // namespace zerorun::testing

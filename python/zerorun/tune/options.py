@@ -12,9 +12,22 @@ from typing import Any
 
 from zerorun import _C, config
 
-__all__ = ["Options", "parse"]
+__all__ = ["DEFAULTS", "Options", "parse"]
 
 _METRICS = ("throughput", "latency", "flops")
+DEFAULTS: dict[str, Any] = {  # of the section
+    "results_dir": "autotuning_results",
+    "metric": "throughput",
+    "start_profile_step": 3,
+    "end_profile_step": 5,
+    "tuner_num_trials": 50,
+    "tuner_early_stopping": 5,
+    "num_tuning_micro_batch_sizes": 3,
+    "min_train_micro_batch_size_per_gpu": 1,
+    "max_train_micro_batch_size_per_gpu": 1024,
+    "max_train_batch_size": None,
+    "arg_mappings": {},
+}
 _CONFIG_OPTIONS = ("--deepspeed", "--deepspeed_config", "--config")
 _TRIAL_S = 600.0
 _COMMAND = "--command="  # which command has started this, for those that are not in PATH
@@ -144,20 +157,7 @@ def _section(path: Path) -> dict[str, Any]:
     """The section `autotuning`, with its defaults. ConfigError for what it cannot ask for."""
     section = config.read(path).get("autotuning") or {}
     config.load(path)
-    values: dict[str, Any] = {
-        "results_dir": "autotuning_results",
-        "metric": "throughput",
-        "start_profile_step": 3,
-        "end_profile_step": 5,
-        "tuner_num_trials": 50,
-        "tuner_early_stopping": 5,
-        "num_tuning_micro_batch_sizes": 3,
-        "min_train_micro_batch_size_per_gpu": 1,
-        "max_train_micro_batch_size_per_gpu": 1024,
-        "max_train_batch_size": None,
-        "arg_mappings": {},
-    }
-    values |= {name: value for name, value in section.items() if name in values}
+    values = DEFAULTS | {name: value for name, value in section.items() if name in DEFAULTS}
     if values["metric"] not in _METRICS:
         raise _C.ConfigError(
             f"{path}: /autotuning/metric is {values['metric']!r}, expected one of "

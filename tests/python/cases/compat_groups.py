@@ -21,6 +21,7 @@ from torch import nn
 
 from cases import dtensors, mesh
 from cases.models import RANK, WORLD_SIZE, assert_close, raises
+from cases.parts import train_divided, train_whole
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
 KEYS = {"gradient_clipping": 0.05, "zerorun": {"comm_timeout": 30}}
@@ -47,7 +48,9 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     assert groups.get_tensor_model_parallel_rank() == engine.get_model_parallel_rank() == RANK % 2
     assert groups.get_tensor_model_parallel_src_rank() == RANK // 2 * 2
     assert groups._get_broadcast_src_rank() == RANK % 2
-    assert_close(mesh.train(engine), mesh.whole_figures())
+    assert_close(
+        mesh.train(engine), train_whole(mesh.make(mesh.Whole), mesh.whole_loss, mesh.STEPS)
+    )
     deepspeed.checkpointing.configure(mpu)
     deepspeed.checkpointing.model_parallel_cuda_manual_seed(7)
     with deepspeed.checkpointing.get_cuda_rng_tracker().fork():
@@ -108,20 +111,21 @@ def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
 
 
+def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
+    x, y = data_of(step)
+    return F.mse_loss(model(x), y)
+
+
+def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
+    x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
+    return F.mse_loss(engine(x), y)
+
+
 def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     for k, stages in ((1, (0, 2)), (2, (1,)), (3, (3,))):
-        whole = Mixture(1, k)
-        optimizer, expected = torch.optim.AdamW(whole.parameters(), lr=0.02, weight_decay=0.1), []
-        for step in range(STEPS):
-            x, y = data_of(step)
-            loss = F.mse_loss(whole(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05)
-            optimizer.step()
-            expected += [loss.item(), norm.item()]
+        expected = train_whole(Mixture(1, k), whole_loss, STEPS)
         for stage in stages:
             model = Mixture(2, k)
             assert has_moe_layers(model) == (True, EXPERTS)
@@ -141,14 +145,7 @@ def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
                 RANK % 2,
                 RANK % 2 + 2,
             ]
-            found = []
-            for step in range(STEPS):
-                x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
-                loss = F.mse_loss(engine(x), y)
-                engine.backward(loss)
-                engine.step()
-                found += [mesh.mean(loss.detach(), engine), engine.get_global_grad_norm()]
-            assert_close(found, expected)
+            assert_close(train_divided(engine, own_loss, STEPS, first=0), expected)
             engine.destroy()
 
 

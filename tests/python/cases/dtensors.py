@@ -30,8 +30,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from cases.mesh import CLIP, mean
 from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+from cases.parts import CLIP, adamw, train_divided, train_whole
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
 
@@ -112,21 +112,13 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
+    return loss_of(model, data_of(step))
 
 
-def whole_training() -> tuple[list[float], nn.Module]:
-    model = make(Block)
-    optimizer, losses = adamw(model), []
-    for step in range(STEPS):
-        loss = loss_of(model, data_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        losses += [loss.item(), norm.item()]
-    return losses, model
+def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
+    ranks = engine.communicator
+    return loss_of(engine, data_of(step).chunk(ranks.world_size)[ranks.rank])
 
 
 def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zerorun.ZeroEngine:
@@ -142,18 +134,13 @@ def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zeroru
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    losses, ranks = [], engine.communicator
-    for step in range(first, first + steps):
-        loss = loss_of(engine, data_of(step).chunk(ranks.world_size)[ranks.rank])
-        engine.backward(loss)
-        engine.step()
-        losses += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
-    return losses
+    return train_divided(engine, own_loss, steps, first)
 
 
 def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
     mesh = meshes()
-    expected, whole = whole_training()
+    whole = make(Block)
+    expected = train_whole(whole, whole_loss, STEPS)
     for stage, private in ((0, False), (1, False), (2, False), (3, False), (3, True)):
         engine = start(mesh, stage, private=private)
         assert_close(train(engine), expected)

@@ -12,8 +12,8 @@ import zerorun
 from torch import nn
 from zerorun import consolidate, experts
 
-from cases.mesh import CLIP, mean
-from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+from cases.models import RANK, WORLD_SIZE, assert_close, make, mean, raises
+from cases.parts import CLIP, adamw, train_divided, train_whole
 
 WIDTH, HIDDEN, EXPERTS, ROWS, STEPS = 12, 20, 4, 16, 6
 
@@ -91,22 +91,14 @@ def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
+    x, y = data_of(step)
+    return F.mse_loss(model(x), y)
 
 
-def whole_training() -> tuple[list[float], nn.Module]:
-    model = make(Mixture)
-    optimizer, losses = adamw(model), []
-    for step in range(STEPS):
-        x, y = data_of(step)
-        loss = F.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        losses += [loss.item(), norm.item()]
-    return losses, model
+def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
+    x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
+    return F.mse_loss(engine(x), y)
 
 
 def groups(size: int = 2, **options: Any) -> experts.ExpertGroups:
@@ -132,18 +124,12 @@ def start(stage: int, size: int = 2, seed: int = 0, **keys: Any) -> zerorun.Zero
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    losses = []
-    for step in range(first, first + steps):
-        x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
-        loss = F.mse_loss(engine(x), y)
-        engine.backward(loss)
-        engine.step()
-        losses += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
-    return losses
+    return train_divided(engine, own_loss, steps, first)
 
 
 def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> None:
-    expected, whole = whole_training()
+    whole = make(Mixture)
+    expected = train_whole(whole, whole_loss, STEPS)
     private = {"zerorun": {"comm_timeout": 30, "share_parameters": False}}
     half = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}, "reduce_bucket_size": 800}
     offloaded = {"zero_optimization": {"stage": 2} | half}

@@ -14,11 +14,11 @@ import zerorun
 from torch import nn
 
 from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+from cases.parts import CLIP, adamw, train_divided, train_whole
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
 DATA = WORLD_SIZE // TENSOR
 WIDTH, HIDDEN, ROWS, STEPS = 24, 40, 8, 6
-CLIP = 0.05  # below the gradient's norm
 
 
 def megatron() -> Any:
@@ -117,23 +117,15 @@ def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(ROWS, WIDTH, generator=generator)
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
+    x, y = data_of(step)
+    return F.mse_loss(model(x), y)
 
 
-def whole_figures() -> list[float]:
-    """Each step's loss and gradient norm."""
-    model = make(Whole)
-    optimizer, losses = adamw(model), []
-    for step in range(STEPS):
-        x, y = data_of(step)
-        loss = F.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        losses += [loss.item(), norm.item()]
-    return losses
+def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
+    ranks = engine.communicator
+    x, y = (part.chunk(ranks.world_size)[ranks.rank] for part in data_of(step))
+    return F.mse_loss(engine(x), y)
 
 
 def config(stage: int, **keys: Any) -> dict[str, Any]:
@@ -147,24 +139,8 @@ def config(stage: int, **keys: Any) -> dict[str, Any]:
     } | keys
 
 
-def mean(value: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
-    """Over the data-parallel ranks."""
-    values = torch.zeros(engine.communicator.world_size)
-    values[engine.communicator.rank] = value.item()
-    engine.communicator.all_reduce(values, "sum", "mean of the loss")
-    return values.double().mean().item()
-
-
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    losses = []
-    for step in range(first, first + steps):
-        ranks = engine.communicator
-        x, y = (part.chunk(ranks.world_size)[ranks.rank] for part in data_of(step))
-        loss = F.mse_loss(engine(x), y)
-        engine.backward(loss)
-        engine.step()
-        losses += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
-    return losses
+    return train_divided(engine, own_loss, steps, first)
 
 
 def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
@@ -173,7 +149,7 @@ def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEng
 
 
 def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
-    mpu, expected = megatron(), whole_figures()
+    mpu, expected = megatron(), train_whole(make(Whole), whole_loss, STEPS)
     replicas = {"zerorun": {"comm_timeout": 30, "shard_group_size": 1}}
     for stage, keys in ((0, {}), (1, {}), (2, {}), (3, {}), (2, replicas)):
         engine = divided(mpu, stage, **keys)
@@ -274,7 +250,7 @@ def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
 
 
 def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
-    mpu, expected = megatron(), whole_figures()
+    mpu, expected = megatron(), train_whole(make(Whole), whole_loss, STEPS)
     own = mpu.get_model_parallel_rank()
     for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
         torch.manual_seed(10 * own + RANK // TENSOR)  # the values are those of the first replica

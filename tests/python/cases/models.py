@@ -50,9 +50,9 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def mean(loss: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
-    """Over the ranks, in float64."""
-    values = torch.zeros(WORLD_SIZE)
-    values[RANK] = loss.item()
+    """Over the data-parallel ranks, in float64."""
+    values = torch.zeros(engine.communicator.world_size)
+    values[engine.communicator.rank] = loss.item()
     engine.communicator.all_reduce(values, "sum", "mean of the loss")
     return values.double().mean().item()
 
