@@ -313,7 +313,7 @@ TEST_F(RunSetupTest, WithoutAConfigTheRateFallsToZeroByTheLastStep) {
     return make_run_setup(parse_command_line(options), {});
   };
   const RunSetup setup = setup_of({});
-  EXPECT_EQ(setup.options.steps, 600);
+  EXPECT_EQ(setup.options.steps, 700);
   EXPECT_EQ(setup.batch.seq_len, 128);
   EXPECT_EQ(setup.batch.micro_batch, 4);
   EXPECT_EQ(setup.config.optimizer.type, "Muon");
