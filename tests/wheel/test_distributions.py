@@ -1,0 +1,124 @@
+"""The wheel trains on other distributions, each in a folder of its own (chroot).
+
+Needs root and Debian's `debootstrap`, and some hundred MB of packages in build/chroots; skipped
+where a mirror cannot be reached.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .conftest import DEADLINE, ROOT
+
+DEBIAN, UBUNTU = "http://deb.debian.org/debian", "http://archive.ubuntu.com/ubuntu"
+MIRROR_S = 900
+# The kernel's folders, for as long as the command runs.
+MOUNTED = """
+mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount -t tmpfs none "$0/dev/shm" &&
+exec chroot "$0" "$@"
+"""
+ENTER = ("unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    name: str
+    mirror: str
+    python: str  # its Python of this wheel's version; "" where it has none
+    packages: tuple[str, ...] = ()
+
+    def script(self) -> list[str]:
+        """debootstrap's for a release that it has not heard of: all of a distribution are alike."""
+        folder = Path("/usr/share/debootstrap/scripts")
+        if (folder / self.name).exists():
+            return []
+        return [str(folder / ("sid" if self.mirror == DEBIAN else "gutsy"))]
+
+
+# Of Ubuntu 24.04 only the C library is tried, by the programs.
+DISTRIBUTIONS = (
+    Distribution("bookworm", DEBIAN, "python3", ("python3-venv",)),
+    Distribution("jammy", UBUNTU, "python3.11", ("python3.11-venv",)),
+    Distribution("noble", UBUNTU, ""),
+)
+
+
+@dataclass(frozen=True)
+class Root:
+    folder: Path
+
+    def run(self, *command: str) -> str:
+        result = subprocess.run(
+            [*ENTER, str(self.folder), "env", "-i", "HOME=/root", "PATH=/usr/bin:/bin", *command],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+
+@pytest.fixture(params=DISTRIBUTIONS, ids=lambda each: each.name)
+def distribution(request: pytest.FixtureRequest) -> Distribution:
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip("needs root and debootstrap")
+    if request.param.python and sys.version_info[:2] != (3, 11):
+        pytest.skip(f"{request.param.name} has Python 3.11")
+    return request.param
+
+
+@pytest.fixture
+def root(distribution: Distribution) -> Root:
+    """Its smallest system, made once."""
+    folder = ROOT / "build" / "chroots" / distribution.name
+    if not (folder / "made").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        options = ["--variant=minbase", "--no-check-gpg"]
+        if distribution.packages:
+            options.append(f"--include={','.join(distribution.packages)}")
+        if distribution.mirror == UBUNTU:
+            options.append("--components=main,universe")
+        script = distribution.script()
+        made = subprocess.run(
+            ["debootstrap", *options, distribution.name, str(folder), distribution.mirror, *script],
+            capture_output=True,
+            text=True,
+            timeout=MIRROR_S,
+            check=False,
+        )
+        if made.returncode != 0:
+            pytest.skip(f"debootstrap: {made.stdout[-300:]}{made.stderr[-300:]}")
+        (folder / "made").touch()
+    return Root(folder)
+
+
+def test_the_wheel_trains_there(distribution: Distribution, root: Root, wheel: Path) -> None:
+    place = root.folder / "root" / "zerorun"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    (place / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)
+    if distribution.python:
+        shutil.copy(wheel, place)
+        root.run(distribution.python, "-m", "venv", "/root/zerorun/env")
+        root.run(
+            "/root/zerorun/env/bin/pip", "install", "--no-index", f"/root/zerorun/{wheel.name}"
+        )
+        command = "/root/zerorun/env/bin/zerorun"
+    else:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(place)
+        for program in ("bin/zerorun", "libexec/zerorun/train"):
+            (place / "zerorun" / program).chmod(0o755)
+        command = "/root/zerorun/zerorun/bin/zerorun"
+    options = ["--data", "/root/zerorun/text.txt", "--model", "nano", "--steps", "3"]
+    output = root.run(
+        command, "--accelerator", "cpu", "--num_gpus", "2", "train", *options, "--save", ""
+    )
+    assert "step 3/3  loss" in output
