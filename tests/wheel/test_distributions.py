@@ -41,10 +41,10 @@ class Distribution:
         return [str(folder / ("sid" if self.mirror == DEBIAN else "gutsy"))]
 
 
-# Of Ubuntu 24.04 only the C library is tried, by the programs.
+# Of Ubuntu 22.04 and 24.04, which have no Python 3.11, only the C library is tried, by the programs.
 DISTRIBUTIONS = (
     Distribution("bookworm", DEBIAN, "python3", ("python3-venv",)),
-    Distribution("jammy", UBUNTU, "python3.11", ("python3.11-venv",)),
+    Distribution("jammy", UBUNTU, ""),
     Distribution("noble", UBUNTU, ""),
 )
 
@@ -83,8 +83,6 @@ def root(distribution: Distribution) -> Root:
         options = ["--variant=minbase", "--no-check-gpg"]
         if distribution.packages:
             options.append(f"--include={','.join(distribution.packages)}")
-        if distribution.mirror == UBUNTU:
-            options.append("--components=main,universe")
         script = distribution.script()
         made = subprocess.run(
             ["debootstrap", *options, distribution.name, str(folder), distribution.mirror, *script],
