@@ -38,7 +38,7 @@ std::string states_of(const Manifest& manifest, const Parameter& parameter) {
   return fmt::format("{}", fmt::join(states, ", "));
 }
 
-// What is wrong with a parameter that both have; empty when it fits.
+// Names the difference of a parameter that both have; empty when it fits.
 std::string difference_of(const Parameter& saved, const Parameter& ours) {
   if (saved.alias_of != ours.alias_of) {
     return fmt::format("{} is {}, in this model {}", ours.name, tied(saved), tied(ours));
@@ -88,7 +88,7 @@ class Comparison {
     }
   }
 
-  // How many there are, and the first of them. `strict`: parameters that only one of the two has
+  // Counts them and names the first. `strict`: parameters that only one of the two has
   // count.
   size_t count(bool strict) const {
     return differences_.size() + (strict ? only_ours_.size() + only_saved_.size() : 0);

@@ -38,7 +38,7 @@ class Words {
     }
     return std::nullopt;
   }
-  // Whether it holds for a rank that sees the same disk.
+  // True if it holds for a rank that sees the same disk.
   template <typename Wanted>
   bool any_beside(const Disks& disks, int leader, size_t file, const Wanted& is_wanted) const {
     for (int rank = 0; rank < ranks_; ++rank) {

@@ -95,7 +95,7 @@ PreparedSave prepare_save(EngineStates& engine, Communicator& comm, const SaveOp
   return {std::move(*manifest), std::move(*plan), std::move(folder), std::move(disks)};
 }
 
-// Those with the largest elements first, so that all are aligned to theirs.
+// Tensors with the largest elements come first, so that all are aligned to theirs.
 std::optional<Manifest::ShardFile> write_buffers(const std::filesystem::path& path,
                                                  std::span<const NamedTensor> buffers) {
   if (buffers.empty()) return std::nullopt;

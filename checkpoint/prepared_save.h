@@ -13,7 +13,7 @@
 
 namespace zerorun {
 
-// What a save is about to write, once all ranks have agreed on it and rank 0 has made its folder.
+// A save that all ranks have agreed on and that rank 0 has made a folder for, before it writes.
 struct PreparedSave {
   Manifest manifest;  // without files
   ShardPlan plan;

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What the Python package keeps beside a checkpoint: "optimizer_shards.<tag>.<hexadecimal digits>".
+// The Python package keeps this beside a checkpoint: "optimizer_shards.<tag>.<hexadecimal digits>".
 bool belongs_to(std::string_view name, const std::string& tag) {
   const std::string prefix = fmt::format("optimizer_shards.{}.", tag);
   return name.starts_with(prefix) && name.size() > prefix.size() &&

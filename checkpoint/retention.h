@@ -16,8 +16,8 @@ struct SavedTag {
 
 // The checkpoints of a directory whose manifests are intact, by step.
 std::vector<SavedTag> saved_tags(const std::filesystem::path& directory);
-// Those of them that a rule does not keep, by step. What `latest` names stays, and so does what no
-// zerorun of this version can read.
+// Lists those of them that a rule does not keep, by step. What `latest` names stays, and so does
+// what no zerorun of this version can read.
 std::vector<SavedTag> superfluous_tags(const std::filesystem::path& directory,
                                        const Retention& keep);
 // Removes a checkpoint: first its name, so that a crash leaves all of it or what the next save

@@ -29,7 +29,7 @@ constexpr std::array<std::pair<std::string_view, DType>, 5> kDTypes = {{{"F32", 
                                                                         {"I64", DType::int64},
                                                                         {"U8", DType::uint8}}};
 
-// Those without a DType.
+// Types without a DType.
 constexpr std::array<std::pair<std::string_view, size_t>, 12> kOtherSizes = {{{"BOOL", 1},
                                                                               {"I8", 1},
                                                                               {"F8_E4M3", 1},

@@ -22,7 +22,7 @@ struct GroupOptions : CommunicatorOptions {
   std::shared_ptr<Family> family = std::make_shared<Family>();
   std::shared_ptr<CallLedger> parent;  // null: of all ranks
 
-  // What messages call a rank.
+  // A rank's number as messages have it: in the job.
   int number(int peer) const { return numbers.empty() ? peer : numbers[static_cast<size_t>(peer)]; }
   int own_number() const { return number(rank); }
 };

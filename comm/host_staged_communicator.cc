@@ -14,7 +14,7 @@ namespace zerorun {
 
 namespace {
 
-// Of the communicator below, whose calls have the labels of those above.
+// Options of the communicator below, whose calls have the labels of those above.
 GroupOptions on_host(GroupOptions options) {
   options.device = nullptr;
   options.name += "/staged";

@@ -172,7 +172,7 @@ std::string listed(const std::vector<int64_t>& counts) {
                                     : fmt::format("; nearest: {}", fmt::join(nearest, " or ")));
 }
 
-// What the program has set beside what is computed.
+// Compares the batch sizes that the program has set with those that are computed.
 void check_program(const BatchConfig& given, const BatchConfig& computed) {
   const auto check = [](std::string_view name, int64_t own, int64_t expected) {
     if (own == 0 || own == expected) return;

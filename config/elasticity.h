@@ -24,7 +24,7 @@ struct Elasticity {
   double version = 0.2;  // of the rules
 };
 
-// What the rules give.
+// The result of the rules.
 struct ElasticBatch {
   int64_t train_batch_size = 0;
   std::vector<int64_t> world_sizes;  // data-parallel ranks that have this batch, ascending
@@ -35,10 +35,10 @@ struct ElasticBatch {
 Elasticity elasticity_of(const GivenKeys& keys);
 Elasticity elasticity_of(const ParsedConfig& parsed);
 
-// What is wrong with a section that is enabled, alone and beside the batch sizes.
+// Notes the problems of a section that is enabled, alone and beside the batch sizes.
 void check_elasticity(const GivenKeys& keys, ConfigProblems& problems);
 
-// Whether this is how versions 0.2 of the rules count: hosts, of `num_gpus_per_node` ranks.
+// True if the section counts as versions 0.2 of the rules do: hosts, of `num_gpus_per_node` ranks.
 bool counts_hosts(const Elasticity& elasticity);
 
 // The batch, for any world size where it is 0: version 0.2 makes batches for others than the

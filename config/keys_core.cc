@@ -150,7 +150,7 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
                  "debug|info|warning|error|critical"),
     no_effect("/disable_python_gc", KeyType::boolean, "false",
               "Collects Python garbage at step boundaries only.",
-              "no Python object is made on the way of a step"),
+              "zerorun leaves Python's garbage collector alone"),
 
     block("/data_types", "dtypes that do not follow from `bf16` and `fp16`."),
     {.pointer = "/data_types/grad_accum_dtype",

@@ -65,7 +65,7 @@ void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   }
 }
 
-// Of batch keys that /elasticity/ignore_non_elastic_batch_info lets pass.
+// Warns of batch keys that /elasticity/ignore_non_elastic_batch_info lets pass.
 void warn_of_elasticity(const GivenKeys& keys, ParsedConfig& parsed) {
   if (!elasticity_of(keys).enabled) return;
   for (const std::string_view key : kBatchKeys) {

@@ -26,7 +26,8 @@ struct Quantized {
   // With a smaller largest magnitude, one over the scale is not a float; such a block becomes zero.
   static constexpr float kLeast = 0x1p-118F;
 
-  // Of the bits of the largest magnitude; larger than all: infinity, then nan.
+  // The scale for the bits of the largest magnitude. Infinity is larger than all numbers, and nan
+  // than it.
   ZR_HOST_DEVICE static float scale_of(uint32_t largest_bits) {
     const float largest = std::bit_cast<float>(largest_bits);
     if (!(largest < INFINITY)) return std::bit_cast<float>(0x7fc00000U);
@@ -55,7 +56,7 @@ ZR_HOST_DEVICE inline int64_t quantized_place(int64_t block, int64_t blocks, int
   return (column * rows + row) * run + block % run;
 }
 
-// What was lost, after this block.
+// The loss that is kept after this block.
 ZR_HOST_DEVICE inline float next_loss(float lost, float now, float beta) {
   return beta * lost + (1.0F - beta) * now;
 }

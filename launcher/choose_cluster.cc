@@ -111,7 +111,7 @@ std::optional<Pool> pool_of_hostfile(const LaunchOptions& options, const ThisHos
   if (path.empty()) return std::nullopt;
   auto hosts = read_hostfile(path);
   if (!hosts) {
-    note = fmt::format("hostfile {} does not exist: ranks run on this host alone", path);
+    note = fmt::format("hostfile {} does not exist: ranks run on this host alone", printable(path));
     return std::nullopt;
   }
   Pool pool = {.hosts = *std::move(hosts)};

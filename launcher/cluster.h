@@ -30,7 +30,7 @@ enum class RemoteStart : uint8_t {
 struct Cluster {
   std::vector<HostSlots> hosts;
   RemoteStart start = RemoteStart::none;
-  // Which of the hosts this launcher runs ranks on; -1 until the launchers meet: then those that
+  // The host that this launcher runs ranks on; -1 until the launchers meet: then those that
   // were given no number (torchrun's c10d) get the free ones in the order in which they come.
   int node_rank = 0;
   bool coordinates = true;    // this launcher starts the others

@@ -27,7 +27,8 @@ class ControlServer {
   uint16_t port() const { return listener_.port; }
   // Its own socket and those of unauthenticated connections.
   std::vector<int> descriptors() const;
-  // Those whose message `accepts` takes; one whose time may still come is asked about again.
+  // Returns those whose message `accepts` takes; one whose time may still come is asked about
+  // again.
   std::vector<Arrival> service(const Accepts& accepts);
 
  private:

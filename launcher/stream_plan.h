@@ -15,7 +15,7 @@ struct StreamPlan {
   bool operator==(const StreamPlan&) const = default;
 };
 
-// Those of both streams of a rank.
+// The plans of both streams of a rank.
 struct RankStreams {
   StreamPlan output;
   StreamPlan error;

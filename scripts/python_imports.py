@@ -13,7 +13,7 @@ PACKAGE = "python/zerorun"
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
     ["_C", "block8", "left_behind", "results", "torch_groups", "whole_file", "whole_tensors"],
-    ["environment", "config", "local_tensor", "stacks"],
+    ["command_line", "environment", "config", "local_tensor", "stacks"],
     [
         "agreement",
         "background_saver",

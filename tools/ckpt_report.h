@@ -4,7 +4,7 @@
 
 #include "zerorun/checkpoint.h"
 
-// What `zerorun ckpt` says of checkpoints: text for people, or one JSON object for scripts.
+// Texts of `zerorun ckpt` about checkpoints: for people, or one JSON object for scripts.
 namespace zerorun {
 
 enum class Format { text, json };
@@ -17,7 +17,7 @@ std::string list_checkpoints(const std::string& directory, Format format);
 std::string show_checkpoint(const std::string& directory, const std::string& tag, bool norms,
                             Format format);
 
-// Where two checkpoints differ, parameter by parameter.
+// Lists the differences of two checkpoints, parameter by parameter.
 std::string compare_checkpoints(const std::string& one, const std::string& other, Format format);
 
 // Removes the checkpoints that the rule does not keep; with `dry_run` only says which.

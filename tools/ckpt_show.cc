@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What is said of one parameter.
+// The facts that are shown of one parameter.
 struct Row {
   SavedModel::Parameter parameter;
   DType trained_in = DType::fp32;

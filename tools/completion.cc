@@ -26,7 +26,7 @@ const CLI::Option* find_option(const CLI::App& app, const std::string& word) {
   return app.get_option_no_throw(with_underscores(word.substr(0, word.find('='))));
 }
 
-// Whether the next word is the value of the option in this one.
+// True if the next word is the value of the option in this one.
 bool expects_value(const CLI::App& app, const std::string& word) {
   const CLI::Option* option = find_option(app, word);
   return option != nullptr && option->get_items_expected_min() > 0 &&
@@ -92,7 +92,7 @@ Candidates complete_tool(const CLI::App& tools, Words words) {
   return found;
 }
 
-// Where PROGRAM stands, or where the last word does.
+// The place of PROGRAM, or of the last word.
 size_t find_program_word(const CLI::App& launcher, Words words) {
   size_t i = 0;
   while (i + 1 < words.size() && words[i].starts_with('-')) {

@@ -11,7 +11,7 @@ struct Candidate {
   std::string about;
 };
 
-// What the last of `words` may become: `words` are those after zerorun up to the cursor, with an
+// Completes the last of `words`, which are those after zerorun up to the cursor, with an
 // empty one where a word is to begin. They come from the definitions of the options. Nothing where
 // any word may stand, such as a file's name, which is the shell's to complete.
 std::vector<Candidate> complete(std::vector<std::string> words);

@@ -4,7 +4,7 @@
 
 namespace zerorun {
 
-// What makes bash, zsh or fish ask `zerorun completion --words` for candidates.
+// The script that makes bash, zsh or fish ask `zerorun completion --words` for candidates.
 std::string completion_script(const std::string& shell);
 
 }  // namespace zerorun

@@ -9,7 +9,7 @@
 
 namespace zerorun {
 
-// Where the ranks are.
+// The hosts of the ranks.
 struct HostLayout {
   int world_size = 1;
   int ranks_per_host = 1;

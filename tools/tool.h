@@ -15,7 +15,7 @@ inline constexpr const char* kNoTask = "Commands";
 // Adds a tool, with its examples and what its exit codes mean, to those of `tools`.
 CLI::App* add_tool(CLI::App& tools, const char* name, const char* about, const char* examples);
 
-// Those of an app, and the one of this name or null.
+// The commands of an app, and the one of this name or null.
 std::vector<const CLI::App*> tools_of(const CLI::App& app);
 const CLI::App* find_tool(const CLI::App& app, const std::string& name);
 

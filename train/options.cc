@@ -13,6 +13,7 @@
 #include "config/command_line.h"
 #include "core/check.h"
 #include "core/printable.h"
+#include "train/default_run.h"
 #include "train/gpt_config.h"
 
 namespace zerorun::train {
@@ -56,18 +57,22 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
                             "Start from the safetensors of a Hugging Face GPT-2 in this folder"),
              "DIR");
   takes_integer(app.add_option("--seq_len", options.seq_len,
-                               "Tokens in a sequence. Default: the model's positions, at most 256; "
-                               "without a config at most 128"),
+                               fmt::format("Tokens in a sequence. Default: the model's positions, "
+                                           "at most {}; without a config at most {}",
+                                           kConfigSeqLen, kSeqLen)),
                 "N", 1);
   takes_integer(
       app.add_option(
           "--micro_batch", options.micro_batch,
-          "Sequences of a rank in a micro-step. Default: the config's, else 8; without a config 4"),
+          fmt::format("Sequences of a rank in a micro-step. Default: the config's, else {}; "
+                      "without a config {}",
+                      kConfigMicroBatch, kMicroBatch)),
       "N", 1);
   takes_integer(
       app.add_option("--steps", options.steps,
-                     "Optimizer steps in all, those before --resume included. Default: 400; "
-                     "without a config 1000"),
+                     fmt::format("Optimizer steps in all, those before --resume included. "
+                                 "Default: {}; without a config {}",
+                                 kConfigSteps, kSteps)),
       "N", 0);
   takes_integer(app.add_option("--seed", options.seed,
                                "Seed of the initial parameters, the data order and samples"),

@@ -37,7 +37,7 @@ struct TrainOptions {
   bool recompute = false;
   std::string metrics;
 
-  // Of a timeline, also from the block "zerorun.trace" of the config.
+  // File of a timeline, also from the block "zerorun.trace" of the config.
   std::string trace;
   std::vector<int64_t> trace_steps;  // the first and the last, from 1; empty: three early ones
 

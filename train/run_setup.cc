@@ -16,21 +16,12 @@
 #include "core/format_bytes.h"
 #include "os/host_limits.h"
 #include "train/activations.h"
+#include "train/default_run.h"
 
 namespace zerorun::train {
 
 namespace {
 
-// With a config, for what it leaves open.
-constexpr int64_t kConfigSteps = 400;
-constexpr int64_t kConfigMicroBatch = 8;
-constexpr int64_t kConfigSeqLen = 256;  // at most
-// A run without a config trains with these. Nano on Python's library reaches a loss of about
-// 1.63 with them: a small model learns more from many small batches than from 400 steps of 2 x 8
-// sequences of 256.
-constexpr int64_t kSteps = 700;
-constexpr int64_t kMicroBatch = 4;
-constexpr int64_t kSeqLen = 128;  // at most
 constexpr int64_t kWarmupSteps = 20;
 
 // Depends on the model and the steps alone, so that a resumed run goes on with the same. Muon's

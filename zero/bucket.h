@@ -29,14 +29,14 @@ struct Bucket {
   int64_t owned_begin = 0;  // of this rank's shard, layout.shard_numel elements
   bool owned = true;        // this rank answers for its shard; else another replica does
   StoredRange stored;
-  bool moves_params =
-      false;  // this rank's shard is stored off the device, and moves chunk by chunk
+  // True where this rank's shard is stored off the device and moves chunk by chunk.
+  bool moves_params = false;
   std::vector<Chunk> chunks;  // of the stored range
 
   // Parts of parameters in `numel` elements of the stored range, from `begin` on, that are in this
   // rank's shard: at stage 0 each rank stores all.
   std::vector<Interval> shard_intervals(int64_t begin, int64_t numel) const;
-  // Those of them that this rank answers for, and alone adds to a sum over ranks.
+  // The intervals that this rank answers for, and alone adds to a sum over ranks.
   std::vector<Interval> owned_intervals(int64_t begin, int64_t numel) const {
     return owned ? shard_intervals(begin, numel) : std::vector<Interval>();
   }

@@ -43,7 +43,7 @@ struct BucketNumels {
   int64_t gradients = 0;   // BucketGradients::full
   int64_t reduced = 0;     // BucketGradients::reduced, unless it is a part of `full`
 };
-// Of all buckets, or of those with one value of BucketPlan::ranks.
+// Adds up all buckets, or those with one value of BucketPlan::ranks.
 BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets,
                           std::optional<int> ranks = std::nullopt);
 
@@ -71,7 +71,7 @@ class BucketMemory {
 
  private:
   static size_t at(const Bucket& bucket) { return static_cast<size_t>(bucket.index); }
-  // Of the buckets that the ranks `ranks` share.
+  // Takes the buckets that the ranks `ranks` share.
   void place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks);
   void place_sharded(std::span<const Bucket> buckets, int64_t total, int ranks);
   void place_secondary(std::span<const Bucket> buckets, int64_t total);

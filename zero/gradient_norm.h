@@ -38,7 +38,7 @@ class GradientNorm {
     // The votes of any rank, whichever part of the model it has.
     bool any = false;
     bool late = false;
-    // Of the ranks that have this rank's part.
+    // Votes of the ranks that have this rank's part.
     bool new_order = false;
     bool same_gathers = true;  // all had the same gather_order
   };
@@ -50,7 +50,7 @@ class GradientNorm {
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
 
-  // Those of all parts of the model, then three of each part's own ranks.
+  // Votes of all parts of the model, then three of each part's own ranks.
   size_t vote_count() const {
     return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part_count);
   }

@@ -13,7 +13,8 @@ int64_t wire_nbytes(const Bucket& bucket) {
   return quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits);
 }
 
-// Where each bucket's bytes begin among those of its module; the last number is their most.
+// The place where each bucket's bytes begin among those of its module; the last number is their
+// most.
 std::vector<int64_t> places_of(const Sharding& sharding, std::span<const Bucket> buckets) {
   std::vector<int64_t> places;
   std::map<ModuleId, int64_t> ends;

@@ -40,7 +40,7 @@ class QuantizedReduction {
   void end_batch(Stream& stream);
 
  private:
-  // What a bucket's slices lost, in either hop.
+  // The losses of a bucket's slices, in either hop.
   struct Lost {
     TensorView within;
     TensorView across;

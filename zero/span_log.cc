@@ -50,7 +50,7 @@ struct Stretch {
   double end = 0;
 };
 
-// Of spans that may overlap: disjoint stretches of time, ascending.
+// Merges spans that may overlap into disjoint stretches of time, ascending.
 std::vector<Stretch> stretches_of(const std::vector<LoggedSpan>& spans, SpanKind kind) {
   std::vector<Stretch> all;
   for (const LoggedSpan& span : spans) {

@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What is said of each rank's part, as words of an agreement.
+// The facts about each rank's part, as words of an agreement.
 struct PartFacts {
   static constexpr double kNone = -1.0;
   double reductions = kNone;
@@ -37,7 +37,7 @@ struct PartFacts {
 constexpr size_t kFactWords = sizeof(PartFacts) / sizeof(int64_t);
 using FactWords = std::array<int64_t, kFactWords>;
 
-// What goes wrong after some steps goes wrong before the first.
+// Fails before the first step, not after some, where the file cannot be written.
 void check_file(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;

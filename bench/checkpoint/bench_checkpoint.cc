@@ -1,4 +1,4 @@
-// What saving and loading cost for one rank with bf16 parameters and AdamW, as ratios of one run:
+// Measures saving and loading for one rank with bf16 parameters and AdamW, as ratios of one run:
 //   bench_checkpoint [DIRECTORY [MILLIONS]]   default: the working folder, 85 million parameters
 // a save and a load, over plain large direct writes (with a sync) and reads of as many bytes there;
 // what a step waits for an asynchronous save, over one copy of the same bytes in memory.

@@ -1,6 +1,6 @@
-// How close the optimizer's kernels come to the memory's bandwidth: each beside a kernel that moves
-// the same bytes and computes nothing, in the same run, interleaved; best of all repetitions. And
-// how many parameters states of fewer bytes update in the time of one of AdamW's.
+// Measures how close the optimizer's kernels come to the memory's bandwidth: each beside a kernel
+// that moves the same bytes and computes nothing, in the same run, interleaved; best of all
+// repetitions. And how many parameters states of fewer bytes update in the time of one of AdamW's.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 

@@ -143,7 +143,7 @@ class ZR_API Communicator {
   // Ends the job's collectives: every peer's current and later calls fail with `reason`.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  // Of the calls of this communicator, and of the groups that come from it.
+  // Counts of the calls of this communicator, and of the groups that come from it.
   virtual CommStats stats() const = 0;
 
   // From now on `observer` learns of each of these calls.
@@ -172,9 +172,9 @@ ZR_API std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options);
 // The port on which a TCP store is reached.
 ZR_API uint16_t bound_port(const Store& store);
 
-// Who this process is, from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-// MASTER_PORT and ZERORUN_JOB_SECRET. Without RANK and WORLD_SIZE: rank 0 of 1. Throws ConfigError
-// when they contradict each other.
+// This process's place in the job, from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT and ZERORUN_JOB_SECRET. Without RANK and WORLD_SIZE: rank 0 of 1. Throws
+// ConfigError when they contradict each other.
 struct RankInfo {
   int rank = 0;
   int world_size = 1;

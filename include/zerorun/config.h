@@ -120,7 +120,7 @@ struct SchedulerConfig {
   OneCycleConfig one_cycle;
 };
 
-// Of ZeroConfig's groups: the ranks of a host.
+// A size of ZeroConfig's groups: the ranks of a host.
 inline constexpr int64_t kRanksOfHost = -1;
 
 // zero_optimization.zeropp_loco_param: what gradients lose in few bits is added to the next ones.

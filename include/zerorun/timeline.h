@@ -17,9 +17,9 @@ struct TimelineOptions {
   int64_t last_step = 4;
 };
 
-// What every rank computed, communicated, copied, read and wrote in some steps of a training, and
-// when: a file in Chrome's trace format, for Perfetto. Ranks are aligned by their host's clock, and
-// across hosts by a barrier.
+// The spans in which every rank computed, communicated, copied, read and wrote in some steps of a
+// training: a file in Chrome's trace format, for Perfetto. Ranks are aligned by their host's clock,
+// and across hosts by a barrier.
 //
 // Its `otherData.hidden` says for each rank which part of the time of its reductions and gathers
 // the rank computed meanwhile, from 0 to 1, or null where there were none.

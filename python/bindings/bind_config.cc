@@ -3,11 +3,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/elasticity.h"
 #include "config/reader.h"
 #include "config/report.h"
+#include "config/suggest.h"
 #include "core/check.h"
+#include "core/printable.h"
 #include "python/bindings/register.h"
 #include "zerorun/config.h"
 #include "zerorun/dtype.h"
@@ -258,6 +261,15 @@ void register_config(py::module_& m) {
   m.def("resolve_batch", &resolve_batch, "given"_a, "world_size"_a);
   m.def("batch_for", &batch_for, "parsed"_a, "world_size"_a);
   register_elasticity(m);
+  m.def(
+      "nearest_name",
+      [](const std::string& name, const std::vector<std::string>& candidates) {
+        return nearest_name(name, candidates);
+      },
+      "name"_a, "candidates"_a,
+      "The candidate that is nearest to `name`; empty when none is near.");
+  m.def("printable", &printable_lines, "text"_a,
+        "The text with control characters escaped, but for line breaks and tabs.");
   m.def("config_schema", &json_schema);
 }
 

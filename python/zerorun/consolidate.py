@@ -9,13 +9,13 @@ them. Nothing in the checkpoint is unpickled as code.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 import torch
 
 from zerorun import _C
+from zerorun.command_line import Parser, tell_error
 from zerorun.interchange import formats
 from zerorun.interchange.model_files import (
     ModelTensor,
@@ -89,9 +89,7 @@ def save_model(  # noqa: PLR0913 - options of the command
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; errors are one line on standard error."""
-    parser = argparse.ArgumentParser(
-        prog="zerorun.consolidate", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = Parser(prog="zerorun.consolidate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkpoint", help="folder that save_checkpoint wrote, or one tag of it")
     parser.add_argument("output", help="folder for the model")
     parser.add_argument("-t", "--tag", help="default: what was saved last")
@@ -113,9 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
                 progress=bar.show,
             )
     except (_C.Error, OSError) as error:
-        print(f"zerorun.consolidate: error: {error}", file=sys.stderr)
-        return 1
-    print("\n".join(files))
+        return tell_error("zerorun.consolidate", error)
+    print(_C.printable("\n".join(files)))
     return 0
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, consolidate
+from zerorun.command_line import Parser, tell_error
 from zerorun.initialization import initialize
 from zerorun.interchange import formats
 from zerorun.interchange.distributed_out import write_distributed
@@ -191,7 +192,7 @@ def _ids(engine: Any) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """`arguments`: after ``zerorun ckpt``. Errors are one line on standard error."""
-    parser = argparse.ArgumentParser(prog="zerorun ckpt")
+    parser = Parser(prog="zerorun ckpt")
     commands = parser.add_subparsers(dest="command", required=True)
     into = commands.add_parser("import", help="another program's checkpoint as one of zerorun's")
     into.add_argument("source", help="folder of DeepSpeed, Hugging Face or torch's DCP")
@@ -210,10 +211,9 @@ def main(arguments: list[str]) -> int:
     try:
         with ProgressBar(f"{options.command}ing") as bar:
             made = _run(options, bar)
-        print("\n".join(made))
+        print(_C.printable("\n".join(made)))
     except (_C.Error, OSError) as error:
-        print(f"zerorun ckpt {options.command}: error: {error}", file=sys.stderr)
-        return 1
+        return tell_error(f"zerorun ckpt {options.command}", error)
     return 0
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from zerorun.flops_text import profile_text
+from zerorun.whole_file import write_text
 
 __all__ = ["FlopsProfile", "ModuleCost", "profile_model"]
 
@@ -181,7 +182,7 @@ def _write(text: str, output_file: str | None) -> None:
         return
     path = Path(output_file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
 
 
 def profile_model(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
+from zerorun.command_line import Parser, tell_error
 from zerorun.metrics.lines import check_version, is_figure, parse_line, rank_in
 from zerorun.report.reader import rank_of, run_files
 
@@ -49,9 +50,9 @@ def _check_head(path: Path) -> None:
 
 
 def latest(path: Path) -> Latest:
-    """IoError where there is no such file, ConfigError for one of something else."""
+    """ConfigError where there is no such file, or one of something else."""
     if not path.exists():
-        raise _C.IoError(f"{path}: no such file or folder; expected the FILE of --metrics")
+        raise _C.ConfigError(f"{path}: no such file or folder; expected the FILE of --metrics")
     found = Latest()
     for file in run_files(path):
         _check_head(file)
@@ -133,7 +134,7 @@ def table(found: Latest, name: str) -> list[str]:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerorun top",
         description="Shows the last step of each rank of a run, live in a terminal, else once. "
         "Times are milliseconds of the step.",
@@ -179,8 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except (_C.Error, OSError) as error:
-        print(f"zerorun top: error: {error}", file=sys.stderr)
-        return 1
+        return tell_error("zerorun top", error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// What a job that stands still says: one table, and the same for programs.
+// A job that stands still says this: one table, and the same for programs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 
 #include "zerorun/config.h"
 
-// What each key of a configuration changes.
+// The effect of each key of a configuration.
 namespace zerorun::testing {
 
 struct Effect {

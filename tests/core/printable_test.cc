@@ -11,6 +11,8 @@ TEST(Printable, EscapesWhatATerminalWouldObey) {
   EXPECT_EQ(printable("\xff\xe2\x82"), "\\xff\\xe2\\x82");
   EXPECT_EQ(printable("\u00e9 \u20ac \U0001F600"), "\u00e9 \u20ac \U0001F600");
   EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+  EXPECT_EQ(printable("a\u202eb"), "a\\xe2\\x80\\xaeb");  // turns the direction of what follows
+  EXPECT_EQ(printable("\u2027\u2066"), "\u2027\\xe2\\x81\\xa6");
 }
 
 TEST(Printable, CutsBetweenCharacters) {

@@ -1,4 +1,4 @@
-// Which hosts and slots a job gets: hostfile, --include, --exclude, --num_nodes, --num_gpus and
+// The hosts and slots that a job gets: hostfile, --include, --exclude, --num_nodes, --num_gpus and
 // CUDA_VISIBLE_DEVICES.
 
 #include <gmock/gmock.h>
@@ -20,7 +20,8 @@ using testing::text_of;
 using testing::Words;
 using testing::worker;
 
-// What is there and asked for, and the hosts with their slots or a part of the error.
+// The hosts that are there and what is asked for, and the hosts with their slots or a part of the
+// error.
 struct ClusterCase {
   std::string label;
   std::optional<std::string> hostfile;

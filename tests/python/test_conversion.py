@@ -103,7 +103,7 @@ def test_what_cannot_be_converted_is_one_line(
         ),
         (["export", runs / "stage1-fp32-1", tmp_path / "x", "--max_shard_size", "big"], "'5GB'"),
     ):
-        assert conversion.main([str(argument) for argument in arguments]) == 1
+        assert conversion.main([str(argument) for argument in arguments]) in {1, 2}
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"zerorun ckpt {arguments[0]}: error: ")
         assert message in line

@@ -108,9 +108,9 @@ def test_a_timeline_is_shown_with_the_traces_own_figures(
     assert read_run(tmp_path).timeline == shown  # found in the run's folder
     assert main([str(path), "--trace", str(trace), "-o", page]) == 0
     trace.write_text('{"displayTimeUnit": 1, "traceEvents": [1]}')
-    assert main([str(path), "--trace", str(trace), "-o", page]) == 1
+    assert main([str(path), "--trace", str(trace), "-o", page]) == 2
     assert "no timeline (KeyError" in capsys.readouterr().err
-    assert main([str(path), "--trace", str(trace), "--trace", str(trace), "-o", page]) == 1
+    assert main([str(path), "--trace", str(trace), "--trace", str(trace), "-o", page]) == 2
     assert "expected one for each RUN at most" in capsys.readouterr().err
 
 
@@ -189,12 +189,12 @@ def test_what_is_no_run_is_an_error(
 ) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(text)
-    assert main([str(path), "-o", str(tmp_path / "r.html")]) == 1
+    assert main([str(path), "-o", str(tmp_path / "r.html")]) == 2
     error = capsys.readouterr().err
     assert expected in error
     assert str(path) in error
     assert not (tmp_path / "r.html").exists()
-    assert main([str(tmp_path / "none.jsonl")]) == 1
+    assert main([str(tmp_path / "none.jsonl")]) == 2
     assert "no such file" in capsys.readouterr().err
 
 
@@ -224,7 +224,7 @@ def test_no_line_ends_a_reader(tmp_path: Path, text: str, first: bool) -> None:
     assert main([str(path), "-o", str(tmp_path / "r.html")]) == 0
     assert monitor_main([str(path), "--csv", str(tmp_path)]) == 0
     in_tail = first or len(text) < 1 << 15  # it looks at the end of a file only
-    assert top_main([str(path)]) == (0 if in_tail else 1)
+    assert top_main([str(path)]) == (0 if in_tail else 2)
 
 
 def test_ranks_that_are_mixed_in_a_file_are_told_apart(tmp_path: Path) -> None:
@@ -338,12 +338,12 @@ def test_a_file_is_passed_on_while_it_grows(
     assert rows == ["step,train_loss", "8,4.0", "16,2.0"]
     assert monitor_main([str(path)]) == 2
     path.write_text("")
-    assert monitor_main([str(path), "--csv", str(out)]) == 1
+    assert monitor_main([str(path), "--csv", str(out)]) == 2
     assert "no line with a step in it" in capsys.readouterr().err
     path.write_text('{"zerorun_metrics": 99}\n')
-    assert monitor_main([str(path), "--csv", str(out)]) == 1
+    assert monitor_main([str(path), "--csv", str(out)]) == 2
     assert "of version 99" in capsys.readouterr().err
-    assert monitor_main([str(tmp_path / "none"), "--csv", str(out)]) == 1
+    assert monitor_main([str(tmp_path / "none"), "--csv", str(out)]) == 2
     assert "No such file" in capsys.readouterr().err
 
 

@@ -61,7 +61,7 @@ def test_what_is_no_run_is_an_error(
     path = tmp_path / "m.jsonl"
     if text is not None:
         path.write_text(text)
-    assert main([str(path)]) == 1
+    assert main([str(path)]) == 2
     assert expected in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([str(path), "--interval", "0"])

@@ -26,7 +26,7 @@ class ProgressBarTest : public ::testing::Test {
   }
   ~ProgressBarTest() override { ::close(reader_); }
 
-  // What was written so far.
+  // The text that was written so far.
   std::string seen() const {
     std::fflush(terminal_.get());
     std::string text;

@@ -41,7 +41,7 @@ class Distribution:
         return [str(folder / ("sid" if self.mirror == DEBIAN else "gutsy"))]
 
 
-# Of Ubuntu 22.04 and 24.04, which have no Python 3.11, only the C library is tried, by the programs.
+# Ubuntu has no Python 3.11: there the programs alone are tried, with its C library.
 DISTRIBUTIONS = (
     Distribution("bookworm", DEBIAN, "python3", ("python3-venv",)),
     Distribution("jammy", UBUNTU, ""),

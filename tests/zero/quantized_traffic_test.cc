@@ -228,7 +228,7 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
     std::map<Collective, int64_t> bytes;
     Subscription observed = comm.observe([&](const CollectiveSpan& span) {
       const std::lock_guard lock(mutex);
-      // Those within a host cross nothing; an exchange of one rank of each host is done by both.
+      // Calls within a host cross nothing; an exchange of one rank of each host is done by both.
       if (span.label.starts_with("host ") || span.label.starts_with("second copy")) return;
       if (span.label.find("bucket") == std::string::npos) return;
       bytes[span.op] += span.op == Collective::all_to_all ? 2 * span.bytes : span.bytes;

@@ -89,7 +89,7 @@ const std::vector<ParameterSpec>& two_matrices() {
 }
 constexpr int64_t kNumel = int64_t{96} * 1024;
 
-// Of rank 0 in a step of two micro-steps, each of which uses every module twice.
+// The traffic of rank 0 in a step of two micro-steps, each of which uses every module twice.
 Traffic traffic_of(const Config& config, const HostOf& host_of) {
   Traffic traffic;
   const auto body = [&](Communicator& comm) {

@@ -191,7 +191,7 @@ TEST(ShardGroupTest, OnlySumsOfShardsLeaveAGroup) {
       EXPECT_NEAR(part(shards, Collective::all_gather), 1, 0.02);
       EXPECT_NEAR(part(replicas, Collective::all_reduce), 1.0 / kGroup, 0.02);
       EXPECT_EQ(bytes[replicas].size(), 1U);
-      // Of all ranks: the norm.
+      // The norm is of all ranks.
       EXPECT_EQ(bytes[""].size(), 1U);
       EXPECT_LT(bytes[""][Collective::all_reduce], 8 * 2 * ExactSum::kWords);
       EXPECT_EQ(bytes.size(), 3U);

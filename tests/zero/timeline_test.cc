@@ -101,7 +101,7 @@ std::map<std::string, int> names_of(const nlohmann::json& trace, int rank) {
   return names;
 }
 
-// Of all moments between two ends of spans: those in which a reduction ran and the rank computed.
+// The share of moments between two ends of spans in which a reduction ran and the rank computed.
 double hidden_reductions(const nlohmann::json& trace, int rank) {
   std::set<double> ends;
   const auto covers = [&](const char* category, double moment) {

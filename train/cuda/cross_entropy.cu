@@ -23,7 +23,7 @@ __device__ inline void add_scores(const float (&scores)[N], RowSums& sums) {
   sums = {largest, sum};
 }
 
-// Those of a whole block, in each of its threads.
+// Combines the sums of a whole block, in each of its threads.
 __device__ inline RowSums combine(RowSums own) {
   __shared__ float largest_of[kWarps];
   __shared__ float sum_of[kWarps];

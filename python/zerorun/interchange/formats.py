@@ -23,17 +23,22 @@ def find(directory: str, tag: str | None) -> str | None:
     """The folder of another program's checkpoint in `directory`; None: it is zerorun's, or there
     is none.
 
-    It is `directory`/`tag`, without a tag what `latest` names, or `directory` itself.
+    It is `directory`/`tag`, without a tag what `latest` names, or `directory` itself where there
+    is neither such a file nor a checkpoint below it: `train` leaves a model beside checkpoints.
     """
-    for name in [tag] if tag else _tags(directory):
+    names = [tag] if tag else _tags(directory)
+    for name in names:
         folder = os.path.join(directory, folders.one_name(name, "tag"))
         if os.path.isfile(os.path.join(folder, _MANIFEST)):
             return None
         if _opener(folder) is not None:
             return folder
-    if not tag and _opener(directory) is not None:
-        return directory
-    return None
+    if names or _opener(directory) is None:
+        return None
+    below = os.listdir(directory)
+    if any(os.path.isfile(os.path.join(directory, name, _MANIFEST)) for name in below):
+        return None
+    return directory
 
 
 def _tags(directory: str) -> list[str]:

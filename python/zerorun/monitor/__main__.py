@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
+from zerorun.command_line import Parser, tell_error
 from zerorun.metrics.lines import MOST_CHARACTERS, check_version, parse_line, rank_in
 from zerorun.monitor.events import step_events
 from zerorun.monitor.master import MonitorMaster
@@ -62,7 +63,7 @@ def _pass_on(given: argparse.Namespace, master: MonitorMaster) -> int:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerorun monitor",
         description="Passes the figures of a metrics file (zerorun train --metrics FILE) on.",
     )
@@ -105,13 +106,15 @@ def main(argv: list[str] | None = None) -> int:
             steps = None
         master.close()
     except (_C.Error, OSError) as error:
-        print(f"zerorun monitor: error: {error}", file=sys.stderr)
-        return 1
+        return tell_error("zerorun monitor", error)
     if steps is None:
         return _INTERRUPTED
+    if master.failed:
+        print(f"zerorun monitor: error: {', '.join(master.failed)} failed", file=sys.stderr)
+        return 1
     if steps == 0:
         print(f"zerorun monitor: error: {given.file}: no line with a step in it", file=sys.stderr)
-        return 1
+        return 2
     print(f"{steps} steps of {given.file}", file=sys.stderr)
     return 0
 

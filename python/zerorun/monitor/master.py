@@ -36,6 +36,7 @@ class MonitorMaster:
         chosen = {name: dict(sections.get(name) or {}) for name in SECTIONS}
         chosen = {name: given for name, given in chosen.items() if given.pop("enabled", False)}
         self.enabled = bool(chosen)
+        self.failed: list[str] = []  # sections whose monitor was left out
         self._monitors: dict[str, Monitor] = {}
         for name, settings in chosen.items() if rank == 0 else ():
             self._start(name, settings)
@@ -74,10 +75,10 @@ class MonitorMaster:
                 self._leave_out(name, error)
         self._monitors.clear()
 
-    @staticmethod
-    def _leave_out(name: str, error: Exception) -> None:
+    def _leave_out(self, name: str, error: Exception) -> None:
+        self.failed.append(name)
         _logger.warning(
-            "the monitor %s failed and gets no more; training goes on: %s: %s",
+            "the monitor %s failed and gets no more; all else goes on: %s: %s",
             name,
             type(error).__name__,
             error,

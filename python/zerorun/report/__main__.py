@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zerorun import _C
+from zerorun.command_line import Parser, tell_error
 from zerorun.report.page import data_of, html
 from zerorun.report.reader import Run, read_run
 from zerorun.report.serve import PageServer
+from zerorun.whole_file import write_text
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerorun report",
         description="A page about runs: loss, throughput, memory, times, communication. It works "
         "from disk, without a network.",
@@ -86,12 +88,12 @@ def main(argv: list[str] | None = None) -> int:
             _serve(lambda: _read(given.runs, given.trace), given.port)
         else:
             runs = _read(given.runs, given.trace)
-            given.output.write_text(html(runs), encoding="utf-8")
+            write_text(given.output, html(runs))
             steps = sum(run.first.columns.steps for run in runs)
-            print(f"{given.output}: {len(runs)} run{'s' if len(runs) != 1 else ''}, {steps} steps")
+            count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+            print(_C.printable(f"{given.output}: {count}, {steps} steps"))
     except (_C.Error, OSError) as error:
-        print(f"zerorun report: error: {error}", file=sys.stderr)
-        return 1
+        return tell_error("zerorun report", error)
     return 0
 
 

@@ -114,9 +114,9 @@ def rank_of(file: Path) -> int:
 def read_run(path: Path, trace: Path | None = None) -> Run:
     """A run from its metrics file, whose other ranks' files lie beside it, or from a folder of
     them, and its timeline: of `trace`, else where the configuration or the folder has one.
-    IoError where there is none, ConfigError for a file of something else."""
+    ConfigError where there is none, or for a file of something else."""
     if not path.exists():
-        raise _C.IoError(f"{path}: no such file or folder; expected the FILE of --metrics")
+        raise _C.ConfigError(f"{path}: no such file or folder; expected the FILE of --metrics")
     files = run_files(path)
     run = Run(path.stem if path.is_file() else path.resolve().name)
     for file in files:

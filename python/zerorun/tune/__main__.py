@@ -8,13 +8,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from zerorun import _C, config
+from zerorun.command_line import tell_error
 from zerorun.tune.options import Options, parse
 from zerorun.tune.search import Search
-from zerorun.tune.trial import Trial, command_of, run_trial
+from zerorun.tune.trial import Trial, check_command, command_of, run_trial
+from zerorun.whole_file import write_text
 
 _INTERRUPTED = 130
 
@@ -38,26 +39,20 @@ def _keep(options: Options, search: Search) -> list[str] | None:
     folder = options.results
     folder.mkdir(parents=True, exist_ok=True)
     trials = [trial.as_dict() for trial in search.trials]
-    _write(folder / "trials.json", json.dumps(trials, indent=1) + "\n")
-    _write(folder / "summary.txt", _table(search.trials, search.best))
+    write_text(folder / "trials.json", json.dumps(trials, indent=1) + "\n")
+    write_text(folder / "summary.txt", _table(search.trials, search.best))
     if search.best is None:
         return None
     best = folder / "ds_config_optimal.json"
-    _write(best, json.dumps(search.best_config, indent=2) + "\n")
+    write_text(best, json.dumps(search.best_config, indent=2) + "\n")
     command = command_of(options, best, search.best_arguments)
-    _write(folder / "cmd_optimal.txt", shlex.join(command) + "\n")
+    write_text(folder / "cmd_optimal.txt", shlex.join(command) + "\n")
     return command
-
-
-def _write(path: Path, text: str) -> None:
-    """As a whole, so that a search that is killed leaves what was there."""
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
 
 
 def _tune(options: Options) -> tuple[Search, bool]:
     """The search, and whether it was interrupted."""
+    check_command(options)
     given = config.read(options.config)
     given.pop("autotuning", None)
 
@@ -88,8 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         search, interrupted = _tune(options)
         command = _keep(options, search)
     except (_C.Error, OSError, subprocess.SubprocessError) as error:
-        print(f"zerorun tune: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, _C.ConfigError) else 1
+        return tell_error("zerorun tune", error)
     print(_table(search.trials, search.best), end="")
     if command is None:
         print(f"zerorun tune: error: no trial trained; see {options.results}", file=sys.stderr)

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from zerorun import _C
 from zerorun.tune.options import Options
+from zerorun.whole_file import write_text
 
 __all__ = ["Trial", "command_of", "run_trial"]
 
@@ -67,6 +69,14 @@ def _without(program: list[str], option: str) -> list[str]:
     return kept
 
 
+def check_command(options: Options) -> None:
+    """ConfigError for what the launcher refuses, so that no trial could start."""
+    words = [*options.launcher, "--dry_run", *options.program]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise _C.ConfigError(f"tune: {found.stderr.strip().removeprefix('[zerorun] error: ')}")
+
+
 def run_trial(
     options: Options,
     name: str,
@@ -87,7 +97,7 @@ def run_trial(
     else:
         written["zerorun"] = (written.get("zerorun") or {}) | {"metrics": str(metrics.resolve())}
         written["zerorun"].pop("trace", None)
-    file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    write_text(file, json.dumps(written, indent=2) + "\n")
     trial, begin = Trial(name, micro_batch), time.monotonic()
     log = folder / "output.txt"
     with log.open("wb") as output:

@@ -24,7 +24,8 @@ using Variables = std::map<std::string, std::string>;
 
 // The environment holds just these of the variables that matter.
 RankInfo rank_with(const Variables& variables) {
-  // Those of a launcher and of schedulers, which the machine that runs these tests may have.
+  // Unsets variables of a launcher and of schedulers, which the machine that runs these tests may
+  // have.
   for (const EnvironmentVariable& variable : environment_variables()) {
     const std::string name(variable.name);
     if (name != "PATH" && name != "HOME") unsetenv(name.c_str());

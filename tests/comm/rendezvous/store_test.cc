@@ -199,7 +199,7 @@ TEST(StoreTest, UnauthenticatedClientsAreDropped) {
     send(client.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
     EXPECT_TRUE(is_dropped(client)) << greeting.substr(0, 20);
   }
-  // Those who say nothing go when too many are there.
+  // Clients that say nothing go when too many are there.
   std::vector<FileDescriptor> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(connect_to("127.0.0.1", port, soon()));
   EXPECT_TRUE(is_dropped(silent.front()));

@@ -1,4 +1,4 @@
-// What Python's tests ask of the fake CUDA runtime, by ctypes.
+// Functions of the fake CUDA runtime that Python's tests call by ctypes.
 #include <chrono>
 #include <memory>
 #include <string>

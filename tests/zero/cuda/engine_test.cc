@@ -138,7 +138,7 @@ void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPla
             sharded);
 }
 
-// What is held between steps, and what is beside it at most.
+// Compares what is held between steps, and what is beside it at most, with the plan.
 void expect_planned_groups(const Setting& setting, Engine& engine, Device& device, int ranks) {
   const MemoryPlan plan =
       plan_memory(config_of(setting), testing::toy_specs(), ranks, false, setting.ranks_of_host);
