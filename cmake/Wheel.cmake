@@ -11,10 +11,12 @@ set_target_properties(zerorun_python PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/
 set_target_properties(zerorun_command PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
 set_target_properties(train PROPERTIES INSTALL_RPATH "$ORIGIN/../../lib")
 
-# Plugins open NVIDIA's libraries by soname: those of the packages that the extra for CUDA names.
-set(nvidia "$ORIGIN/../../nvidia")
-set(cuda_folders
-  "$ORIGIN;${nvidia}/cu${CUDAToolkit_VERSION_MAJOR}/lib;${nvidia}/cudnn/lib;${nvidia}/nccl/lib")
+# Plugins open NVIDIA's libraries by soname: those of the packages that the extras for CUDA name.
+# CUDA 13's share a folder, CUDA 12's have one each.
+set(cuda_folders "$ORIGIN")
+foreach(package cu13 cublas cuda_nvrtc cuda_runtime cudnn nccl)
+  list(APPEND cuda_folders "$ORIGIN/../../nvidia/${package}/lib")
+endforeach()
 foreach(plugin zerorun_cuda zerorun_train_cuda)
   if(TARGET ${plugin})
     set_target_properties(${plugin} PROPERTIES INSTALL_RPATH "${cuda_folders}")

@@ -107,6 +107,11 @@ std::optional<std::string> read_environment(std::string_view name) {
   return std::string(value);
 }
 
+bool hides_all_gpus() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible != nullptr && *visible == '\0';
+}
+
 bool is_on(std::string_view value) { return !value.empty() && value != "0"; }
 
 void check_thread_count(std::string_view value) {

@@ -21,6 +21,8 @@ void check_in_table(std::string_view name);
 
 // The value, or nothing when unset or empty. The name must be in the table.
 std::optional<std::string> read_environment(std::string_view name);
+// True when CUDA_VISIBLE_DEVICES is set, to nothing: so the launcher marks CPU ranks.
+bool hides_all_gpus();
 // True when the value of a switch turns it on: anything but the empty text and 0.
 bool is_on(std::string_view value);
 // The value as an integer in [low, high]; throws ConfigError naming variable, value and range.

@@ -58,7 +58,8 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "500000000",
      .range = kNonNegative,
-     .doc = "Elements of gradients in one reduction (stages 0 to 2); 0: each parameter by itself.",
+     .doc = "Elements of gradients in one reduction (stages 0 to 2); 0: each parameter by itself. "
+            "The default means 100 MB on GPUs.",
      .binding = bind_zero<&ZeroConfig::reduce_bucket_size>()},
     {.pointer = "/zero_optimization/allgather_bucket_size",
      .type = KeyType::integer,

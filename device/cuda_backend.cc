@@ -67,6 +67,17 @@ std::string why_no_cuda() {
   }
 }
 
+std::string why_driver_fails() {
+  const std::string problem = why_no_cuda();
+  if (problem.empty()) return {};
+  try {
+    check_driver();
+    return load_backend().driver_fails() ? problem : "";
+  } catch (const DeviceError&) {  // there is no driver, or no backend to use it
+    return {};
+  }
+}
+
 bool cuda_is_available() { return why_no_cuda().empty(); }
 
 }  // namespace zerorun

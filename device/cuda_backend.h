@@ -17,6 +17,8 @@ struct CudaBackend {
   int (*device_count)();
   // Why there is no device, as the CUDA runtime says it; empty when there is one.
   std::string (*why_no_device)();
+  // True when that is another reason than that no GPU is visible: a driver that is too old, say.
+  bool (*driver_fails)();
   // Lines for `zerorun env`: driver, runtime, devices, how they are connected, and libraries. What
   // is missing has a line that says so.
   std::vector<std::string> (*report)();
@@ -37,5 +39,7 @@ std::vector<std::string> describe_cuda();
 
 // The error that open_cuda_backend would throw; empty when it would throw none.
 std::string why_no_cuda();
+// The same, only where a GPU may well be visible and the driver cannot be used with this backend.
+std::string why_driver_fails();
 
 }  // namespace zerorun

@@ -1,5 +1,9 @@
 #include "zerorun/device.h"
 
+#include "config/env.h"
+#include "core/check.h"
+#include "device/cuda_backend.h"
+
 namespace zerorun {
 
 std::string_view name_of(MemoryCategory category) {
@@ -29,7 +33,13 @@ std::string_view name_of(MemoryCategory category) {
 std::shared_ptr<Device> make_device(Accelerator accelerator) {
   const bool cuda = accelerator == Accelerator::cuda ||
                     (accelerator == Accelerator::automatic && cuda_is_available());
-  return cuda ? make_cuda_device() : make_cpu_device();
+  if (cuda) return make_cuda_device();
+  if (accelerator == Accelerator::automatic && !hides_all_gpus()) {
+    if (const std::string problem = why_driver_fails(); !problem.empty()) {
+      fail<DeviceError>("{}; to train on the CPU, set CUDA_VISIBLE_DEVICES to nothing", problem);
+    }
+  }
+  return make_cpu_device();
 }
 
 }  // namespace zerorun

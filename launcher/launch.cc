@@ -22,6 +22,7 @@
 #include "launcher/job.h"
 #include "launcher/node_launcher.h"
 #include "launcher/pid_file.h"
+#include "launcher/program.h"
 #include "launcher/remote_start.h"
 #include "launcher/shell_quote.h"
 #include "launcher/supervisor.h"
@@ -179,7 +180,9 @@ int dry_run(const std::vector<std::string>& arguments, const LaunchOptions& opti
 }  // namespace
 
 int launch(const std::vector<std::string>& arguments, const LaunchOptions& options) {
-  const ThisHost here = look_at_this_host(options.request.accelerator, options.cpus.list);
+  const ThisHost here =
+      look_at_this_host(options.request.accelerator,
+                        is_bundled(options.program, ProgramSearch::here()), options.cpus.list);
   ClusterChoice choice = choose_cluster(options, here);
   if (options.output.quiet) choice.note.clear();
   const Cluster& cluster = choice.cluster;

@@ -21,6 +21,7 @@
 #include "launcher/guardian.h"
 #include "launcher/meeting_message.h"
 #include "launcher/process.h"
+#include "launcher/program.h"
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
 #include "os/process_identity.h"
@@ -180,7 +181,9 @@ void NodeLauncher::prepare(const ControlMessage& job) {
     take_over(job);
     options_ = parse_options(job.all("argument"), inherited_environment());
   }
-  here_ = look_at_this_host(options_->request.accelerator, options_->cpus.list);
+  here_ =
+      look_at_this_host(options_->request.accelerator,
+                        is_bundled(options_->program, ProgramSearch::here()), options_->cpus.list);
   std::vector<int> slots = decode_slots(job.text("slots"));
   if (slots.empty()) slots = select_ranks(options_->request, here_->resources).slots;
   connection_.send(ControlMessage("ready").add("slots", encode_slots(slots)));

@@ -135,6 +135,11 @@ std::vector<std::string> bundled_programs(const fs::path& launcher_directory) {
   return names;
 }
 
+bool is_bundled(const ProgramRequest& request, const ProgramSearch& search) {
+  return !request.module && !request.no_python &&
+         find_bundled(request.name, search.launcher_directory).has_value();
+}
+
 Program find_program(const ProgramRequest& request, const ProgramSearch& search) {
   if (request.module && request.no_python) {
     fail<ConfigError>("--module and --no_python exclude each other: a module needs Python");

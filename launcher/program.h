@@ -45,6 +45,9 @@ std::vector<std::string> bundled_programs(const std::filesystem::path& launcher_
 // An executable file in one of the folders of `path`, which are joined by ':'.
 std::optional<std::filesystem::path> find_in_path(const std::string& name, std::string_view path);
 
+// True if that is what the request names.
+bool is_bundled(const ProgramRequest& request, const ProgramSearch& search);
+
 // A bundled program, a .py file, or an executable by path or in PATH, in this order. Throws
 // ConfigError that says where was looked.
 Program find_program(const ProgramRequest& request, const ProgramSearch& search);

@@ -26,7 +26,7 @@ struct HostResources {
   std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index
   int cpus = 1;                   // that this process may use
   int numa_nodes = 1;
-  std::string cuda_problem{};  // why GPUs cannot be used, if they cannot
+  std::string cuda_problem{};  // why zerorun's own programs, if it is one, cannot use GPUs
   bool share_gpus = false;     // more ranks than GPUs are allowed
 };
 

@@ -29,7 +29,8 @@ std::vector<int> chosen_cpus(const std::string& core_list) {
 
 }  // namespace
 
-ThisHost look_at_this_host(Accelerator accelerator, const std::string& core_list) {
+ThisHost look_at_this_host(Accelerator accelerator, bool own_program,
+                           const std::string& core_list) {
   ThisHost here;
   here.environment = inherited_environment();
   here.cores = group_by_core(chosen_cpus(core_list));
@@ -39,7 +40,7 @@ ThisHost look_at_this_host(Accelerator accelerator, const std::string& core_list
       visible_gpus(find_variable(here.environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
   resources.cpus = count_cpus(here.cores);
   resources.numa_nodes = count_nodes(here.cores);
-  if (!resources.gpus.empty() && accelerator != Accelerator::cpu) {
+  if (own_program && !resources.gpus.empty() && accelerator != Accelerator::cpu) {
     resources.cuda_problem = ask_for_cuda_problem();
   }
   resources.share_gpus = is_on(find_variable(here.environment, "ZERORUN_SHARE_GPUS").value_or(""));

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/parallel.h"
 
 namespace zerorun {
 
@@ -10,7 +11,10 @@ PinnedArena::PinnedArena(Device& device, size_t nbytes) {
   if (nbytes == 0) return;
   buffer_ = device.allocate_pinned(nbytes);
   // Touching every page now finds out now whether they are there.
-  std::memset(buffer_.data(), 0, nbytes);
+  constexpr int64_t kGrain = int64_t{4} << 20;
+  parallel_for(static_cast<int64_t>(nbytes), kGrain, [this](int64_t begin, int64_t end) {
+    std::memset(buffer_.data() + begin, 0, static_cast<size_t>(end - begin));
+  });
 }
 
 TensorView PinnedArena::take(int64_t numel, DType dtype) {

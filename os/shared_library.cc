@@ -15,7 +15,9 @@ SharedLibrary::SharedLibrary(std::span<const std::string> names) {
   static std::mutex opening;
   const std::lock_guard lock(opening);
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
-  handle_ = dlopen(names.front().c_str(), kFlags | RTLD_NOLOAD);
+  for (const std::string& name : names) {
+    if (handle_ == nullptr && !name.empty()) handle_ = dlopen(name.c_str(), kFlags | RTLD_NOLOAD);
+  }
   std::string reasons;
   for (const std::string& name : names) {
     if (handle_ != nullptr) break;

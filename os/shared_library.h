@@ -10,8 +10,8 @@ namespace zerorun {
 // A library that is opened at run time and stays open to the end of the process.
 class SharedLibrary {
  public:
-  // The copy that the process already has under the first name (its soname; PyTorch brings its own
-  // copies), else the first of `names` that the system's loader finds. Throws DeviceError with the
+  // The copy that the process already has under one of `names` (sonames; PyTorch brings its own
+  // copies), else the first of them that the system's loader finds. Throws DeviceError with the
   // loader's reasons.
   explicit SharedLibrary(std::span<const std::string> names);
 

@@ -213,7 +213,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   StepDecision decide();
   // Makes what this rank wrote to its shards visible to all.
   void gather_updated(const Bucket& bucket);
-  void finish_gathering();
+  void finish_gathering(bool waits = true);
+  // On a GPU a step waits once, for the norm; threads of the host, if it has any, need more.
+  bool runs_ahead() const { return !context_.device.is_host() && !offload_; }
 
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
@@ -250,7 +252,7 @@ void EngineImpl::gather_updated(const Bucket& bucket) {
       .all_gather(parameters.shard, parameters.full, Sync::collective, stream, bucket.label);
 }
 
-void EngineImpl::finish_gathering() {
+void EngineImpl::finish_gathering(bool waits) {
   const bool any_sharded = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
     return bucket.plan.shard_params;
   });
@@ -258,7 +260,8 @@ void EngineImpl::finish_gathering() {
     comm_stream().wait(context_.device.inline_stream().record());
     context_.shards().barrier(comm_stream(), "updated parameters");
   }
-  comm_stream().synchronize();
+  if (waits) return comm_stream().synchronize();
+  context_.device.inline_stream().wait(comm_stream().record());
 }
 
 void EngineImpl::initialize_parameters(const FillFunction& fill) {
@@ -272,7 +275,7 @@ void EngineImpl::initialize_parameters(const FillFunction& fill) {
 StepDecision EngineImpl::decide() {
   ZR_CHECK(micro_step_.phase() == BatchPhase::step_due && micro_step_.is_last(),
            "step() before end_micro_step() returned true");
-  {
+  if (!runs_ahead()) {
     const Stopwatch watch(timings_.reduce_s);
     reducer_.wait();
   }
@@ -280,6 +283,7 @@ StepDecision EngineImpl::decide() {
   gatherer_.invalidate();
   const Stopwatch watch(timings_.optimizer_s);
   const GradientNorm::Result sum = reducer_.finish(gatherer_.order_hash());
+  if (runs_ahead()) reducer_.trim();
   if (!sum.same_gathers) {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
@@ -300,7 +304,7 @@ StepResult EngineImpl::step() {
             [&](const Bucket& bucket) {
               if (context_.policy.shard_state) gather_updated(bucket);
             });
-  finish_gathering();
+  finish_gathering(!runs_ahead());
   return decision.result;
 }
 
@@ -346,8 +350,7 @@ void EngineImpl::run_on_all(const std::function<void()>& work) {
   }
 }
 
-// The host does not wait for a GPU, so the last error may still be under way, and what was read
-// after it is wrong: an evaluation's results, say. Nothing but this tells whoever has read them.
+// A GPU's last error may still be under way; nothing but this tells whoever reads wrong results.
 void EngineImpl::end_work() noexcept {
   try {
     context_.device.inline_stream().synchronize();

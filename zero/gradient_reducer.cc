@@ -190,6 +190,10 @@ void GradientReducer::end_batch(bool new_order) {
 
 void GradientReducer::wait() {
   for (Flight& flight : flights_) flight.done.synchronize();
+  trim();
+}
+
+void GradientReducer::trim() {
   if (pool_) pool_->trim();
   if (comm_pool_) comm_pool_->trim();
 }

@@ -49,6 +49,8 @@ class GradientReducer {
   void measure();
   // Waits for all reductions.
   void wait();
+  // Gives back memory that the last round did not use; after its end.
+  void trim();
 
  private:
   // A bucket between its first gradient and the end of its reduction.

@@ -79,7 +79,11 @@ void ParameterGatherer::release(ModuleId id) {
 }
 
 void ParameterGatherer::invalidate() {
-  gathered_.synchronize();
+  if (context_.device.is_host() || parameters_ != nullptr) {
+    gathered_.synchronize();
+  } else {  // what is going to be written, and the memory that goes, are the inline stream's
+    context_.device.inline_stream().wait(gathered_);
+  }
   for (Module& module : modules_) {
     module.has_second_copy = false;
     if (module.holders > 0) continue;

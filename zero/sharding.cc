@@ -10,6 +10,10 @@ namespace zerorun {
 
 namespace {
 
+// Between GPUs a reduction of so many bytes is about as fast as a longer one, and sooner out of the
+// way; other frameworks' buckets have 25 to 100 MB.
+constexpr int64_t kGpuBucketBytes = 100'000'000;
+
 // With as many as share the first copy, that one serves.
 int secondary_ranks_of(const ZeroConfig& zero, int shard_ranks) {
   const int64_t size = zero.hpz_partition_size;
@@ -142,6 +146,10 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
   sharding.rank = rank;
   sharding.shard_ranks = shard_ranks_of(config.zero, world_size);
   sharding.secondary_ranks = secondary_ranks_of(config.zero, sharding.shard_ranks);
+  if (!computes_on_host && config.zero.reduce_bucket_size == ZeroConfig().reduce_bucket_size) {
+    sharding.zero.reduce_bucket_size =
+        kGpuBucketBytes / static_cast<int64_t>(size_of(sharding.param_dtype));
+  }
   // A GPU's cores that compute are not those that communicate; a CPU rank's are.
   sharding.zero.overlap_comm = config.zero.overlap_comm.value_or(!computes_on_host);
   // Without a stream of its own, gathering ahead only moves the wait.

@@ -68,7 +68,7 @@ void NcclGroup::join() {
     std::memcpy(id.internal, bytes.data(), bytes.size());
   }
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // no call waits for peers, so none outlives the deadline
+  config.blocking = 0;  // else nothing could end the wait for a rank that never joins
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
@@ -76,9 +76,44 @@ void NcclGroup::join() {
     result = nccl_.init(&comm_, options_.world_size, id, options_.rank, &config);
   }
   finish_call(result, kJoining);
+  let_calls_block();
   peers_.meet();
   const std::lock_guard lock(mutex_);
   calling_.reset();
+}
+
+// A communicator that does not block gives every call to a thread of its own, and the host asks for
+// its end, for several times the cost of the call. Whether it blocks cannot be changed, but one
+// that is split off may do the other thing.
+void NcclGroup::let_calls_block() {
+  constexpr std::string_view kWhat = "joining the other ranks (ncclCommSplit)";
+  begin({.what = std::string(kWhat)});
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  ncclComm_t blocking = nullptr;
+  try {
+    const auto split = [&](ncclComm_t comm) {
+      return nccl_.split(comm, 0, options_.rank, &blocking, &config);
+    };
+    finish_call(call(split), kWhat);
+    finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kWhat);
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) throw CommError(error_);
+    nccl_.destroy(std::exchange(comm_, blocking));
+  } catch (const CommError&) {
+    if (blocking != nullptr) nccl_.abort(blocking);
+    throw;
+  }
+}
+
+ncclResult_t NcclGroup::call(const std::function<ncclResult_t(ncclComm_t)>& function) {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) throw CommError(error_);
+    comm = comm_;
+  }
+  return function(comm);
 }
 
 void NcclGroup::begin(Call call) {
@@ -93,7 +128,6 @@ void NcclGroup::begin(Call call) {
 void NcclGroup::finish_call(ncclResult_t result, std::string_view what) {
   const auto begun = Clock::now();
   while (result == ncclInProgress) {
-    // NCCL gives every call to a thread of its own, which mostly needs less than a pause.
     if (Clock::now() - begun < kSpin) {
       std::this_thread::yield();
     } else {
@@ -105,6 +139,10 @@ void NcclGroup::finish_call(ncclResult_t result, std::string_view what) {
     if (asked != ncclSuccess) result = asked;
   }
   if (result == ncclSuccess) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty()) throw CommError(error_);  // its abort may be what ended the call
+  }
   const char* detail = nccl_.last_error(nullptr);
   fail<CommError>("rank {}: {} failed: {}{}{}", options_.own_number(), what,
                   nccl_.error_string(result), detail == nullptr || *detail == '\0' ? "" : ": ",
@@ -122,13 +160,7 @@ void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& 
   check();
   try {
     begin({.what = what, .number = ++made_, .reached = stream.record()});
-    ncclResult_t result = ncclSuccess;
-    {
-      const std::lock_guard lock(mutex_);
-      if (comm_ == nullptr) throw CommError(error_);
-      result = enqueue(nccl_, comm_);
-    }
-    finish_call(result, what);
+    finish_call(call([&](ncclComm_t comm) { return enqueue(nccl_, comm); }), what);
     Event done = stream.record();
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);
@@ -154,13 +186,9 @@ void* NcclGroup::register_memory(void* data, size_t nbytes) {
   void* handle = nullptr;
   try {
     begin({.what = std::string(kWhat)});
-    ncclResult_t result = ncclSuccess;
-    {
-      const std::lock_guard lock(mutex_);
-      if (comm_ == nullptr) return nullptr;
-      result = nccl_.register_memory(comm_, data, nbytes, &handle);
-    }
-    finish_call(result, kWhat);
+    finish_call(
+        call([&](ncclComm_t comm) { return nccl_.register_memory(comm, data, nbytes, &handle); }),
+        kWhat);
   } catch (const CommError&) {
     handle = nullptr;
   }
@@ -325,13 +353,7 @@ void NcclGroup::finalize() {
   constexpr std::string_view kLeaving = "leaving the other ranks (ncclCommFinalize)";
   const CurrentDevice current(device_);
   begin({.what = std::string(kLeaving)});
-  ncclResult_t result = ncclSuccess;
-  {
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) return;
-    result = nccl_.finalize(comm_);
-  }
-  finish_call(result, kLeaving);
+  finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kLeaving);
   ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);

@@ -74,9 +74,12 @@ class NcclGroup final : public CudaStream::Watched {
   };
 
   void join();
+  void let_calls_block();
+  // NCCL's own function, without the lock: it may wait for peers, which an abort ends.
+  ncclResult_t call(const std::function<ncclResult_t(ncclComm_t)>& function);
   void begin(Call call);
-  // Waits until NCCL is done with the call that began, and goes on in the background; the watcher
-  // ends it with an error where it takes too long.
+  // The end of a call that began, for which a communicator that does not block has to be asked.
+  // Throws CommError after an error of NCCL's, and when the watcher has ended the call.
   void finish_call(ncclResult_t result, std::string_view what);
   void* register_memory(void* data, size_t nbytes);
   void release(void* data, void* handle) noexcept;

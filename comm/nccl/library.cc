@@ -21,6 +21,7 @@ NcclFunctions open_nccl() {
       .version = library.function<decltype(ncclGetVersion)>("ncclGetVersion"),
       .unique_id = library.function<decltype(ncclGetUniqueId)>("ncclGetUniqueId"),
       .init = library.function<decltype(ncclCommInitRankConfig)>("ncclCommInitRankConfig"),
+      .split = library.function<decltype(ncclCommSplit)>("ncclCommSplit"),
       .finalize = library.function<decltype(ncclCommFinalize)>("ncclCommFinalize"),
       .destroy = library.function<decltype(ncclCommDestroy)>("ncclCommDestroy"),
       .abort = library.function<decltype(ncclCommAbort)>("ncclCommAbort"),
@@ -50,7 +51,7 @@ std::string describe_nccl() {
   };
   return describe_library(
       "NCCL", library_files(), version,
-      "Several ranks need it: pip install nvidia-nccl-cu13, or install libnccl2");
+      "Several ranks need it: pip install nvidia-nccl-cu13 (or -cu12), or install libnccl2");
 }
 
 }  // namespace zerorun

@@ -12,6 +12,7 @@ struct NcclFunctions {
   decltype(&ncclGetVersion) version = nullptr;
   decltype(&ncclGetUniqueId) unique_id = nullptr;
   decltype(&ncclCommInitRankConfig) init = nullptr;
+  decltype(&ncclCommSplit) split = nullptr;
   decltype(&ncclCommFinalize) finalize = nullptr;
   decltype(&ncclCommDestroy) destroy = nullptr;
   decltype(&ncclCommAbort) abort = nullptr;

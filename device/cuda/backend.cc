@@ -67,8 +67,9 @@ std::string identity_of_device(const Device& device) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const CudaBackend* zerorun_cuda_backend() {
-  static const CudaBackend backend = {build_id(), visible_cuda_devices, why_no_cuda_device,
-                                      report,     make_device_of,       identity_of_device};
+  static const CudaBackend backend = {
+      build_id(), visible_cuda_devices, why_no_cuda_device, cuda_driver_fails,
+      report,     make_device_of,       identity_of_device};
   return &backend;
 }
 

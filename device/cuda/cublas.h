@@ -2,9 +2,9 @@
 
 #include <cublas_v2.h>
 
-#include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace zerorun {
 
@@ -18,8 +18,8 @@ struct CublasFunctions {
   decltype(&cublasGetStatusString) status_string = nullptr;
 };
 CublasFunctions open_cublas();
-// By soname, of the version that the headers are of, and the file that the build found.
-std::array<std::string, 2> cublas_files();
+// For SharedLibrary.
+std::vector<std::string> cublas_files();
 
 // A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols].
 struct MatrixProduct {

@@ -1,10 +1,11 @@
 #include "device/cuda/cublas.h"
+#include "device/cuda/library_files.h"
 #include "os/shared_library.h"
 
 namespace zerorun {
 
-std::array<std::string, 2> cublas_files() {
-  return {"libcublas.so." + std::to_string(CUBLAS_VER_MAJOR), ZERORUN_CUBLAS_LIBRARY};
+std::vector<std::string> cublas_files() {
+  return library_files_of_cuda("cublas", ZERORUN_CUBLAS_LIBRARY);
 }
 
 CublasFunctions open_cublas() {

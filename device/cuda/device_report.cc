@@ -45,7 +45,7 @@ std::string describe_driver() {
   if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) cudaGetLastError();
   if (driver == 0) {
     return fmt::format("driver: missing: install NVIDIA's driver for CUDA {} or later",
-                       format_version(runtime));
+                       runtime / 1000);
   }
   std::string version;
   try {
@@ -71,9 +71,17 @@ std::string why_no_cuda_device() {
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result != cudaSuccess) {
     cudaGetLastError();
-    return fmt::format("{} ({})", cudaGetErrorString(result), cudaGetErrorName(result));
+    return fmt::format("{} ({}; {})", cudaGetErrorString(result), cudaGetErrorName(result),
+                       describe_driver());
   }
   return count > 0 ? "" : "CUDA_VISIBLE_DEVICES hides them all, or there is none";
+}
+
+bool cuda_driver_fails() {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess) cudaGetLastError();
+  return result != cudaSuccess && result != cudaErrorNoDevice;
 }
 
 std::string cuda_device_identity(int index) {

@@ -9,6 +9,8 @@ namespace zerorun {
 int visible_cuda_devices();
 // The CUDA runtime's reason; empty when there is a device.
 std::string why_no_cuda_device();
+// True when that reason is another one than that there is no device: a driver that is too old, say.
+bool cuda_driver_fails();
 // The physical GPU, by its PCI address and UUID.
 std::string cuda_device_identity(int index);
 // Lines for `zerorun env`: driver, runtime, devices, and how they are connected. What is missing

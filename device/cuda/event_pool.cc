@@ -20,7 +20,10 @@ cudaEvent_t EventPool::take() {
   free_.reserve(made_ + 1);  // so that release() needs no memory
   const CurrentDevice current(device_);
   cudaEvent_t event = nullptr;
-  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  // Threads that wait for an event, mostly those that work for the host, leave their core to
+  // others.
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+             "cudaEventCreateWithFlags");
   ++made_;
   return event;
 }

@@ -10,15 +10,16 @@
 #include <string_view>
 
 #include "device/cuda/cublas.h"
+#include "device/cuda/library_files.h"
 #include "os/shared_library.h"
 
 namespace zerorun {
 
 namespace {
 
-std::string soname(std::string_view name, int major) {
-  return fmt::format("lib{}.so.{}", name, major);
-}
+constexpr const char* kInstall =
+    "pip install nvidia-cublas (nvidia-cublas-cu12 for a driver of CUDA 12), or install the CUDA "
+    "toolkit";
 
 // 130101 as "13.1.1".
 std::string version_of(size_t number) {
@@ -35,24 +36,24 @@ std::string describe_cublas() {
     return fmt::format("{}.{}.{}", parts[0], parts[1], parts[2]);
   };
   return describe_library("cuBLAS", cublas_files(), version,
-                          "Muon needs it: pip install nvidia-cublas, or install the CUDA toolkit");
+                          fmt::format("Muon needs it: {}", kInstall));
 }
 
 std::string describe_cublas_lt() {
-  const std::array<std::string, 2> files = {soname("cublasLt", CUBLAS_VER_MAJOR),
-                                            ZERORUN_CUBLASLT_LIBRARY};
+  const std::vector<std::string> files =
+      library_files_of_cuda("cublasLt", ZERORUN_CUBLASLT_LIBRARY);
   const auto version = [](const SharedLibrary& library) {
     return version_of(library.function<decltype(cublasLtGetVersion)>("cublasLtGetVersion")());
   };
-  return describe_library("cuBLASLt", files, version,
-                          "train needs it: pip install nvidia-cublas, or install the CUDA toolkit");
+  return describe_library("cuBLASLt", files, version, fmt::format("train needs it: {}", kInstall));
 }
 
 std::string describe_cudnn() {
   constexpr const char* kRemedy =
-      "Without it train's attention is much slower: pip install nvidia-cudnn-cu13";
+      "Without it train's attention is much slower: pip install nvidia-cudnn-cu13 (or -cu12)";
 #ifdef ZERORUN_CUDNN_LIBRARY
-  const std::array<std::string, 2> files = {soname("cudnn", CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY};
+  const std::array<std::string, 2> files = {fmt::format("libcudnn.so.{}", CUDNN_MAJOR),
+                                            ZERORUN_CUDNN_LIBRARY};
   const auto version = [](const SharedLibrary& library) {  // 9.28.0 is 92800
     return version_of(library.function<decltype(cudnnGetVersion)>("cudnnGetVersion")());
   };

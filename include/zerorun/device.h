@@ -280,7 +280,7 @@ ZR_API bool cuda_is_available();
 
 enum class Accelerator : uint8_t { automatic, cpu, cuda };
 // automatic: CUDA where it is available, else the CPU. (The launcher hides all GPUs from CPU
-// ranks.)
+// ranks.) Throws DeviceError where the driver fails, unless CUDA_VISIBLE_DEVICES hides all GPUs.
 ZR_API std::shared_ptr<Device> make_device(Accelerator accelerator);
 
 }  // namespace zerorun

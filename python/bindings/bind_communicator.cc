@@ -127,6 +127,15 @@ class BlockingCommunicator {
     }
     host.write_back();
   }
+  // Of tensors on the ranks' GPUs, by the engine's communicator.
+  void broadcast_on_gpu(py::handle tensor, int root, const std::string& label) {
+    ZR_CHECK(engine_.gpu != nullptr, "broadcast_on_gpu '{}' without a GPU", label);
+    const TensorView view = import_tensor(tensor, label, engine_.gpu->where());
+    engine_.gpu->follow();
+    const py::gil_scoped_release release;
+    Stream& gpu = engine_.gpu->device()->inline_stream();
+    engine_.comm->broadcast(view, root, gpu, label).synchronize();
+  }
   void all_gather(py::handle in, py::handle out, const std::string& label) {
     const OnHost host_in(in, label);
     OnHost host_out(out, label);
@@ -237,6 +246,9 @@ void register_communicator(py::module_& m) {
            "In place over all ranks; fp32 sums in a fixed tree of ranks.")
       .def("broadcast", &Self::broadcast, "tensor"_a, "root"_a = 0, "label"_a = "broadcast",
            "The root's elements, in place.")
+      .def("broadcast_on_gpu", &Self::broadcast_on_gpu, "tensor"_a, "root"_a = 0,
+           "label"_a = "broadcast",
+           "As broadcast, of tensors on the GPUs of the ranks' engines, not through the host.")
       .def("all_gather", &Self::all_gather, "tensor"_a, "out"_a, "label"_a = "all_gather",
            "`out` (numel = world_size times that of `tensor`): the ranks' tensors, in rank order.")
       .def("barrier", &Self::barrier, "label"_a = "barrier", "Waits for all ranks.")

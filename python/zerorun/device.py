@@ -23,18 +23,28 @@ __all__ = [
 
 _logger = logging.getLogger("zerorun")
 _CPU = torch.device("cpu")
+_ON_CPU = "zerorun --accelerator cpu, or CUDA_VISIBLE_DEVICES= without it, trains on the CPU"
 
 
 @functools.cache
 def _why_no_gpu() -> str:
     """The reason to train on the CPU; empty where there is a GPU. The launcher hides all GPUs from
-    CPU ranks."""
-    if not torch.cuda.is_available():
-        return "PyTorch sees no GPU"
-    why = _C.why_no_cuda()
-    if why:
-        _logger.warning("training on the CPU, though PyTorch sees a GPU: %s", why)
-    return why
+    CPU ranks.
+
+    Raises DeviceError where a GPU is there that cannot be used: the CPU is no substitute.
+    """
+    if torch.cuda.is_available():
+        why = _C.why_no_cuda()
+        if why:
+            raise _C.DeviceError(f"PyTorch sees a GPU that zerorun cannot use: {why}; {_ON_CPU}")
+        return ""
+    if visible := environment.visible_gpus():
+        sees_none = f"CUDA_VISIBLE_DEVICES={visible}, but PyTorch {torch.__version__} sees no GPU"
+        if torch.version.cuda is not None:
+            why = _C.why_no_cuda() or "torch.cuda.init() says why"
+            raise _C.DeviceError(f"{sees_none}: {why}; {_ON_CPU}")
+        _logger.warning("training on the CPU: %s, as it is built without CUDA", sees_none)
+    return "PyTorch sees no GPU"
 
 
 def local_device() -> torch.device:

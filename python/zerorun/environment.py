@@ -20,6 +20,7 @@ __all__ = [
     "meets_at_torchrun",
     "prepend",
     "set_python",
+    "visible_gpus",
 ]
 
 
@@ -51,6 +52,11 @@ def has_own_gpu() -> bool:
     """CUDA_VISIBLE_DEVICES: whether a scheduler has given this process one GPU for itself."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return bool(visible) and "," not in visible
+
+
+def visible_gpus() -> str:
+    """CUDA_VISIBLE_DEVICES: the GPUs that this process is given by name, as the launcher does."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
 
 
 def local_rank() -> int | None:

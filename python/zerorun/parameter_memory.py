@@ -48,14 +48,25 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
     return intervals
 
 
-def _full_values(parameter: nn.Parameter, name: str, communicator: _C.Communicator) -> torch.Tensor:
+def _are_on_gpus(layout: ModelLayout, job: _C.Communicator) -> bool:
+    """Whether all ranks have all values on their GPUs, but for parts of zero.Init's. Collective."""
+    values = [local_of(parameter) for parameter in layout.names if partition_of(parameter) is None]
+    answer = torch.tensor([all(not tensor.is_cpu for tensor in values)], dtype=torch.int64)
+    job.all_reduce(answer, "min", "initial values are on GPUs")
+    return bool(answer.item())
+
+
+def _full_values(
+    parameter: nn.Parameter, name: str, communicator: _C.Communicator, *, on_gpus: bool
+) -> torch.Tensor:
     """Rank 0's values on all ranks, flat. Collective."""
     partition = partition_of(parameter)
     if partition is not None:
         return partition.gather_full().flatten()
     values = local_of(parameter).contiguous().flatten()
     if communicator.world_size > 1:
-        communicator.broadcast(values, 0, f"initial values of {name}")
+        broadcast = communicator.broadcast_on_gpu if on_gpus else communicator.broadcast
+        broadcast(values, 0, f"initial values of {name}")
     return values
 
 
@@ -86,10 +97,12 @@ def load_parameters(
 
     `round_masters`: masters get the values that the parameters have in their own dtype.
     """
+    on_gpus = _are_on_gpus(layout, ranks.job)
     with torch.no_grad():
         for parameter in _to_write(engine, layout):
             communicator = ranks.holding(layout.ranks_of.get(parameter, 0))
-            values = _full_values(parameter, layout.names[parameter], communicator)
+            name = layout.names[parameter]
+            values = _full_values(parameter, name, communicator, on_gpus=on_gpus)
             for interval in engine.state_intervals(layout.ids[parameter]):
                 part = values[interval.begin : interval.begin + interval.numel]
                 parameter_part = tensor_of(interval.param).copy_(part)

@@ -46,6 +46,15 @@ class FindProgram : public ::testing::Test {
   std::filesystem::path script_;
 };
 
+// Only the programs that come with zerorun use its CUDA.
+TEST_F(FindProgram, BundledProgramsAreTold) {
+  EXPECT_TRUE(is_bundled({.name = "train"}, search_));
+  EXPECT_FALSE(is_bundled({.name = "train", .no_python = true}, search_));
+  EXPECT_FALSE(is_bundled({.name = "train", .module = true}, search_));
+  EXPECT_FALSE(is_bundled({.name = "tool"}, search_));
+  EXPECT_FALSE(is_bundled({.name = script_.string()}, search_));
+}
+
 TEST_F(FindProgram, BundledProgramsComeBeforePath) {
   const Program program = find_program({.name = "train", .arguments = {"--num_gpus"}}, search_);
   EXPECT_THAT(rank_command(program, 1), ElementsAre(train_.string(), "--num_gpus"));

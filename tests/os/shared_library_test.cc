@@ -30,6 +30,14 @@ TEST(SharedLibraryTest, TheCopyThatTheProcessHasComesFirst) {
   EXPECT_EQ(call(library), 1);
 }
 
+TEST(SharedLibraryTest, TheCopyThatTheProcessHasIsFoundUnderAnyName) {
+  const std::string soname = "libzerorun_test_loaded.so.1";
+  ASSERT_NE(dlopen(file_of(soname, 1).c_str(), RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
+  const std::string other = file_of("libzerorun_test_other.so.1", 1);  // which could be opened
+  const SharedLibrary library(std::array<std::string, 3>{"libnone.so.1", other, soname});
+  EXPECT_EQ(library.path(), file_of(soname, 1));
+}
+
 TEST(SharedLibraryTest, WithoutOneTheFileOfTheBuildServes) {
   const std::string soname = "libzerorun_test_fresh.so.1";
   const SharedLibrary library(std::array<std::string, 2>{soname, file_of(soname, 2)});

@@ -72,6 +72,14 @@ def test_architectures_that_are_none_are_refused_by_their_name(
     assert "from 80 on" in " ".join(result.stderr.split())
 
 
+def test_drivers_of_another_cuda_are_refused_by_name(root: Path, tmp_path: Path) -> None:
+    result = configure_without_nvcc(root, tmp_path, "-DZERORUN_CUDA_DRIVERS=11")
+    assert result.returncode != 0
+    assert "ZERORUN_CUDA_DRIVERS is '11': expected AUTO, 12 or 13" in " ".join(
+        result.stderr.split()
+    )
+
+
 PROJECT = """cmake_minimum_required(VERSION 3.25)
 project(search LANGUAGES CXX)
 set(CUDAToolkit_INCLUDE_DIRS ${PROJECT_SOURCE_DIR}/toolkit/include)

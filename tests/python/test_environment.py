@@ -72,6 +72,54 @@ def test_a_batch_script_is_one_rank(task_of_srun: None, monkeypatch: pytest.Monk
     assert "RANK" not in os.environ
 
 
+OLD = "the driver is too old"
+
+
+@pytest.mark.parametrize(
+    ("pytorch", "visible", "zerorun_says", "error"),
+    [
+        ((True, "13.0"), "", "", None),
+        ((True, "12.8"), "0,1", "", None),
+        ((True, "12.8"), "", OLD, "PyTorch sees a GPU that zerorun cannot use: "),
+        ((True, "12.8"), "0", OLD, f"{OLD}; zerorun --accelerator"),
+        ((False, "12.8"), "0", OLD, "CUDA_VISIBLE_DEVICES=0, but PyTorch"),
+        ((False, "12.8"), "0", "", r"sees no GPU: torch.cuda.init\(\) says why"),
+        ((False, "12.8"), "", OLD, None),  # CPU ranks
+        ((False, None), "", "", None),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_no_reason_to_train_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    pytorch: tuple[bool, str | None],
+    visible: str,
+    zerorun_says: str,
+    error: str | None,
+) -> None:
+    sees, built_for = pytorch
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(zerorun._C, "why_no_cuda", lambda: zerorun_says)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    decide = device._why_no_gpu.__wrapped__
+    if error is None:
+        assert bool(decide()) is not sees
+    else:
+        with pytest.raises(zerorun.DeviceError, match=error):
+            decide()
+    assert not caplog.records
+
+
+def test_a_pytorch_without_cuda_says_that_it_leaves_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert device._why_no_gpu.__wrapped__()
+    assert "training on the CPU: CUDA_VISIBLE_DEVICES=0,1, but PyTorch" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("visible", "count", "chosen"),
     [("0", 1, 0), ("GPU-ab", 1, 0), ("4,5,6,7", 4, 2), (None, 1, None), ("0,1", 2, None)],

@@ -21,6 +21,8 @@ struct KernelsUnderTest {
   std::function<std::shared_ptr<Device>()> make_device;
   std::function<std::unique_ptr<Kernels>(Device&, DType parameters)> make_kernels;
   DType parameters = DType::fp32;
+  // A product has the same bits whatever is fused with it. cuBLAS may choose another algorithm.
+  bool exact_fusion = true;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const KernelsUnderTest& kernels) {

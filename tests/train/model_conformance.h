@@ -12,6 +12,11 @@ namespace zerorun::train::testing {
 class ModelConformance : public ::testing::TestWithParam<KernelsUnderTest> {
  protected:
   DType parameters() const { return GetParam().parameters; }
+  // Of the same computation, with other things fused.
+  void expect_same_loss(double loss, double expected, const GoldenModel& model) const {
+    const double rounding = std::max(1e-6, model.activation_rounding());
+    EXPECT_NEAR(loss, expected, GetParam().exact_fusion ? 0.0 : rounding * expected);
+  }
 };
 
 // Parameters are rounded, so the reference is an fp32 model on the CPU with the rounded ones; that
@@ -46,7 +51,8 @@ TEST_P(ModelConformance, LossAndGradientsMatchPyTorch) {
 
 TEST_P(ModelConformance, EvaluationGivesTheTrainingLossAndPyTorchsLogits) {
   GoldenModel model(GetParam());
-  EXPECT_EQ(model.model().loss({model.tokens(), model.targets()}), model.forward_backward());
+  const double evaluated = model.model().loss({model.tokens(), model.targets()});
+  expect_same_loss(evaluated, model.forward_backward(), model);
   const std::vector<int32_t> first(model.tokens().begin(),
                                    model.tokens().begin() + Golden::kSeqLen);
   const auto logits = model.model().logits(first);
@@ -74,12 +80,20 @@ TEST_P(ModelConformance, TokensOneByOneGiveTheSameLogits) {
   }
 }
 
+// Without a backward pass GELU's input is not kept, which is another fused product.
 TEST_P(ModelConformance, RecomputedBlocksGiveTheSameBits) {
   GoldenModel kept(GetParam());
   GoldenModel recomputed(GetParam(), /*recompute=*/true);
-  EXPECT_EQ(kept.forward_backward(), recomputed.forward_backward());
+  const double loss = kept.forward_backward();
+  expect_same_loss(recomputed.forward_backward(), loss, kept);
   for (const ParameterSpec& spec : kept.parameters().specs()) {
-    EXPECT_EQ(kept.gradient(spec.name), recomputed.gradient(spec.name)) << spec.name;
+    const Doubles expected = kept.gradient(spec.name);
+    if (GetParam().exact_fusion) {
+      EXPECT_EQ(recomputed.gradient(spec.name), expected) << spec.name;
+    } else {
+      expect_close(recomputed.gradient(spec.name), expected, kept.gradient_tolerance(parameters()),
+                   spec.name);
+    }
   }
 }
 

@@ -1,17 +1,12 @@
 #include "train/cuda/cublas_lt.h"
 
-#include <array>
-#include <string>
-
+#include "device/cuda/library_files.h"
 #include "os/shared_library.h"
 
 namespace zerorun::train::cuda {
 
 CublasLt open_cublas_lt() {
-  // The soname of the version that the headers are of.
-  const std::array<std::string, 2> names = {"libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR),
-                                            ZERORUN_CUBLASLT_LIBRARY};
-  const SharedLibrary library(names);
+  const SharedLibrary library(library_files_of_cuda("cublasLt", ZERORUN_CUBLASLT_LIBRARY));
   CublasLt lt;
   library.find(lt.create, "cublasLtCreate");
   library.find(lt.destroy, "cublasLtDestroy");

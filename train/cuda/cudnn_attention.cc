@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "device/cuda/library_files.h"
 #include "os/shared_library.h"
 #include "train/cuda/attention_workspace.h"
 
@@ -236,25 +237,22 @@ class Cudnn final : public CudnnAttention {
   std::map<Key, Graph> graphs_;
 };
 
-// The loader's handle of a library: by soname, else the file that the build found.
+// The loader's handle of a library.
 void* open(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); }
-std::string find(const std::string& soname, const char* built) {
-  return SharedLibrary(std::array<std::string, 2>{soname, built}).path();
-}
 
 }  // namespace
 
 std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> workspace,
                                                      std::string& why) {
   try {
-    // The headers open the CUDA runtime by name: CUDA 12's before the one that they were compiled
-    // for, unless they are told.
+    // The headers open the CUDA runtime by name, CUDA 12's first, unless they are told.
     const std::string runtime =
-        find("libcudart.so." + std::to_string(CUDART_VERSION / 1000), ZERORUN_CUDART_LIBRARY);
+        SharedLibrary(library_files_of_cuda("cudart", ZERORUN_CUDART_LIBRARY)).path();
     open(runtime);
     ::setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.c_str(), /*replace=*/0);
-    fe::cudnn_dlhandle =
-        open(find("libcudnn.so." + std::to_string(CUDNN_MAJOR), ZERORUN_CUDNN_LIBRARY));
+    const std::array<std::string, 2> cudnn = {"libcudnn.so." + std::to_string(CUDNN_MAJOR),
+                                              ZERORUN_CUDNN_LIBRARY};
+    fe::cudnn_dlhandle = open(SharedLibrary(cudnn).path());
     return std::make_unique<Cudnn>(workspace);
   } catch (const DeviceError& error) {
     why = error.what();

@@ -34,7 +34,12 @@ __global__ void map_rows(int64_t numel, int64_t period, const T* x, T* y, Map ma
   if (at >= numel) return;
   float xs[N];
   float ys[N];
-  read<N>(x + at % period, xs);
+  // A remainder of 64 bits costs more than the map; most have none at all.
+  const int64_t column = at < period ? at
+                         : numel <= INT32_MAX
+                             ? static_cast<int32_t>(at) % static_cast<int32_t>(period)
+                             : at % period;
+  read<N>(x + column, xs);
   read<N>(y + at, ys);
 #pragma unroll
   for (int k = 0; k < N; ++k) ys[k] = map(xs[k], ys[k]);

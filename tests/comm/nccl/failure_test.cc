@@ -108,6 +108,31 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
   EXPECT_EQ(fake_.failures(), 1);
 }
 
+// Calls block, and the first one waits until its peers make theirs. (The fake refuses collectives
+// of communicators that do not block: NCCL starts a thread for each.)
+TEST_F(NcclFailureTest, AnAbortEndsACallThatWaitsForPeers) {
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    if (communicator.rank() == 0) {
+      EXPECT_THAT(error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7"); }),
+                  HasSubstr("rank 1 aborted the job: it cannot go on"));
+      return;
+    }
+    while (fake_.counts()["ncclAllReduce"] < 1) std::this_thread::yield();
+    communicator.abort("it cannot go on");
+  });
+}
+
+TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
+  std::barrier both(2);
+  on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+    if (communicator.rank() == 0) {
+      EXPECT_THAT(error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7"); }),
+                  HasSubstr("barrier 'bucket 7'"));
+    }
+    both.arrive_and_wait();
+  });
+}
+
 // A rank's computation before a collective makes nobody wait for it.
 TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
   constexpr milliseconds kTimeout{500};
@@ -184,24 +209,29 @@ TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
   });
 }
 
-// A store that breaks in a way that is none of zerorun's errors, once the ranks have met.
+// A store that breaks in a way that is none of zerorun's errors, from break_now() on.
 class BreakingStore final : public Store {
  public:
+  void break_now() { broken_ = true; }
   void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
   std::string get(const std::string& key, milliseconds timeout) override {
-    if (key == "world/nccl/error") throw std::runtime_error("the store broke");
+    if (broken_ && key == "world/nccl/error") throw std::runtime_error("the store broke");
     return store_->get(key, timeout);
   }
 
  private:
+  std::atomic<bool> broken_ = false;
   const std::shared_ptr<Store> store_ = make_memory_store();
 };
 
 TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
-  store_ = std::make_shared<BreakingStore>();
+  const auto store = std::make_shared<BreakingStore>();
+  store_ = store;
   std::barrier both(2);
   on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
+    both.arrive_and_wait();
+    store->break_now();
     if (communicator.rank() == 0) {
       EXPECT_THAT(error_of_wait(communicator, device), HasSubstr("the store broke"));
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/library_files.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "zerorun/error.h"
 
@@ -42,6 +43,28 @@ TEST_F(DeviceReportTest, WithoutADeviceItSaysWhy) {
   EXPECT_THAT(cuda_report(), ElementsAre(StartsWith("driver 580"),
                                          StartsWith("GPU: missing: none is visible: no CUDA")));
   EXPECT_THROW(CudaDevice(0, 0), DeviceError);
+}
+
+TEST_F(DeviceReportTest, OnlyADriverThatCannotBeUsedFails) {
+  EXPECT_FALSE(cuda_driver_fails());
+  fake_.set_devices(0);  // as CUDA_VISIBLE_DEVICES may have it
+  EXPECT_FALSE(cuda_driver_fails());
+  fake_.set_driver(11080);
+  EXPECT_TRUE(cuda_driver_fails());
+  EXPECT_THAT(why_no_cuda_device(), HasSubstr("driver 580.00.01 for CUDA 11.8, built with CUDA"));
+}
+
+TEST_F(DeviceReportTest, LibrariesOfBothMajorVersionsServeAsFarAsTheDriverRunsThem) {
+  const auto files = [] { return library_files_of_cuda("cublas", "/lib/libcublas.so.13"); };
+  const auto both = ElementsAre("libcublas.so.13", "libcublas.so.12", "/lib/libcublas.so.13",
+                                "/lib/libcublas.so.12");
+  for (const int driver : {0, 13000, 14010}) {
+    fake_.set_driver(driver);
+    EXPECT_THAT(files(), both) << driver;
+  }
+  fake_.set_driver(12020);
+  EXPECT_THAT(files(), ElementsAre("libcublas.so.12", "/lib/libcublas.so.12"));
+  EXPECT_THAT(library_files_of_cuda("cudart", ""), ElementsAre("libcudart.so.12"));
 }
 
 TEST_F(DeviceReportTest, ADeviceThatCannotBeAskedLeavesTheOthers) {

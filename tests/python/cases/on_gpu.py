@@ -225,6 +225,13 @@ def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:
         assert values.tolist() == [WORLD_SIZE * (WORLD_SIZE + 1) / 2] * 3
         ranks.broadcast(everybodys, WORLD_SIZE - 1)
         assert everybodys.device == place
+    values = torch.full((3,), ranks.rank + 1.0, device=DEVICE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", None)
+        ranks.broadcast_on_gpu(values, WORLD_SIZE - 1)
+    assert values.tolist() == [WORLD_SIZE] * 3
+    text = "device 'cpu', expected 'cuda:0'"
+    raises(zerorun.ConfigError, text, lambda: ranks.broadcast_on_gpu(torch.zeros(3)))
     engine.destroy()
 
 

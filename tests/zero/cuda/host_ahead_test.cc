@@ -1,5 +1,5 @@
 // Within a micro-step the host does not wait for a GPU: it submits, and streams wait for each
-// other.
+// other. A step waits once, for the gradients' norm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,14 +43,17 @@ std::shared_ptr<Communicator> connect(CommunicatorOptions& options, Where where)
 
 struct Outcome {
   uint64_t hash = 0;
-  int waits = 0;  // of the host for a GPU, within micro-steps of the last steps
+  // Of the host for a GPU, in the last steps: within micro-steps, and within step().
+  int waits = 0;
+  int step_waits = 0;
 };
+
+constexpr int kRanks = 2;
+constexpr int kSteps = 5;
 
 // The first steps allocate.
 Outcome train(const Setting& setting, Where where) {
-  constexpr int kRanks = 2;
   constexpr int kFirst = 2;
-  constexpr int kSteps = 5;
   FakeCuda::instance().set_devices(kRanks);
   std::vector<int> waits;
   std::barrier all(kRanks, [&waits]() noexcept {
@@ -74,12 +77,16 @@ Outcome train(const Setting& setting, Where where) {
       for (int micro = 0; micro < 2; ++micro) program.micro_step();
       if (step >= kFirst) all.arrive_and_wait();
       EXPECT_TRUE(engine->step().applied);
+      if (step >= kFirst) all.arrive_and_wait();
     }
     const uint64_t hash = engine->states().parameter_hash();
     const std::lock_guard lock(mutex);
     outcome.hash = hash;
   });
-  for (size_t i = 0; i < waits.size(); i += 2) outcome.waits += waits[i + 1] - waits[i];
+  for (size_t i = 0; i < waits.size(); i += 3) {
+    outcome.waits += waits[i + 1] - waits[i];
+    outcome.step_waits += waits[i + 2] - waits[i + 1];
+  }
   return outcome;
 }
 
@@ -88,11 +95,14 @@ class HostAheadTest : public testing::FakeCudaTest, public ::testing::WithParamI
   HostAheadTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
 };
 
-TEST_P(HostAheadTest, WaitsForNothingWithinMicroStepsAndTrainsToTheBitsOfTheCpu) {
+TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
   const uint64_t expected = train({GetParam().stage}, Where::cpu).hash;
   const Outcome nccl = train(GetParam(), Where::nccl);
   EXPECT_EQ(nccl.hash, expected);
   EXPECT_EQ(nccl.waits, 0);
+  if (GetParam().param == OffloadDevice::none) {
+    EXPECT_EQ(nccl.step_waits, kRanks * kSteps);
+  }
   EXPECT_EQ(train(GetParam(), Where::shared_gpu).hash, expected);
 }
 
@@ -105,7 +115,6 @@ class FailedGatherTest : public testing::FakeCudaTest,
 
 // A gather's error comes to whoever waits for what was computed with it, and to the next gather.
 TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
-  constexpr int kRanks = 2;
   fake_.set_devices(kRanks);
   std::barrier both(kRanks);
   const auto store = make_memory_store();

@@ -38,6 +38,16 @@ int FakeCuda::devices() const {
   return settings_.devices;
 }
 
+void FakeCuda::set_driver(int version) {
+  const std::lock_guard lock(mutex_);
+  settings_.driver = version;
+}
+
+int FakeCuda::driver() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.driver;
+}
+
 void FakeCuda::set_links(const GpuLinks& links) {
   const std::lock_guard lock(mutex_);
   settings_.links = links;

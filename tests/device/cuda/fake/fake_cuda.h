@@ -47,6 +47,9 @@ class FakeCuda {
 
   void set_devices(int devices);
   int devices() const;
+  // The CUDA that the driver is for, as cudaDriverGetVersion has it; below 12000 no device is seen.
+  void set_driver(int version);
+  int driver() const;
   void set_links(const GpuLinks& links);
   GpuLinks links() const;
   void set_memory(size_t bytes);
@@ -105,6 +108,7 @@ class FakeCuda {
  private:
   struct Settings {
     int devices = 1;
+    int driver = 13020;
     GpuLinks links{};
     size_t memory = size_t{1} << 30;
     std::chrono::microseconds delay{0};

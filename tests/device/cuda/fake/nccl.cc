@@ -80,13 +80,22 @@ bool meet(ncclComm& comm, int64_t meeting) {
   return !comm.aborted;
 }
 
-// As NCCL from 2.24 on does for non-blocking communicators: it goes on in the background.
+// A first collective waits for peers to connect to. False when the communicator was aborted.
+bool connect(ncclComm& comm) {
+  Group& group = *comm.group;
+  std::unique_lock lock(group.mutex);
+  if (!std::exchange(comm.connected, true)) ++group.connecting;
+  group.changed.notify_all();
+  group.changed.wait(lock, [&] { return comm.aborted || group.connecting >= group.ranks; });
+  return !comm.aborted;
+}
+
 ncclResult_t launch_collected() {
   for (auto& [comm, enqueue] : std::exchange(collected, {})) {
-    const std::lock_guard lock(comm->group->mutex);
-    comm->unfinished.push_back(std::move(enqueue));
+    if (!connect(*comm)) return ncclRemoteError;
+    enqueue();
   }
-  return ncclInProgress;
+  return ncclSuccess;
 }
 
 // Between GPUs of one process NCCL's kernels use the ranks' memory where it lies.
@@ -117,6 +126,7 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
     return ncclInvalidArgument;
   }
   expect_finished(comm, operation.name.c_str());
+  if (!comm->blocking) seen().violate(operation.name + " that costs NCCL a thread");
   if (comm->device != zerorun::fake::current_device) {
     seen().violate(operation.name + " with another device than the communicator's");
   }
@@ -167,6 +177,19 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
   return group_depth > 0 ? ncclSuccess : launch_collected();
 }
 
+// False as long as ranks are missing.
+bool give_child(ncclComm& parent) {
+  {
+    const std::lock_guard lock(parent.child->group->mutex);
+    if (parent.child->group->joined < parent.child->group->ranks) return false;
+  }
+  *parent.child_place = parent.child.get();
+  seen().hold("NCCL communicators", parent.child.get());
+  const std::lock_guard lock(comms_mutex);
+  comms[parent.child.get()] = std::move(parent.child);
+  return true;
+}
+
 ncclResult_t forget(ncclComm_t comm) {
   if (const Shared ended = find(comm)) {
     const std::lock_guard lock(ended->group->mutex);
@@ -196,7 +219,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
   ENTER();
-  if (config->blocking != 0) seen().violate("a blocking communicator can wait for ever");
+  if (config->blocking != 0) seen().violate("nothing can end the wait for a rank that never joins");
   std::shared_ptr<Group> group;
   {
     const std::lock_guard lock(groups_mutex);
@@ -219,6 +242,31 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   return ncclInProgress;
 }
 
+// The handle is there once all ranks have split.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int /*key*/, ncclComm_t* made,
+                           ncclConfig_t* config) {
+  ENTER();
+  const Shared parent = find(comm);
+  if (!parent || color != 0) return ncclInvalidArgument;
+  expect_finished(parent, __func__);
+  *made = nullptr;
+  auto child = std::make_shared<ncclComm>();
+  {
+    const std::lock_guard lock(parent->group->mutex);
+    if (!parent->group->split) parent->group->split = std::make_shared<Group>(parent->group->ranks);
+    child->group = parent->group->split;
+  }
+  child->rank = parent->rank;
+  child->device = parent->device;
+  child->blocking = config->blocking != 0;
+  parent->child = child;
+  parent->child_place = made;
+  const std::lock_guard lock(child->group->mutex);
+  ++child->group->joined;
+  child->group->devices.push_back(child->device);
+  return ncclInProgress;
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   *error = ncclSuccess;
   ENTER();
@@ -235,6 +283,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (shared->group->joined < shared->group->ranks) *error = ncclInProgress;
     unfinished.swap(shared->unfinished);
   }
+  if (shared->child && !give_child(*shared)) *error = ncclInProgress;
   if (!unfinished.empty()) *error = ncclInProgress;  // for once more
   for (const auto& enqueue : unfinished) enqueue();
   return ncclSuccess;
@@ -266,7 +315,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (!shared) return ncclInvalidArgument;
   expect_finished(shared, __func__);
   shared->finalized = true;
-  return ncclInProgress;
+  return shared->blocking ? ncclSuccess : ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -406,6 +455,7 @@ NcclFunctions open_nccl() {
   return {.version = ncclGetVersion,
           .unique_id = ncclGetUniqueId,
           .init = ncclCommInitRankConfig,
+          .split = ncclCommSplit,
           .finalize = ncclCommFinalize,
           .destroy = ncclCommDestroy,
           .abort = ncclCommAbort,

@@ -52,8 +52,10 @@ struct Group {
   std::condition_variable changed;
   const int ranks;
   int joined = 0;
-  std::vector<int> devices{};  // of those who have joined
-  int64_t arrived = 0;         // at meeting points, over all
+  std::vector<int> devices{};      // of those who have joined
+  int64_t arrived = 0;             // at meeting points, over all
+  int connecting = 0;              // to their peers, with a first collective that blocks
+  std::shared_ptr<Group> split{};  // the same ranks, in a communicator made from this one
   std::vector<Operation> operations;
 };
 
@@ -117,6 +119,11 @@ struct ncclComm {
   int64_t meetings = 0;  // that this rank's collectives have asked for
   bool aborted = false;  // guarded by the group's mutex
   bool finalized = false;
+  bool blocking = false;
+  bool connected = false;  // guarded by the group's mutex
+  // A communicator that is being made from this one, and where its handle goes.
+  std::shared_ptr<ncclComm> child;
+  ncclComm** child_place = nullptr;
   // Enqueued when the caller asks again how the communicator is: guarded by the group's mutex.
   std::vector<std::function<void()>> unfinished;
   std::map<const std::byte*, size_t> registered;  // with their sizes; ends with the communicator

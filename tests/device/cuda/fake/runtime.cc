@@ -101,7 +101,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaDriverGetVersion(int* version) {
   ENTER_HOST();
-  *version = 13020;
+  *version = seen().driver();
   return cudaSuccess;
 }
 
@@ -113,6 +113,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   ENTER_HOST();
+  if (seen().driver() < 12000) return result(cudaErrorInsufficientDriver);
   *count = seen().devices();
   return *count == 0 ? result(cudaErrorNoDevice) : cudaSuccess;
 }
@@ -227,8 +228,9 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   });
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   ENTER();
+  if ((flags & cudaEventBlockingSync) == 0) seen().violate("an event whose waits take a core each");
   *event = new CUevent_st{{}, current_device};
   use_device();
   seen().hold("events", *event);

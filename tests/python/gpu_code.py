@@ -1,0 +1,114 @@
+"""The machine code in a library: its fat binaries of CUDA, and what they say of kernels."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTAINER = struct.pack("<I", 0xBA55ED50)
+PTX, ELF = 1, 2
+LZ4, ZSTD = 0x2000, 0x8000
+_INFO = {0x2F: "registers", 0x11: "frame"}  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE
+
+
+@dataclass
+class Image:
+    kind: int
+    capability: int
+    flags: int
+    code: bytes
+
+    @property
+    def ptx_version(self) -> tuple[int, int]:
+        found = re.search(rb"^\.version (\d+)\.(\d+)", self.code, re.MULTILINE)
+        assert found is not None
+        return int(found[1]), int(found[2])
+
+    @property
+    def abi(self) -> tuple[int, int]:
+        """e_ident[EI_OSABI] and e_ident[EI_ABIVERSION]."""
+        return self.code[7], self.code[8]
+
+
+def unpacked(data: bytes, nbytes: int) -> bytes:
+    """A block of LZ4."""
+    out, at = bytearray(), 0
+
+    def length(short: int) -> int:
+        nonlocal at
+        total = short
+        while short == 15:
+            byte = data[at]
+            at += 1
+            total += byte
+            if byte != 255:
+                break
+        return total
+
+    while at < len(data):
+        token = data[at]
+        at += 1
+        literals = length(token >> 4)
+        out += data[at : at + literals]
+        at += literals
+        if at >= len(data) or len(out) >= nbytes:
+            break
+        offset = data[at] | data[at + 1] << 8
+        at += 2
+        count = length(token & 15) + 4
+        start = len(out) - offset
+        if offset >= count:
+            out += out[start : start + count]
+        else:
+            out += (out[start:] * (count // offset + 1))[:count]
+    assert len(out) == nbytes
+    return bytes(out)
+
+
+def images(library: Path) -> Iterator[Image]:
+    data = library.read_bytes()
+    begin = data.find(CONTAINER)
+    while begin >= 0:
+        header, size = struct.unpack_from("<6xHQ", data, begin)
+        at, end = begin + header, begin + header + size
+        while at < end:
+            kind, length, packed, used, capability, flags, whole = struct.unpack_from(
+                "<H2xIQI8xI8xQ8xQ", data, at
+            )
+            code = data[at + length : at + length + (used if flags & LZ4 else packed)]
+            if flags & LZ4:
+                code = unpacked(code, whole)
+            yield Image(kind, capability, flags, code)
+            at += length + packed
+        begin = data.find(CONTAINER, end)
+
+
+def _sections(elf: bytes) -> dict[str, bytes]:
+    table, entry, count, names = struct.unpack_from("<Q10x3H", elf, 0x28)
+    rows = [struct.unpack_from("<II8x8xQQ", elf, table + i * entry) for i in range(count)]
+    text = elf[rows[names][2] :]
+    return {
+        text[name : text.index(b"\0", name)].decode(): elf[offset : offset + size]
+        for name, _, offset, size in rows
+    }
+
+
+def kernels(cubin: bytes) -> dict[str, dict[str, int]]:
+    """By mangled name: registers of a thread, and bytes of its frame in local memory, which holds
+    what the registers do not."""
+    sections = _sections(cubin)
+    symbols, strings, info = sections[".symtab"], sections[".strtab"], sections[".nv.info"]
+    found: dict[str, dict[str, int]] = {}
+    at = 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        if form == 4 and attribute in _INFO:  # a value of its own
+            symbol, value = struct.unpack_from("<II", info, at + 4)
+            (name,) = struct.unpack_from("<I", symbols, symbol * 24)
+            text = strings[name : strings.index(b"\0", name)].decode()
+            found.setdefault(text, {})[_INFO[attribute]] = value
+        at += 4 + (size if form == 4 else 0)
+    return found
