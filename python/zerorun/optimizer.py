@@ -82,7 +82,9 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.overflow = False
         self.shards = shards
         if shards.external:
-            shards.torch_states = TorchStates(shards.core, shards.layout, basic)
+            shards.torch_states = TorchStates(
+                shards.core, shards.layout, basic, shards.communicator
+            )
 
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""

@@ -25,10 +25,14 @@ class TorchStates:
     """
 
     def __init__(
-        self, core: _C.Engine, layout: ModelLayout, optimizer: torch.optim.Optimizer
+        self,
+        core: _C.Engine,
+        layout: ModelLayout,
+        optimizer: torch.optim.Optimizer,
+        ranks: _C.Communicator,
     ) -> None:
         _check_states(optimizer, layout)
-        self._core = core
+        self._core, self._ranks = core, ranks
         self._optimizer = optimizer
         self._torch_step = optimizer.step  # the program's handle may become the engine's
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
@@ -54,7 +58,8 @@ class TorchStates:
                 }
         common = self.common()
         optimizer.state.clear()
-        optimizer.state.update({**states, **common})
+        optimizer.state.update(states)
+        self.put_common(common)
         for mode in MODES:
             method = getattr(optimizer, mode, None)
             if callable(method):
@@ -62,10 +67,10 @@ class TorchStates:
 
     def common(self) -> dict[str, Any]:
         """The states that belong to no parameter, such as MADGRAD's count of steps."""
-        states = self._optimizer.state.items()
+        states: Iterable[tuple[Any, Any]] = self._optimizer.state.items()
         return {key: value for key, value in states if not isinstance(key, torch.Tensor)}
 
-    def put_common(self, values: dict[str, Any]) -> None:
+    def put_common(self, values: dict[Any, Any]) -> None:
         self._optimizer.state.update(values)
 
     def get(self, parameter: int, begin: int) -> dict[str, Any]:
@@ -103,6 +108,7 @@ class TorchStates:
         """The optimizer's method, which changes values, for the model's parameters. Collective."""
 
         def switch() -> None:
+            self._ranks.barrier(method.__name__)  # until none reads the values
             self._on_shards(method)
             self._core.refresh_from_masters()
 

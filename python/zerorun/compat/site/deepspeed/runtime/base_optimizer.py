@@ -10,6 +10,7 @@ from zerorun.external import external_parameters
 from zerorun.lr_scheduler import set_rate
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.parameter_memory import masters_from_parameters
+from zerorun.state_access import StateAccess
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -87,6 +88,21 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     @property
     def clip_grad(self) -> float:
         return self.shards.settings.gradient_clipping
+
+    @property
+    def averaged_gradients(self) -> dict[int, list[torch.Tensor | None]]:
+        """What this rank holds of the reduced gradients, flat, by group. Collective."""
+        access = StateAccess(self.shards)
+        groups = enumerate(self.param_groups)
+        return {i: [access.get_local(p, "grad") for p in group["params"]] for i, group in groups}
+
+    def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
+        """Likewise, by group and place there."""
+        return {i: dict(enumerate(found)) for i, found in self.averaged_gradients.items()}
+
+    def needs_scaler(self) -> bool:
+        """Whether backward() is for engine.scale(loss) only."""
+        return self.dtype == torch.float16
 
     def get_lr(self) -> Any:
         return self.param_groups[0]["lr"]

@@ -15,6 +15,7 @@ from zerorun.full_state import full_state_dict
 
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+from deepspeed.runtime.config import deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_attributes import EngineAttributes
@@ -137,9 +138,18 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, zerorun.ZeroEngine):
             self.tput_timer.start()
         return super().forward(*args, **kwargs)
 
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        with deepspeeds_errors():
+            return super().scale(loss)
+
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        if self.core.no_sync:
+            raise AssertionError(
+                "It is illegal to call Engine.step() inside no_sync context manager"
+            )
         before = self.global_steps
-        super().step(lr_kwargs)
+        with deepspeeds_errors():
+            super().step(lr_kwargs)
         self.tput_timer.stop(global_step=self.global_steps > before)
 
     def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
