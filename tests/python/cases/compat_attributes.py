@@ -55,12 +55,12 @@ def case_a_loss_scaler_is_always_current(_folder: Path) -> None:
     scaler = optimizer.loss_scaler
     assert optimizer.needs_scaler()
     assert (scaler.cur_scale, scaler.scale_window, scaler.cur_iter) == (16, 2, 0)
-    for step in range(2):
+    for step in range(3):
         engine.backward(loss_of(engine, part_of(batch_of(step))))
         gradients = optimizer.averaged_gradients
         assert all(g.dtype == torch.float32 for group in gradients.values() for g in group)
         engine.step()
-    assert (scaler.cur_scale, scaler.cur_iter) == (32, 2)
+    assert (scaler.cur_scale, scaler.cur_iter) == (32, 3)
     assert (engine.sparse_tensor_module_names, engine.moe_layers) == (set(), [])
     assert engine.param_names[next(engine.module.parameters())] in dict(
         engine.module.named_parameters()
