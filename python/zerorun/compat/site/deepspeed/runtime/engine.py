@@ -15,7 +15,7 @@ from zerorun.full_state import full_state_dict
 
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
-from deepspeed.runtime.config import deepspeeds_errors
+from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_attributes import EngineAttributes
@@ -144,7 +144,7 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, zerorun.ZeroEngine):
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         if self.core.no_sync:
-            raise AssertionError(
+            raise DeepSpeedConfigError(
                 "It is illegal to call Engine.step() inside no_sync context manager"
             )
         before = self.global_steps
