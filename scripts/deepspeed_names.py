@@ -11,9 +11,9 @@ FOLDER holds the package `deepspeed`. A module is a line without indentation, an
     def NAMES...                   functions
     value NAMES...                 other names
     NAME = LITERAL                 names whose value is a number, a flag or one word
-    from MODULE NAMES...           what a package takes from its other modules; NEW=OLD where the
-                                   name differs, nothing behind the `=` for the module itself,
-                                   `*` for all (which modules that are no packages pass on too)
+    from MODULE NAMES...           what a module takes from other ones, and so passes on; NEW=OLD
+                                   where the name differs, nothing behind the `=` for the module
+                                   itself, `*` for all
 
 Names are public if they and the modules on the way to them have no leading underscore; modules
 stand without the package's own name.
@@ -184,7 +184,7 @@ def lines(module: str, names: Names, modules: dict[str, Names]) -> Iterator[str]
     functions = names.functions - names.classes.keys()
     if functions:
         yield " ".join([" def", *sorted(functions)])
-    taken = {*names.functions, *names.classes, *(names.imports if names.is_package else ())}
+    taken = {*names.functions, *names.classes, *names.imports}
     values = {name: value for name, value in names.values.items() if name not in taken}
     others = [name for name, value in values.items() if value is None]
     if others:
@@ -213,7 +213,7 @@ def defined_in(source: str, name: str, modules: dict[str, Names]) -> tuple[str, 
 
 def import_lines(names: Names, modules: dict[str, Names]) -> Iterator[str]:
     sources: dict[str, list[str]] = {source: ["*"] for source in names.stars if source in modules}
-    for name, (module, old) in names.imports.items() if names.is_package else ():
+    for name, (module, old) in names.imports.items():
         found = defined_in(module, old, modules)
         if found is not None and name not in {*names.classes, *names.functions}:
             text = name if name == found[1] else f"{name}={found[1]}"

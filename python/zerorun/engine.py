@@ -58,6 +58,7 @@ class ZeroEngine(ShardedModule):
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
         self.meter = StepMeter(self.core, model, self.communicator.world_size, self.device)
+        self._is_scaled = False  # a loss of this micro-step
         self.monitor = MonitorMaster({})  # of the configuration: initialize makes it
 
     # --- the training loop ---
@@ -118,6 +119,7 @@ class ZeroEngine(ShardedModule):
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
             raise _C.ConfigError(f"backward: got {got}, expected a scalar loss tensor")
         factor = self.core.loss_scale
+        self._is_scaled = True
         return loss if factor == 1.0 else loss.float() * factor
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
@@ -140,6 +142,7 @@ class ZeroEngine(ShardedModule):
             )
         if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
+        self._check_scaled()
         self.micro_step_applied = False
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             self.shards.saver.poll()
@@ -163,6 +166,15 @@ class ZeroEngine(ShardedModule):
         self.micro_steps += 1
         samples = self.batch.train_batch_size // self.batch.accumulation_steps
         self.meter.finish_micro_step(samples, self.micro_steps)
+
+    def _check_scaled(self) -> None:
+        """Raises ConfigError for gradients that the update would divide by a scale they lack."""
+        is_scaled, self._is_scaled = self._is_scaled, False
+        if not is_scaled and self.core.loss_scale != 1.0 and self.core.phase != "idle":
+            raise _C.ConfigError(
+                "step: Loss scaling is required for fp16, but backward() was called on a loss "
+                "without it: use engine.backward(loss) or engine.scale(loss).backward()"
+            )
 
     def finish_reduction(self) -> bool:
         """Whether reduced gradients are there: between a backward and the step. Collective."""

@@ -250,13 +250,16 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], parsed: configuration.ParsedConfig) -> None:
         settings = parsed.config.optimizer
         defaults: dict[str, Any] = {
-            "lr": settings.lr,
-            "eps": settings.eps,
-            "weight_decay": settings.weight_decay,
+            name: float(f"{value:.7g}")  # the core's are fp32
+            for name, value in (
+                ("lr", settings.lr),
+                ("eps", settings.eps),
+                ("weight_decay", settings.weight_decay),
+            )
         }
         for name, value in configuration.given_values(parsed, "optimizer/params").items():
             if name in defaults and isinstance(value, float | int):
-                defaults[name] = value  # as it is written, where the core's is the next fp32
+                defaults[name] = value
         if settings.type == "SGD":
             defaults["momentum"] = settings.momentum
         elif settings.type != "Muon":  # whose matrices have a momentum, and the rest betas

@@ -15,9 +15,11 @@ from zerorun.optimizer_probe import check_elementwise
 from zerorun.shard_states import ShardStates
 from zerorun.shards import Shards
 from zerorun.state_access import StateAccess
-from zerorun.torch_states import TorchStates
+from zerorun.torch_states import MODES, TorchStates
 
 __all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "load_group_settings", "rule_of"]
+
+_COMMON = "zerorun_common_states"  # a key of group settings
 
 
 class UpdateRule:
@@ -80,7 +82,9 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.overflow = False
         self.shards = shards
         if shards.external:
-            shards.torch_states = TorchStates(shards.core, shards.layout, basic)
+            shards.torch_states = TorchStates(
+                shards.core, shards.layout, basic, shards.communicator
+            )
 
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
@@ -127,16 +131,38 @@ class ShardOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in MODES:  # where the optimizer has them
+            return getattr(self.optimizer, name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
     def group_settings(self) -> list[dict[str, Any]]:
-        """The groups' hyperparameters."""
-        return [
+        """The groups' hyperparameters; in the first those states that belong to no parameter."""
+        settings = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.param_groups
         ]
+        states = self.shards.torch_states
+        common = {} if states is None else states.common()
+        if common:
+            settings[0][_COMMON] = {
+                key: {"tensor": value.tolist()} if isinstance(value, torch.Tensor) else value
+                for key, value in common.items()
+            }
+        return settings
 
     def load_group_settings(self, settings: list[dict[str, Any]]) -> None:
         """Takes over what group_settings() gave. Raises CheckpointError for another number."""
-        load_group_settings(self.param_groups, settings)
+        own = [{k: v for k, v in group.items() if k != _COMMON} for group in settings]
+        load_group_settings(self.param_groups, own)
+        for group in settings:
+            if _COMMON in group and self.shards.torch_states is not None:
+                self.shards.torch_states.put_common(
+                    {
+                        key: torch.tensor(value["tensor"]) if isinstance(value, dict) else value
+                        for key, value in group[_COMMON].items()
+                    }
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part: hyperparameters of the groups, and what the rank keeps of each

@@ -98,6 +98,9 @@ def _changes(
             values = start.flatten()[cut] if parts else start
             parameter = nn.Parameter(values.to(device, copy=True))
             twin = _twin(optimizer, group, parameter)
+            train = getattr(type(optimizer), "train", None)
+            if callable(train):  # some begin in evaluation
+                train(twin)
             for gradient in _gradients(start, noise):
                 part = gradient.flatten()[cut] if parts else gradient
                 parameter.grad = part.to(device, copy=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ from zerorun import _C
 from zerorun.model_layout import ModelLayout
 from zerorun.parameter_memory import tensor_of
 
-__all__ = ["TorchStates"]
+__all__ = ["MODES", "TorchStates"]
+
+# Methods of optimizers that evaluate other parameters than they train (schedule-free ones).
+MODES = ("train", "eval")
 
 
 class TorchStates:
@@ -22,9 +25,14 @@ class TorchStates:
     """
 
     def __init__(
-        self, core: _C.Engine, layout: ModelLayout, optimizer: torch.optim.Optimizer
+        self,
+        core: _C.Engine,
+        layout: ModelLayout,
+        optimizer: torch.optim.Optimizer,
+        ranks: _C.Communicator,
     ) -> None:
         _check_states(optimizer, layout)
+        self._core, self._ranks = core, ranks
         self._optimizer = optimizer
         self._torch_step = optimizer.step  # the program's handle may become the engine's
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
@@ -48,8 +56,22 @@ class TorchStates:
                     else value
                     for key, value in given.items()
                 }
+        common = self.common()
         optimizer.state.clear()
         optimizer.state.update(states)
+        self.put_common(common)
+        for mode in MODES:
+            method = getattr(optimizer, mode, None)
+            if callable(method):
+                vars(optimizer)[mode] = self._switching(method)
+
+    def common(self) -> dict[str, Any]:
+        """The states that belong to no parameter, such as MADGRAD's count of steps."""
+        states: Iterable[tuple[Any, Any]] = self._optimizer.state.items()
+        return {key: value for key, value in states if not isinstance(key, torch.Tensor)}
+
+    def put_common(self, values: dict[Any, Any]) -> None:
+        self._optimizer.state.update(values)
 
     def get(self, parameter: int, begin: int) -> dict[str, Any]:
         """The states of the shard that begins at an element of a parameter."""
@@ -65,6 +87,8 @@ class TorchStates:
 
     def clear(self) -> None:
         """Drops the shards and their states."""
+        for mode in MODES:
+            vars(self._optimizer).pop(mode, None)
         self._optimizer.state.clear()
         self._shards.clear()
         self._members.clear()
@@ -75,12 +99,22 @@ class TorchStates:
         for shard in left:
             shard.grad = None
         try:
-            self._step()
+            self._on_shards(self._torch_step)
         finally:
             for shard, gradient in left.items():
                 shard.grad = gradient
 
-    def _step(self) -> None:
+    def _switching(self, method: Callable[[], None]) -> Callable[[], None]:
+        """The optimizer's method, which changes values, for the model's parameters. Collective."""
+
+        def switch() -> None:
+            self._ranks.barrier(method.__name__)  # until none reads the values
+            self._on_shards(method)
+            self._core.refresh_from_masters()
+
+        return switch
+
+    def _on_shards(self, method: Callable[[], Any]) -> None:
         # The shards' gradients view the engine's memory, which holds their new values. Outside of
         # this step the groups have the model's parameters, which is what programs expect there.
         groups = self._optimizer.param_groups
@@ -89,7 +123,7 @@ class TorchStates:
             for group, shards in zip(groups, self._members, strict=True):
                 group["params"] = shards
             with torch.enable_grad():
-                self._torch_step()
+                method()
         finally:
             for group, params in zip(groups, given, strict=True):
                 group["params"] = params

@@ -102,7 +102,11 @@ def main() -> None:
         work_dir=folder,
         strategy={
             "type": "DeepSpeedStrategy",
-            "config": {"zero_allow_untested_optimizer": True, **config},
+            "config": {
+                "zero_allow_untested_optimizer": True,
+                "checkpoint": {"pickle_client_state": True},  # for objects of MMEngine's classes
+                **config,
+            },
         },
         train_dataloader=loader(32),
         val_dataloader=loader(16),

@@ -27,6 +27,7 @@ FILES = (
     "interchange",
     "bad_input",
     "compat",
+    "compat_attributes",
     "compat_engine",
     "compat_surface",
     "compat_tools",

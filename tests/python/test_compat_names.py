@@ -37,8 +37,10 @@ for module in _names.modules():
     names = _names.names_of(module)
     for name in sorted(_names.all_names(module)):
         value, walked = getattr(loaded, name), walked + 1
-        own_name = f"{value.__module__}.{name}" if is_placeholder(value) else name
-        problem = problem_of(f"{full(module)}.{name}", value, own_name)
+        place = f"{full(module)}.{name}"
+        if is_placeholder(value):  # which may have another name where it is defined
+            place = f"{value.__module__}.{value.__name__}"
+        problem = problem_of(place, value, place)
         if problem:
             print(problem)
         for member in names.classes.get(name, []) if not is_placeholder(value) else []:

@@ -277,3 +277,16 @@ def case_loss_is_the_same_with_and_without_a_set_of_the_same_gradients(_folder: 
         losses.append(values.item() / WORLD_SIZE)
     assert_close(losses, expected)
     engine.destroy()
+
+
+def case_a_loss_without_its_scale_is_an_error(_folder: Path) -> None:
+    for stage in (0, 3):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **FP16))
+        loss_of(engine, part_of(batch_of(0))).backward()
+        raises(zerorun.ConfigError, "Loss scaling is required", engine.step)
+        engine.zero_grad()
+        engine.scale(loss_of(engine, part_of(batch_of(0)))).backward()
+        engine.step()
+        assert engine.global_steps == 1
+        engine.destroy()

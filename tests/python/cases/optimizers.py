@@ -137,3 +137,80 @@ def case_parameters_of_no_dimension(_folder: Path) -> None:
         engine, *_ = zerorun.initialize(model, adagrad(model), config=config(stage))
         assert_close(train(engine), expected)
         engine.destroy()
+
+
+class Averaging(torch.optim.Optimizer):
+    """Schedule-free SGD: it trains a point between where it steps and the average it evaluates."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "training": False})
+
+    @torch.no_grad()
+    def _mode(self, training: bool, weight: float) -> None:
+        for group in self.param_groups:
+            for p in group["params"] if group["training"] != training else ():
+                if p in self.state:
+                    p.lerp_(self.state[p]["z"], weight)
+            group["training"] = training
+
+    def train(self) -> None:
+        self._mode(True, 1 - 0.9)
+
+    def eval(self) -> None:
+        self._mode(False, 1 - 1 / 0.9)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        assert self.param_groups[0]["training"]
+        count = self.state.setdefault("count", torch.tensor([0]))
+        count += 1
+        weight = 1 / count.item()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, weight).add_(p.grad, alpha=group["lr"] * (0.9 * (1 - weight) - 1))
+                z.sub_(p.grad, alpha=group["lr"])
+
+
+def case_optimizers_that_evaluate_other_parameters_than_they_train(folder: Path) -> None:
+    def evaluated(model: nn.Module) -> float:
+        return loss_of(model, batch_of(100)).item()
+
+    model = make()
+    optimizer = Averaging(model.parameters(), lr=0.5)
+    expected = []
+    for step in range(12):
+        optimizer.train()
+        loss = loss_of(model, batch_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.eval()
+        expected += [loss.item(), evaluated(model)]
+
+    def run(engine: zerorun.ZeroEngine, handle: Averaging, first: int) -> list[float]:
+        found = []
+        for step in range(first, first + 6):
+            handle.train()
+            found += train(engine, 1, first=step)
+            handle.eval()
+            with torch.no_grad():
+                found.append(evaluated(engine))
+        return found
+
+    for stage in STAGES:
+        found = []
+        for first in (0, 6):  # the second half by another engine
+            model = make(seed=first)
+            optimizer = Averaging(model.parameters(), lr=0.5)
+            engine, returned, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+            if first:
+                engine.load_checkpoint(folder / str(stage))
+            found += run(engine, returned if first else optimizer, first)
+            engine.save_checkpoint(folder / str(stage))
+            engine.destroy()
+        assert_close(found, expected)
+        assert not hasattr(torch.optim.SGD(model.parameters()), "train")

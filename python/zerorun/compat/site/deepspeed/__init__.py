@@ -14,7 +14,7 @@ from deepspeed import _finder
 __version__ = "0.19.8+zerorun"
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 version = __version__
-git_hash = git_branch = None
+git_hash = git_branch = __git_hash__ = __git_branch__ = None
 
 # The names that DeepSpeed defines in the package itself; the rest is in _names.txt.
 _OWN = {

@@ -14,6 +14,7 @@ import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed._sequence import sequence_settings
 from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
+from deepspeed.elasticity.elasticity import check_batch_keys, ensure_immutable_elastic_config
 from deepspeed.moe.layer import MoE
 from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -83,6 +84,9 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     groups.mpu, groups.mesh_device = mpu, None if _is_sizes(mesh_param) else mesh_param
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(sequence_settings(raw, mpu))
+    if elasticity_enabled(settings):
+        check_batch_keys(settings)
+        ensure_immutable_elastic_config(settings["elasticity"])
     zerorun.config.parse(settings)  # what is wrong shows before anything is read
     if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
         ranks = data_parallel_size(zerorun.communicator.world().world_size)

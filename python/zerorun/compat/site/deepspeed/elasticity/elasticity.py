@@ -43,6 +43,19 @@ def ensure_immutable_elastic_config(runtime_elastic_config_dict: dict[str, Any])
         raise ElasticityConfigError(str(error)) from error
 
 
+def check_batch_keys(ds_config: dict[str, Any]) -> None:
+    """ElasticityConfigError for batch sizes beside a section that computes them."""
+    if (ds_config[ELASTICITY] or {}).get("ignore_non_elastic_batch_info"):
+        return
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    given = [name for name in names if ds_config.get(name) not in (None, "auto")]
+    if given:
+        raise ElasticityConfigError(
+            f"{', '.join(given)}: the section elasticity computes the batch; remove these keys, or "
+            "set elasticity.ignore_non_elastic_batch_info to true"
+        )
+
+
 def compute_elastic_config(
     ds_config: dict[str, Any],
     target_deepspeed_version: str,

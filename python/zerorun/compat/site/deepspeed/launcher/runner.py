@@ -1,13 +1,14 @@
 """The command `deepspeed`: zerorun's launcher with the compatibility active, and DeepSpeed's
 functions for lists of hosts."""
 
+import argparse
 import base64
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from deepspeed.utils.logging import logger
 
@@ -20,7 +21,17 @@ Slots = dict[str, list[int]]  # the slots of each host, in the order of ranks
 
 
 def main(args: list[str] | None = None) -> None:
-    """Becomes `zerorun --deepspeed_compat ARGUMENTS`."""
+    """Becomes `zerorun --deepspeed_compat ARGUMENTS`.
+
+    Raises ValueError for hosts and slots that are both named and counted.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (("-i", "--include"), ("-e", "--exclude"), ("--num_nodes",), ("--num_gpus",)):
+        parser.add_argument(*names)
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+    given, _ = parser.parse_known_args(args)
+    if (given.num_nodes or given.num_gpus) and (given.include or given.exclude):
+        raise ValueError("Cannot specify num_nodes/gpus with include/exclude")
     command = shutil.which("zerorun")
     if command is None:
         sys.exit("deepspeed (zerorun): the command zerorun is not in PATH")
@@ -36,20 +47,24 @@ def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
     if not os.path.isfile(hostfile_path):
         logger.warning("no hostfile %s: training on this host alone", hostfile_path)
         return None
-    found: dict[str, int] = {}
     with open(hostfile_path, encoding="utf-8") as file:
-        for number, text in enumerate(file, 1):
-            line, place = text.strip(), f"Hostfile {hostfile_path}:{number}"
-            if not line or line.startswith("#"):
-                continue
-            match = _HOST.match(line)
-            if match is None:
-                raise ValueError(f"{place}: got {line!r}, expected HOST slots=N")
-            if match[1] in found:
-                raise ValueError(f"{place}: multiple entries for {match[1]}")
-            found[match[1]] = int(match[2])
+        return _parse_hostfile(file, hostfile_path)
+
+
+def _parse_hostfile(hostfile_lines: Iterable[str], name: str = "") -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, text in enumerate(hostfile_lines, 1):
+        line, place = text.strip(), f"Hostfile {name}:{number}"
+        if not line or line.startswith("#"):
+            continue
+        match = _HOST.match(line)
+        if match is None:
+            raise ValueError(f"{place}: got {line!r}, expected HOST slots=N")
+        if match[1] in found:
+            raise ValueError(f"{place}: multiple entries for {match[1]}")
+        found[match[1]] = int(match[2])
     if not found:
-        raise ValueError(f"Hostfile {hostfile_path} is empty, expected lines HOST slots=N")
+        raise ValueError(f"Hostfile {name} is empty, expected lines HOST slots=N")
     return found
 
 

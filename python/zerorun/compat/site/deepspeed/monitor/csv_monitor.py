@@ -1,16 +1,9 @@
 """csvMonitor from its section of the configuration."""
 
-from typing import Any
+import zerorun.monitor
 
-from zerorun.monitor import CsvMonitor
-
-from deepspeed.monitor.monitor import settings_of
+from deepspeed.monitor.monitor import SectionMonitor
 
 
-class csvMonitor(CsvMonitor):  # noqa: N801 - DeepSpeed's name
-    """`config`: the section, of which `enabled` is not looked at."""
-
-    def __init__(self, config: Any) -> None:
-        settings = settings_of(config)
-        self.enabled = settings.pop("enabled", False)
-        super().__init__(**settings)
+class csvMonitor(SectionMonitor, zerorun.monitor.CsvMonitor):  # noqa: N801 - DeepSpeed's name
+    """`config`: the section."""

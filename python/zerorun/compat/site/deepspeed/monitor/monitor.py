@@ -5,13 +5,30 @@ from typing import Any
 import zerorun
 from zerorun.monitor import Monitor
 
-__all__ = ["Monitor", "MonitorMaster"]
+__all__ = ["Monitor", "MonitorMaster", "SectionMonitor"]
 
 
 def settings_of(section: Any) -> dict[str, Any]:
     """What a section sets, given as an object or as a dictionary."""
     given = section.model_dump() if hasattr(section, "model_dump") else dict(section)
     return {key: value for key, value in given.items() if value is not None}
+
+
+class SectionMonitor:
+    """A monitor of its section, whose values are its attributes. Where that is not enabled, and on
+    other ranks than 0, it writes nothing."""
+
+    def __init__(self, config: Any) -> None:
+        settings = settings_of(config)
+        vars(self).update(config.model_dump() if hasattr(config, "model_dump") else settings)
+        self.enabled = settings.pop("enabled", False)
+        self._writes = self.enabled and zerorun.communicator.world().rank == 0
+        if self._writes:
+            super().__init__(**settings)
+
+    def write_events(self, *args: Any, **kwargs: Any) -> None:
+        if self._writes:
+            super().write_events(*args, **kwargs)  # type: ignore[misc]
 
 
 class MonitorMaster(zerorun.monitor.MonitorMaster):

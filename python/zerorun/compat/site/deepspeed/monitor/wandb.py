@@ -1,16 +1,9 @@
 """WandbMonitor from its section of the configuration."""
 
-from typing import Any
+import zerorun.monitor
 
-from zerorun.monitor import WandbMonitor
-
-from deepspeed.monitor.monitor import settings_of
+from deepspeed.monitor.monitor import SectionMonitor
 
 
-class WandbMonitor(WandbMonitor):
-    """`config`: the section, of which `enabled` is not looked at."""
-
-    def __init__(self, config: Any) -> None:
-        settings = settings_of(config)
-        self.enabled = settings.pop("enabled", False)
-        super().__init__(**settings)
+class WandbMonitor(SectionMonitor, zerorun.monitor.WandbMonitor):
+    """`config`: the section."""

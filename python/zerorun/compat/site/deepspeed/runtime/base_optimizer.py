@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from zerorun.external import external_parameters
 from zerorun.lr_scheduler import set_rate
 from zerorun.optimizer import ZeroOptimizer
 from zerorun.parameter_memory import masters_from_parameters
+from zerorun.state_access import StateAccess
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -48,15 +49,30 @@ class ParameterOffload:
     _register_hooks_recursively = _register_deepspeed_module
 
 
-class _LossScaler(NamedTuple):
-    """What a loss scaler is read for."""
+class _LossScaler:
+    """What a loss scaler is read for, at any time the current values."""
 
-    loss_scale: float
-    dynamic: bool
+    scale_factor = 2.0
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        settings = engine.settings.precision.loss_scaler
+        self.scale_window = settings.window
+        self.min_scale = self.min_loss_scale = settings.min_scale
+        self.delayed_shift = settings.hysteresis
+        self.consecutive_hysteresis = settings.consecutive_hysteresis
+        self.dynamic = self.dynamic_loss_scale = engine.dynamic_loss_scale()
 
     @property
-    def cur_scale(self) -> float:
-        return self.loss_scale
+    def loss_scale(self) -> float:
+        return self._engine.loss_scale()
+
+    cur_scale = loss_scale
+
+    @property
+    def cur_iter(self) -> int:
+        """Steps until now, with those that were skipped."""
+        return self._engine.global_steps
 
 
 class DeepSpeedOptimizer(ZeroOptimizer):
@@ -71,9 +87,14 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     def parameter_offload(self) -> ParameterOffload:
         return ParameterOffload(self.engine.module)
 
-    @property
+    @functools.cached_property
     def loss_scaler(self) -> _LossScaler:
-        return _LossScaler(self.loss_scale, self.dynamic_loss_scale)
+        return _LossScaler(self.engine)
+
+    @property
+    def loss_scale_config(self) -> _LossScaler:
+        """The name at stage 0."""
+        return self.loss_scaler
 
     @property
     def dynamic_loss_scale(self) -> bool:
@@ -87,6 +108,21 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     @property
     def clip_grad(self) -> float:
         return self.shards.settings.gradient_clipping
+
+    @property
+    def averaged_gradients(self) -> dict[int, list[torch.Tensor | None]]:
+        """What this rank holds of the reduced gradients, flat, by group. Collective."""
+        access = StateAccess(self.shards)
+        groups = enumerate(self.param_groups)
+        return {i: [access.get_local(p, "grad") for p in group["params"]] for i, group in groups}
+
+    def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
+        """Likewise, by group and place there."""
+        return {i: dict(enumerate(found)) for i, found in self.averaged_gradients.items()}
+
+    def needs_scaler(self) -> bool:
+        """Whether backward() is for engine.scale(loss) only."""
+        return self.dtype == torch.float16
 
     def get_lr(self) -> Any:
         return self.param_groups[0]["lr"]

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import zerorun
@@ -37,12 +37,18 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     known = configuration.schema()["properties"]
     unknown = [key for key in config if key not in known]
     if unknown:
-        logger.warning("unknown configuration keys are ignored: %s", ", ".join(unknown))
+        texts = [_with_nearest(key, known) for key in unknown]
+        logger.warning("unknown configuration keys are ignored: %s", ", ".join(texts))
     adapted = {key: value for key, value in config.items() if key in known}
     zero = adapted.get("zero_optimization")
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
+
+
+def _with_nearest(key: str, known: Iterable[str]) -> str:
+    near = zerorun._C.nearest_parameter(key, list(known))
+    return f"{key} (did you mean {near}?)" if near else key
 
 
 def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:

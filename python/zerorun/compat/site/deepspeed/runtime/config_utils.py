@@ -236,6 +236,38 @@ class DeepSpeedConfigModel:
         return {"title": cls.__name__, "type": "object", "properties": _keys_of(cls)}
 
 
+def _overlap_comm(section: Any) -> bool:
+    given = vars(section).get("overlap_comm")
+    return section.stage == 3 if given is None else given
+
+
+def _offload(kind: str, older: str) -> property:
+    """A section that an older key, a flag, stands for as well."""
+
+    def get(section: Any) -> Any:
+        given = vars(section).get(f"offload_{kind}")
+        if given is not None or not vars(section).get(older):
+            return given
+        name = f"DeepSpeedZeroOffload{kind.capitalize()}Config"
+        made = section_class(f"runtime.zero.offload_config.{name}")
+        return None if made is None else made(device="cpu")
+
+    return property(get)
+
+
+# Values that follow from other keys where they are not given.
+_DEPENDENT = {
+    "DeepSpeedZeroConfig": {
+        "overlap_comm": property(_overlap_comm),
+        "offload_param": _offload("param", "cpu_offload_param"),
+        "offload_optimizer": _offload("optimizer", "cpu_offload"),
+    },
+    "DeepSpeedZeroOffloadOptimizerConfig": {
+        "pipeline": property(lambda section: section.pipeline_read or section.pipeline_write)
+    },
+}
+
+
 @functools.cache
 def section_class(name: str) -> type[DeepSpeedConfigModel] | None:
     """The class of that full name without the package's, None where it has no section."""
@@ -243,7 +275,7 @@ def section_class(name: str) -> type[DeepSpeedConfigModel] | None:
         return None
     module, _, last = name.rpartition(".")
     members = {"pointer": SECTIONS[name], "__module__": f"deepspeed.{module}"}
-    return type(last, (DeepSpeedConfigModel,), members)
+    return type(last, (DeepSpeedConfigModel,), members | _DEPENDENT.get(last, {}))
 
 
 def _kinds() -> list[type[DeepSpeedConfigModel]]:

@@ -15,8 +15,10 @@ from zerorun.full_state import full_state_dict
 
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
+from deepspeed.runtime.engine_attributes import EngineAttributes
 from deepspeed.runtime.engine_queries import ConfigQueries
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
@@ -35,7 +37,7 @@ sys.exit(main())
 """
 
 
-class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
+class DeepSpeedEngine(ConfigQueries, EngineAttributes, zerorun.ZeroEngine):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     round_masters = True  # so that the numbers are DeepSpeed's
@@ -136,9 +138,18 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
             self.tput_timer.start()
         return super().forward(*args, **kwargs)
 
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        with deepspeeds_errors():
+            return super().scale(loss)
+
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        if self.core.no_sync:
+            raise DeepSpeedConfigError(
+                "It is illegal to call Engine.step() inside no_sync context manager"
+            )
         before = self.global_steps
-        super().step(lr_kwargs)
+        with deepspeeds_errors():
+            super().step(lr_kwargs)
         self.tput_timer.stop(global_step=self.global_steps > before)
 
     def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
@@ -316,6 +327,7 @@ class DeepSpeedEngine(ConfigQueries, zerorun.ZeroEngine):
         exclude_frozen_parameters: bool | None = False,
     ) -> bool:
         """As ZeroEngine's, with the script zero_to_fp32.py beside the tags."""
+        self.check_tag(tag)
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         with all_or_none(self.ranks.job, "save_checkpoint"):
             if self.global_rank == 0:

@@ -146,6 +146,37 @@ def _create_expert_and_data_parallel(
     experts.start(expert_parallel_size_, data_first=use_data_before_expert_parallel_)
 
 
+def _ensure_divisibility(numerator: int, denominator: int) -> None:
+    if denominator == 0:
+        raise ValueError(f"{numerator} ranks: denominator must be non-zero")
+    if numerator % denominator != 0:
+        raise AssertionError(f"{numerator} is not divisible by {denominator}")
+
+
+def _get_expert_parallel_ranks(
+    world_size: int,
+    tensor_parallel_size_: int,
+    expert_parallel_size_: int,
+    pipeline_parallel_size_: int = 1,
+    use_data_before_expert_parallel_: bool = False,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The ranks that hold one copy of all experts, and those that hold copies of the same ones."""
+    _ensure_divisibility(world_size, tensor_parallel_size_ * pipeline_parallel_size_)
+    stage = world_size // pipeline_parallel_size_
+    near: list[list[int]] = []
+    apart: list[list[int]] = []
+    inner = expert_parallel_size_
+    if use_data_before_expert_parallel_:
+        inner = stage // tensor_parallel_size_ // expert_parallel_size_
+    for first in range(0, world_size, stage):
+        for part in range(tensor_parallel_size_):
+            ranks = list(range(first + part, first + stage, tensor_parallel_size_))
+            _ensure_divisibility(len(ranks), expert_parallel_size_)
+            near += [ranks[begin : begin + inner] for begin in range(0, len(ranks), inner)]
+            apart += [ranks[begin::inner] for begin in range(inner)]
+    return (apart, near) if use_data_before_expert_parallel_ else (near, apart)
+
+
 def _groups_named(name: str) -> experts.ExpertGroups:
     return experts.named(name, "of the program")
 

@@ -130,25 +130,32 @@ class ThroughputTimer:
         self.logging = logging_fn or log_dist
         self.epoch_count = self.micro_step_count = self.global_step_count = 0
         self.total_elapsed_time = 0.0
-        self._begin: float | None = None
+        self.start_time = self.end_time = self.step_elapsed_time = 0.0
+        self.initialized = self.started = False
 
     def update_epoch_count(self) -> None:
         self.epoch_count += 1
         self.micro_step_count = 0
 
     def start(self) -> None:
-        if self.enabled:
-            self._begin = time.perf_counter()
+        if not self.enabled:
+            return
+        self.initialized = self.started = True
+        if self.global_step_count >= self.start_step:
+            self.start_time = time.perf_counter()
 
     def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
         """`global_step`: the micro-step has ended a batch."""
-        if self._begin is None:
+        if not self.started:
             return
-        if self.global_step_count >= self.start_step:
-            self.total_elapsed_time += time.perf_counter() - self._begin
-        self._begin = None
+        self.started = False
         self.micro_step_count += 1
         self.global_step_count += global_step
+        if self.start_time > 0:
+            self.end_time = time.perf_counter()
+            duration = self.end_time - self.start_time
+            self.total_elapsed_time += duration
+            self.step_elapsed_time = 0.0 if global_step else self.step_elapsed_time + duration
         every = self.steps_per_output
         if report_speed and global_step and every and self.global_step_count % every == 0:
             speed = f"{self.avg_samples_per_sec():.1f} samples/s"

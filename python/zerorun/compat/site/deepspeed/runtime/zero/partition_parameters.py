@@ -21,10 +21,12 @@ __all__ = [
     "ZeroParamStatus",
     "get_accelerator",
     "is_zero_param",
+    "partitioned_param_data_shape",
     "zero_wrapper_for_fp_tensor_constructor",
 ]
 
 _orig_torch_arange = torch.arange
+partitioned_param_data_shape = [0]  # of a parameter that is not gathered
 
 
 def _ds_status(parameter: torch.nn.Parameter) -> ZeroParamStatus:

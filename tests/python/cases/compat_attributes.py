@@ -1,0 +1,90 @@
+"""Values that scripts read of DeepSpeed's modules, sections and objects without calling them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+
+from cases.compat import start
+from cases.models import RANK, WORLD_SIZE, batch_of, loss_of, part_of, raises
+
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}}
+
+
+def case_values_of_a_section_that_follow_from_others(_folder: Path) -> None:
+    assert [DeepSpeedZeroConfig(stage=stage).overlap_comm for stage in (0, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
+    assert not DeepSpeedZeroConfig(stage=3, overlap_comm=False).overlap_comm
+    older = DeepSpeedZeroConfig(cpu_offload=True).offload_optimizer
+    assert isinstance(older, DeepSpeedZeroOffloadOptimizerConfig)
+    assert DeepSpeedZeroConfig().offload_param is None
+    assert DeepSpeedZeroConfig(cpu_offload_param=True).offload_param.device == "cpu"
+    pipelines = [DeepSpeedZeroOffloadOptimizerConfig(pipeline_write=flag) for flag in (True, False)]
+    assert [section.pipeline for section in pipelines] == [True, False]
+
+
+def case_which_operators_and_versions_there_are(_folder: Path) -> None:
+    from deepspeed.git_version_info import version
+    from deepspeed.runtime.zero.config import DeepSpeedZeroOffloadParamConfig
+    from deepspeed.utils.numa import parse_range_list
+    from deepspeed.utils.torch import required_torch_version
+
+    assert version == deepspeed.__version__
+    operators = deepspeed.ops.__compatible_ops__
+    assert operators["fused_adam"]
+    assert not operators["transformer_inference"]
+    assert DeepSpeedZeroOffloadParamConfig.__name__ == "DeepSpeedZeroOffloadParamConfig"
+    assert required_torch_version(min_version=2.0)
+    assert not required_torch_version(max_version=1.9)
+    assert parse_range_list("0,2-4") == [0, 2, 3, 4]
+    raises(ValueError, "rising order", lambda: parse_range_list("8,2-6"))
+    found = deepspeed.utils.groups._get_expert_parallel_ranks(8, 2, 2)
+    assert found[0] == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert found[1] == [[0, 4], [2, 6], [1, 5], [3, 7]]
+
+
+def case_a_loss_scaler_is_always_current(_folder: Path) -> None:
+    engine, optimizer, *_ = start(1, **FP16)
+    scaler = optimizer.loss_scaler
+    assert optimizer.needs_scaler()
+    assert (scaler.cur_scale, scaler.scale_window, scaler.cur_iter) == (16, 2, 0)
+    for step in range(3):
+        engine.backward(loss_of(engine, part_of(batch_of(step))))
+        gradients = optimizer.averaged_gradients
+        assert all(g.dtype == torch.float32 for group in gradients.values() for g in group)
+        engine.step()
+    assert (scaler.cur_scale, scaler.cur_iter) == (32, 3)
+    assert (engine.sparse_tensor_module_names, engine.moe_layers) == (set(), [])
+    assert engine.param_names[next(engine.module.parameters())] in dict(
+        engine.module.named_parameters()
+    )
+    engine.destroy()
+
+
+def case_ranks_that_name_different_tags(folder: Path) -> None:
+    engine, *_ = start(1, checkpoint={"tag_validation": "FAIL"})
+
+    def save() -> None:
+        engine.save_checkpoint(folder, tag=f"tag{RANK}")
+
+    if WORLD_SIZE > 1:
+        raises(AssertionError, "checkpoint tags differ", save)
+    else:
+        save()
+    engine.destroy()
+
+
+def case_elasticity_beside_batch_sizes_is_its_own_error(_folder: Path) -> None:
+    section = {"enabled": True, "max_train_batch_size": 4, "micro_batch_sizes": [1, 2]}
+    raises(
+        deepspeed.elasticity.config.ElasticityError,
+        "computes the batch",
+        lambda: start(1, train_batch_size=2, elasticity=section),
+    )
