@@ -213,6 +213,7 @@ std::span<const Record> CheckpointReader::records_of(int parameter, int kind, in
 }
 
 void CheckpointReader::verify(const File& file, const Record& record) const {
+  file.start_read(record.offset, record.nbytes());
   std::vector<std::byte> buffer(std::min<uint64_t>(record.nbytes(), kReadNbytes));
   Hash hash;
   for (uint64_t done = 0; done < record.nbytes(); done += buffer.size()) {
@@ -221,13 +222,16 @@ void CheckpointReader::verify(const File& file, const Record& record) const {
     read(file, record, done, chunk);
     hash.update(chunk);
   }
-  if (hash.value() != record.hash) {
-    fail<CheckpointError>(
-        "{}: damaged: {} at offset {}, {} bytes, have the hash {}, they were "
-        "saved with {}",
-        file.path().string(), describe(record), record.offset, record.nbytes(),
-        to_hex(hash.value()), to_hex(record.hash));
-  }
+  check_hash(record, hash.value());
+}
+
+void CheckpointReader::check_hash(const Record& record, uint64_t hash) const {
+  if (hash == record.hash) return;
+  fail<CheckpointError>(
+      "{}: damaged: {} at offset {}, {} bytes, have the hash {}, they were "
+      "saved with {}",
+      (folder_ / manifest_.shards[static_cast<size_t>(record.shard)].name).string(),
+      describe(record), record.offset, record.nbytes(), to_hex(hash), to_hex(record.hash));
 }
 
 void CheckpointReader::read(const File& file, const Record& record, uint64_t offset,

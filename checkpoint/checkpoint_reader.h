@@ -45,8 +45,11 @@ class CheckpointReader {
   std::span<const Record> records_of(int parameter, int kind, int64_t begin, int64_t end) const;
 
   File open(int shard) const;
-  // Reads the record's bytes through a buffer. Throws CheckpointError unless their hash is right.
+  // Reads the record's bytes through a buffer and the system's cache. Throws CheckpointError unless
+  // their hash is right.
   void verify(const File& file, const Record& record) const;
+  // Throws CheckpointError unless these are the record's bytes.
+  void check_hash(const Record& record, uint64_t hash) const;
   // Reads out.size() of the record's bytes, from its byte `offset` on.
   void read(const File& file, const Record& record, uint64_t offset,
             std::span<std::byte> out) const;

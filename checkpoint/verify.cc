@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/record_runs.h"
+#include "checkpoint/workers.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -28,20 +30,18 @@ uint64_t nbytes_of(const Manifest& manifest) {
 
 void verify_records(const CheckpointReader& checkpoint,
                     const std::function<void(uint64_t nbytes)>& progress) {
-  std::vector<Record> records(checkpoint.records().begin(), checkpoint.records().end());
-  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
-    return std::pair(a.shard, a.offset) < std::pair(b.shard, b.offset);
+  std::vector<const Record*> records;
+  for (const Record& record : checkpoint.records()) records.push_back(&record);
+  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
+    return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
   });
-  std::optional<File> file;
-  int shard = -1;
-  for (const Record& record : records) {
-    if (record.shard != shard) {
-      shard = record.shard;
-      file = checkpoint.open(shard);
-    }
-    checkpoint.verify(*file, record);
-    progress(record.nbytes());
-  }
+  const std::vector<RecordRun> runs = runs_of(records, [](const Record&) { return 0; });
+  std::mutex mutex;
+  Workers(kReadingThreads).each(runs.size(), [&](size_t run) {
+    const RunInMemory checked(checkpoint, runs[run]);
+    const std::scoped_lock lock(mutex);
+    progress(runs[run].nbytes());
+  });
   for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
     std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
     checkpoint.read_buffer(i, bytes);
