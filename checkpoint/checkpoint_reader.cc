@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
@@ -212,8 +213,35 @@ std::span<const Record> CheckpointReader::records_of(int parameter, int kind, in
   return {from, to};
 }
 
-void CheckpointReader::verify(const File& file, const Record& record) const {
-  file.start_read(record.offset, record.nbytes());
+void CheckpointReader::verify(std::span<const Record* const> records, Workers& workers,
+                              const Done& done) const {
+  // Runs of one file, so that a thread opens it for more than the bytes of a small tensor.
+  std::vector<std::span<const Record* const>> runs;
+  for (size_t begin = 0; begin < records.size();) {
+    uint64_t nbytes = 0;
+    size_t end = begin;
+    while (end < records.size() && records[end]->shard == records[begin]->shard &&
+           nbytes < kChunkNbytes) {
+      nbytes += records[end++]->nbytes();
+    }
+    runs.push_back(records.subspan(begin, end - begin));
+    begin = end;
+  }
+  std::mutex mutex;
+  workers.each(runs.size(), [&](size_t run) {
+    const File file = open(runs[run].front()->shard);
+    uint64_t nbytes = 0;
+    for (const Record* record : runs[run]) {
+      file.start_read(record->offset, record->nbytes());
+      check_hash(*record, read_hash(file, *record));
+      nbytes += record->nbytes();
+    }
+    const std::scoped_lock lock(mutex);
+    done(nbytes);
+  });
+}
+
+uint64_t CheckpointReader::read_hash(const File& file, const Record& record) const {
   std::vector<std::byte> buffer(std::min<uint64_t>(record.nbytes(), kReadNbytes));
   Hash hash;
   for (uint64_t done = 0; done < record.nbytes(); done += buffer.size()) {
@@ -222,7 +250,7 @@ void CheckpointReader::verify(const File& file, const Record& record) const {
     read(file, record, done, chunk);
     hash.update(chunk);
   }
-  check_hash(record, hash.value());
+  return hash.value();
 }
 
 void CheckpointReader::check_hash(const Record& record, uint64_t hash) const {

@@ -1,28 +1,21 @@
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/hash.h"
 #include "checkpoint/host_buffer.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_match.h"
 #include "checkpoint/node_local.h"
-#include "checkpoint/record_runs.h"
 #include "checkpoint/workers.h"
 #include "comm/agreement.h"
 #include "core/check.h"
-#include "os/host_limits.h"
-#include "os/process_identity.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
@@ -40,7 +33,6 @@ struct Transfer {
   size_t tensor = 0;    // of those that are visited
   int64_t begin = 0;    // within the tensor
   int64_t numel = 0;
-  bool is_offloaded = false;  // the tensor is
 };
 
 // In the order in which the bytes lie on disk.
@@ -59,22 +51,18 @@ class Load {
   void plan(bool strict);
   // By file: whether this rank reads of it.
   std::vector<bool> needed_files() const;
-  // Checks the hashes of all that apply() will read. Keeps at most so many bytes of what it has
-  // read, and nothing of states that are offloaded: apply() reads those again.
-  void verify(uint64_t memory);
+  // Checks the hashes of all that apply() will read.
+  void verify();
   // Overwrites this rank's part of the engine's states.
   void apply();
 
  private:
-  // Calls use(parameter, kind, begin, tensor, is_offloaded) for each tensor of this rank that is
-  // saved.
+  // Calls use(parameter, kind, begin, tensor) for each tensor of this rank that is saved.
   template <typename Use>
   void visit(StateAccess access, const Use& use);
-  void add(int parameter, int kind, int64_t begin, TensorView destination, bool is_offloaded);
+  void add(int parameter, int kind, int64_t begin, TensorView destination);
   const File& file_of(const Transfer& transfer);
   void copy(const Transfer& transfer, TensorView to);
-  // Calls copy(offset, nbytes) for the parts of so many bytes, several at a time.
-  void in_pieces(size_t nbytes, const std::function<void(size_t, size_t)>& copy);
 
   EngineStates& engine_;
   CheckpointReader checkpoint_;
@@ -83,8 +71,6 @@ class Load {
   size_t tensors_ = 0;
   std::optional<File> file_;
   int shard_ = -1;
-  std::vector<std::optional<RunInMemory>> kept_;
-  std::unordered_map<const Record*, size_t> place_of_kept_;
   HostBuffer buffer_;
   Workers workers_{kReadingThreads};
 };
@@ -101,19 +87,18 @@ void Load::visit(StateAccess access, const Use& use) {
     // Frozen parameters that were left out stay as the program made them.
     if (!saved.parameters[static_cast<size_t>(parameter)].saved) return;
     if (!spec.trainable) {
-      use(parameter, CheckpointReader::kParam, interval.begin, interval.param,
-          interval.param_on_host);
+      use(parameter, CheckpointReader::kParam, interval.begin, interval.param);
       return;
     }
     // The models match: what is saved is what the engine has, in the same order.
     const std::vector<int>& states = saved.parameters[static_cast<size_t>(parameter)].states;
     ZR_CHECK(interval.states.size() + 1 == states.size(), "{} has {} states", spec.name,
              interval.states.size());
-    use(parameter, 1 + states[0], interval.begin, interval.master, interval.on_host);
+    use(parameter, 1 + states[0], interval.begin, interval.master);
     for (size_t i = 0; i < interval.states.size(); ++i) {
       const int state = states[i + 1];
       const int64_t block = saved.states[static_cast<size_t>(state)].block;
-      use(parameter, 1 + state, interval.begin / block, interval.states[i], interval.on_host);
+      use(parameter, 1 + state, interval.begin / block, interval.states[i]);
     }
   });
 }
@@ -124,14 +109,13 @@ void Load::plan(bool strict) {
   for (const Manifest::Parameter& parameter : saved.parameters) {
     parameters_.emplace(parameter.name, static_cast<int>(parameters_.size()));
   }
-  visit(StateAccess::shape,
-        [&](int parameter, int kind, int64_t begin, TensorView destination, bool is_offloaded) {
-          add(parameter, kind, begin, destination, is_offloaded);
-          ++tensors_;
-        });
+  visit(StateAccess::shape, [&](int parameter, int kind, int64_t begin, TensorView destination) {
+    add(parameter, kind, begin, destination);
+    ++tensors_;
+  });
 }
 
-void Load::add(int parameter, int kind, int64_t begin, TensorView destination, bool is_offloaded) {
+void Load::add(int parameter, int kind, int64_t begin, TensorView destination) {
   const int64_t end = begin + destination.numel;
   for (const Record& record : checkpoint_.records_of(parameter, kind, begin, end)) {
     ZR_CHECK(record.dtype == destination.dtype, "{} goes to {}", checkpoint_.describe(record),
@@ -139,7 +123,7 @@ void Load::add(int parameter, int kind, int64_t begin, TensorView destination, b
     const int64_t from = std::max(begin, record.begin);
     const int64_t to = std::min(end, record.end());
     const uint64_t offset = static_cast<uint64_t>(from - record.begin) * size_of(record.dtype);
-    transfers_.push_back({&record, offset, tensors_, from - begin, to - from, is_offloaded});
+    transfers_.push_back({&record, offset, tensors_, from - begin, to - from});
   }
 }
 
@@ -159,71 +143,34 @@ const File& Load::file_of(const Transfer& transfer) {
   return *file_;
 }
 
-void Load::verify(uint64_t memory) {
+void Load::verify() {
   std::vector<Transfer> by_place = transfers_;
   std::sort(by_place.begin(), by_place.end(),
             [](const Transfer& a, const Transfer& b) { return place_of(a) < place_of(b); });
   std::vector<const Record*> records;
-  std::unordered_set<const Record*> offloaded;
   for (const Transfer& transfer : by_place) {
-    if (transfer.is_offloaded) offloaded.insert(transfer.record);
     if (records.empty() || records.back() != transfer.record) records.push_back(transfer.record);
   }
-  const auto is_kept = [&](const Record& record) { return !offloaded.contains(&record); };
-  const std::vector<RecordRun> runs = runs_of(records, is_kept);
-  kept_.resize(runs.size());
-  std::vector<bool> keeps;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const uint64_t nbytes = RunInMemory::memory_for(runs[i]);
-    keeps.push_back(is_kept(*runs[i].records.front()) && nbytes <= memory);
-    if (!keeps.back()) continue;
-    memory -= nbytes;
-    for (const Record* record : runs[i].records) place_of_kept_[record] = i;
-  }
-  workers_.each(runs.size(), [&](size_t i) {
-    if (keeps[i]) {
-      kept_[i].emplace(checkpoint_, runs[i]);
-      return;
-    }
-    const File file = checkpoint_.open(runs[i].shard());
-    for (const Record* record : runs[i].records) checkpoint_.verify(file, *record);
-  });
+  checkpoint_.verify(records, workers_);
 }
 
 void Load::copy(const Transfer& transfer, TensorView to) {
-  const std::span<std::byte> all(to.data, to.nbytes());
-  const auto found = place_of_kept_.find(transfer.record);
-  if (found != place_of_kept_.end()) {
-    const auto from = kept_[found->second]->bytes_of(*transfer.record).subspan(transfer.offset);
-    if (engine_.device().is_host()) {
-      return in_pieces(all.size(), [&](size_t offset, size_t nbytes) {
-        std::memcpy(all.data() + offset, from.data() + offset, nbytes);
-      });
-    }
-    Stream& stream = engine_.device().inline_stream();
-    engine_.device().upload(stream, from.data(), to);
-    return stream.synchronize();
-  }
   const File& file = file_of(transfer);
   const auto read = [&](uint64_t offset, std::span<std::byte> out) {
     checkpoint_.read(file, *transfer.record, transfer.offset + offset, out);
   };
   if (!engine_.device().is_host()) return buffer_.upload(to, read);
-  in_pieces(all.size(),
-            [&](size_t offset, size_t nbytes) { read(offset, all.subspan(offset, nbytes)); });
-}
-
-void Load::in_pieces(size_t nbytes, const std::function<void(size_t, size_t)>& copy) {
-  workers_.each((nbytes + kCopyNbytes - 1) / kCopyNbytes, [&](size_t piece) {
+  const std::span<std::byte> all(to.data, to.nbytes());
+  workers_.each((all.size() + kCopyNbytes - 1) / kCopyNbytes, [&](size_t piece) {
     const size_t offset = piece * kCopyNbytes;
-    copy(offset, std::min(kCopyNbytes, nbytes - offset));
+    read(offset, all.subspan(offset, std::min(kCopyNbytes, all.size() - offset)));
   });
 }
 
 void Load::apply() {
   auto transfer = transfers_.begin();
   size_t tensor = 0;
-  visit(StateAccess::write, [&](int, int, int64_t, TensorView destination, bool) {
+  visit(StateAccess::write, [&](int, int, int64_t, TensorView destination) {
     for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
       copy(*transfer, destination.slice(transfer->begin, transfer->numel));
     }
@@ -237,14 +184,6 @@ void Load::apply() {
     groups[i] = saved.groups[i];
     groups[i].name = name;
   }
-}
-
-// Half of the host's free memory, as this rank's part of it.
-uint64_t memory_to_keep(Agreement& agreement) {
-  const auto own = static_cast<int64_t>(hash_of(host_name()));
-  const std::vector<int64_t> hosts = agreement.gather(std::span(&own, 1));
-  const auto ranks = static_cast<uint64_t>(std::count(hosts.begin(), hosts.end(), own));
-  return host_limits().available_bytes() / 2 / ranks;
 }
 
 // Where hosts keep files for themselves: copies those that ranks need and do not see.
@@ -286,8 +225,7 @@ LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
     load->plan(strict);
   });
   bring_missing(comm, engine.device().inline_stream(), *load, directory);
-  const uint64_t memory = memory_to_keep(agreement);
-  agreement.run("load: verify", [&] { load->verify(memory); });
+  agreement.run("load: verify", [&] { load->verify(); });
   // Every rank has verified what it needs; only now the engine changes.
   agreement.run("load: apply", [&] { load->apply(); });
   engine.refresh_from_masters();

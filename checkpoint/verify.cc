@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/record_runs.h"
 #include "checkpoint/workers.h"
 #include "core/check.h"
 
@@ -35,13 +33,8 @@ void verify_records(const CheckpointReader& checkpoint,
   std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
     return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
   });
-  const std::vector<RecordRun> runs = runs_of(records, [](const Record&) { return 0; });
-  std::mutex mutex;
-  Workers(kReadingThreads).each(runs.size(), [&](size_t run) {
-    const RunInMemory checked(checkpoint, runs[run]);
-    const std::scoped_lock lock(mutex);
-    progress(runs[run].nbytes());
-  });
+  Workers workers(kReadingThreads);
+  checkpoint.verify(records, workers, progress);
   for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
     std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
     checkpoint.read_buffer(i, bytes);

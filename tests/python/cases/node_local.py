@@ -78,7 +78,7 @@ def case_a_save_beside_the_training_is_complete_at_a_later_step(folder: Path) ->
     assert (folder / f"host{RANK}" / "latest").read_text().strip() == "first"
     expected = train(engine, 2, first=2)
     engine.wait_for_checkpoint()
-    engine.load_checkpoint(folder / f"host{RANK - 1}")
+    engine.load_checkpoint(folder / f"host{(RANK + 1) % WORLD_SIZE}")
     assert train(engine, 2, first=2) == expected
     engine.save_checkpoint(folder / f"host{RANK}", tag="last")
     engine.destroy()
