@@ -5,7 +5,7 @@
 
 Writes a checkpoint of stage 3 as DeepSpeed's ranks leave it (bf16, AdamW: 12 bytes a parameter),
 then runs `zerorun ckpt import --offload` and `zerorun ckpt export` on it, the second to safetensors
-in fp32, and prints the peak RSS of each process (ru_maxrss, which has the files' mapped pages in it)
+in fp32, and prints the peak RSS of each process (ru_maxrss, with the pages of mapped files in it)
 and its time. The folder needs four times the bytes of the checkpoint.
 """
 
