@@ -20,11 +20,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from environments import deepspeed_environment
 from timing import least_ms
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ROOT / "build" / "release" / "bin" / "zerorun"
-DEEPSPEED = "deepspeed==0.19.6"
 RANKS, TOKENS = 2, 64
 SHAPES = {"gpt2": (12, 768, 12), "mini": (6, 384, 6), "nano": (4, 128, 4)}
 WARMUP, STEPS = 2, 6
@@ -134,19 +134,6 @@ def run_rank(options: argparse.Namespace) -> None:
     os._exit(0)  # what peers do at the end is not measured
 
 
-def peers_python() -> str:
-    """A Python with DeepSpeed, on top of this one's packages."""
-    environment = ROOT / "build" / "peers"
-    python = environment / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-        folder = next((environment / "lib").glob("python*/site-packages"))
-        own = Path(__import__("torch").__file__).parent.parent
-        (folder / "this.pth").write_text(f"{own}\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", DEEPSPEED], check=True)
-    return str(environment)
-
-
 def measure(side: str, options: argparse.Namespace, environment: str) -> dict[str, float]:
     command = [LAUNCHER, "--accelerator", "cpu", "--num_gpus", str(RANKS), "--no_local_rank"]
     command += [__file__, "--side", side, "--shape", options.shape, "--dtype", options.dtype]
@@ -173,7 +160,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.side:
         run_rank(options)
-    environment = peers_python() if options.deepspeed else ""
+    environment = deepspeed_environment() if options.deepspeed else ""
     sides = [s for s in options.sides if options.deepspeed or not s.startswith("deepspeed")]
     best: dict[str, dict[str, float]] = {}
     for _ in range(options.rounds):

@@ -51,11 +51,10 @@ BackgroundSave::Job make_job(const SaveOptions& options, const Agreement& agreem
                              std::chrono::milliseconds peer_timeout) {
   BackgroundSave::Job job{.rank = agreement.rank(),
                           .world_size = agreement.world_size(),
-                          .update_latest = options.update_latest,
-                          .keep = options.keep,
-                          .peer_timeout = peer_timeout,
-                          .buffers = {},
-                          .buffer_bytes = {}};
+                          .options = options,
+                          .buffer_bytes = {},
+                          .peer_timeout = peer_timeout};
+  job.options.buffers.clear();
   if (job.rank != 0) return job;
   size_t total = 0;
   for (const NamedTensor& buffer : options.buffers) total += buffer.bytes.size();
@@ -64,7 +63,7 @@ BackgroundSave::Job make_job(const SaveOptions& options, const Agreement& agreem
   for (const NamedTensor& buffer : options.buffers) {
     const auto copy = std::span(job.buffer_bytes).subspan(done, buffer.bytes.size());
     std::copy(buffer.bytes.begin(), buffer.bytes.end(), copy.begin());
-    job.buffers.push_back({buffer.name, buffer.dtype, buffer.shape, copy});
+    job.options.buffers.push_back({buffer.name, buffer.dtype, buffer.shape, copy});
     done += buffer.bytes.size();
   }
   return job;
@@ -90,6 +89,7 @@ struct AsyncSaver::Impl {
   }
 
   void finish();
+  void finish_alone();
 
   EngineStates& engine;
   Communicator& comm;
@@ -106,10 +106,17 @@ void AsyncSaver::Impl::finish() {
   try {
     agreement.run("save: write", [&] { ending->wait_written(); });
     agreement.run("save: commit", [&] { ending->wait_committed(); });
-  } catch (const IoError&) {
+    if (ending->needs_all()) ending->commit_together(engine, comm);
+  } catch (...) {
     ending->discard();  // what a rank wrote after rank 0 had failed
     throw;
   }
+}
+
+void AsyncSaver::Impl::finish_alone() {
+  const std::unique_ptr<BackgroundSave> ending = std::move(save);
+  ending->wait_written();
+  ending->wait_committed();
 }
 
 AsyncSaver::AsyncSaver(EngineStates& engine, Communicator& comm, const AsyncOptions& options)
@@ -117,15 +124,16 @@ AsyncSaver::AsyncSaver(EngineStates& engine, Communicator& comm, const AsyncOpti
 
 AsyncSaver::~AsyncSaver() {
   const State last = state();
-  if (last == State::idle || last == State::saved) return;
+  const bool is_complete = last == State::saved && !impl_->save->needs_all();
+  if (last == State::idle || is_complete) return;
   const Logger log(impl_->comm.rank(), impl_->comm.world_size());
-  if (last == State::saving) {
-    log.log(LogLevel::error, "{} is not saved: the program ended before it was written",
+  if (last != State::failed) {
+    log.log(LogLevel::error, "{} is not saved: the program ended before it was complete",
             impl_->save->place());
     return;
   }
   try {
-    wait_alone();
+    impl_->finish_alone();
   } catch (const std::exception& error) {
     log.log(LogLevel::error, "{}", error.what());
   }
@@ -133,9 +141,6 @@ AsyncSaver::~AsyncSaver() {
 
 void AsyncSaver::save(const SaveOptions& options) {
   impl_->finish();
-  if (options.node_local) {
-    fail<ConfigError>("asynchronous saves need a file system that all ranks share");
-  }
   Agreement agreement(impl_->comm, impl_->engine.device().inline_stream());
   PreparedSave prepared = prepare_save(impl_->engine, impl_->comm, options);
   impl_->save = std::make_unique<BackgroundSave>(
@@ -171,9 +176,7 @@ void AsyncSaver::wait() { impl_->finish(); }
 
 void AsyncSaver::wait_alone() {
   if (!impl_->save) return;
-  const std::unique_ptr<BackgroundSave> ending = std::move(impl_->save);
-  ending->wait_written();
-  ending->wait_committed();
+  impl_->save->needs_all() ? impl_->finish() : impl_->finish_alone();
 }
 
 }  // namespace zerorun

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/commit.h"
 #include "checkpoint/file.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/hashed_header.h"
@@ -87,7 +88,7 @@ void BackgroundSave::run() noexcept {
     write_file();
     written_.set_value();
     step = &committed_;
-    if (job_.rank == 0) commit();
+    if (job_.rank == 0 && !needs_all()) commit();
     committed_.set_value();
   } catch (...) {
     failed_ = true;
@@ -101,8 +102,12 @@ void BackgroundSave::run() noexcept {
   done_ = true;
 }
 
+void BackgroundSave::commit_together(EngineStates& engine, Communicator& comm) {
+  commit_save(engine, comm, save_, own_, job_.options);
+}
+
 void BackgroundSave::discard() {
-  if (job_.rank == 0) save_.folder.discard();
+  if (save_.disks.leads(job_.rank)) save_.folder.discard();
 }
 
 void BackgroundSave::write_file() {
@@ -118,10 +123,11 @@ void BackgroundSave::write_file() {
       const std::scoped_lock lock(mutex_);
       if (is_cancelled_) fail<IoError>("{} was not finished", save_.folder.place().string());
     }
-    writer.finish();
+    own_ = writer.finish();
     if (job_.rank == 0) {
-      save_.manifest.buffers = write_buffers(save_.folder.buffers(), job_.buffers);
+      save_.manifest.buffers = write_buffers(save_.folder.buffers(), job_.options.buffers);
     }
+    own_.name = path.filename().string();
     rename_path(unfinished(path), path);
   } catch (const IoError& error) {
     fail<IoError>("{}; {}", error.what(), save_.folder.disk_use());
@@ -132,8 +138,8 @@ void BackgroundSave::commit() {
   for (int rank = 0; rank < job_.world_size; ++rank) {
     save_.manifest.shards.push_back(wait_for_peer(rank));
   }
-  save_.folder.commit(save_.manifest, job_.update_latest);
-  save_.folder.remove_superfluous(job_.keep);
+  save_.folder.commit(save_.manifest, job_.options.update_latest);
+  save_.folder.remove_superfluous(job_.options.keep);
 }
 
 Manifest::ShardFile BackgroundSave::wait_for_peer(int rank) {

@@ -19,17 +19,16 @@ namespace zerorun {
 
 // One save whose files are written by a thread of its own, on each rank. A rank's file gets its
 // name when it is complete, by which rank 0's thread knows that it may commit; so neither needs the
-// communicator, which belongs to the training.
+// communicator, which belongs to the training. Where ranks do not see each other's files, the
+// training commits.
 class BackgroundSave {
  public:
   struct Job {
     int rank = 0;
     int world_size = 1;
-    bool update_latest = true;
-    Retention keep;
-    std::chrono::milliseconds peer_timeout{};  // of rank 0, for the files of the others
-    std::vector<NamedTensor> buffers;          // rank 0's, whose bytes lie in `buffer_bytes`
+    SaveOptions options;  // whose buffers are rank 0's, and lie in `buffer_bytes`
     std::vector<std::byte> buffer_bytes;
+    std::chrono::milliseconds peer_timeout{};  // of rank 0, for the files of the others
   };
   // `memory` holds the pieces of the snapshot and must outlive this.
   BackgroundSave(PreparedSave save, Job job, std::span<std::byte> memory);
@@ -48,6 +47,10 @@ class BackgroundSave {
   void wait_written() { written_.get_future().get(); }
   // Waits for the commit, which is rank 0's, and throws its error.
   void wait_committed() { committed_.get_future().get(); }
+  // Whether commit_together() is what makes it a checkpoint, once all ranks have written.
+  bool needs_all() const { return job_.options.node_local; }
+  // Collective, from the training's thread.
+  void commit_together(EngineStates& engine, Communicator& comm);
   // Removes what ranks have written of a save that failed.
   void discard();
   // The thread stops at the next piece.
@@ -61,6 +64,7 @@ class BackgroundSave {
 
   PreparedSave save_;
   const Job job_;
+  Manifest::ShardFile own_;
   SnapshotQueue queue_;
   std::promise<void> written_;
   std::promise<void> committed_;

@@ -68,6 +68,15 @@ void File::resize(uint64_t nbytes) {
   }
 }
 
+void File::reserve(uint64_t nbytes) {
+  int status = 0;
+  do {
+    status = ::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(nbytes));
+  } while (status != 0 && errno == EINTR);
+  if (status == 0 || (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)) return;
+  fail<IoError>("cannot write {} bytes to {}: {}", nbytes, path_.string(), reason(errno));
+}
+
 void File::write(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t count =
@@ -110,6 +119,11 @@ void File::start_sync(uint64_t offset, uint64_t nbytes) noexcept {
   // Only a hint: what goes wrong here goes wrong again, and is reported, in sync().
   ::sync_file_range(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(nbytes),
                     SYNC_FILE_RANGE_WRITE);
+}
+
+void File::start_read(uint64_t offset, uint64_t nbytes) const noexcept {
+  ::posix_fadvise(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(nbytes),
+                  POSIX_FADV_WILLNEED);
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {

@@ -23,6 +23,8 @@ class File {
   int descriptor() const { return descriptor_.get(); }
   uint64_t size() const;
   void resize(uint64_t nbytes);
+  // Makes it so long, with room on the disk where the file system can promise that.
+  void reserve(uint64_t nbytes);
   void write(uint64_t offset, std::span<const std::byte> bytes);
   // Bytes read: fewer than asked for only at the end of the file.
   size_t read(uint64_t offset, std::span<std::byte> out) const;
@@ -30,6 +32,8 @@ class File {
   void sync();
   // Asks the system to start bringing what was written to the device, without waiting.
   void start_sync(uint64_t offset, uint64_t nbytes) noexcept;
+  // Asks the system to start reading this into its cache, without waiting.
+  void start_read(uint64_t offset, uint64_t nbytes) const noexcept;
 
  private:
   File(std::filesystem::path path, int flags);

@@ -13,6 +13,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_match.h"
 #include "checkpoint/node_local.h"
+#include "checkpoint/workers.h"
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
@@ -22,6 +23,8 @@ namespace zerorun {
 namespace {
 
 using Record = CheckpointReader::Record;
+
+constexpr size_t kCopyNbytes = size_t{1} << 20;  // that one thread copies at a time
 
 // A part of one record and where it goes on this rank.
 struct Transfer {
@@ -41,7 +44,7 @@ auto place_of(const Transfer& transfer) {
 class Load {
  public:
   Load(EngineStates& engine, std::filesystem::path folder)
-      : engine_(engine), checkpoint_(std::move(folder)) {}
+      : engine_(engine), checkpoint_(std::move(folder)), buffer_(engine.device()) {}
 
   const CheckpointReader& checkpoint() const { return checkpoint_; }
   // Finds what this rank needs. Throws CheckpointError when the model is another.
@@ -59,6 +62,7 @@ class Load {
   void visit(StateAccess access, const Use& use);
   void add(int parameter, int kind, int64_t begin, TensorView destination);
   const File& file_of(const Transfer& transfer);
+  void copy(const Transfer& transfer, TensorView to);
 
   EngineStates& engine_;
   CheckpointReader checkpoint_;
@@ -67,6 +71,8 @@ class Load {
   size_t tensors_ = 0;
   std::optional<File> file_;
   int shard_ = -1;
+  HostBuffer buffer_;
+  Workers workers_{kReadingThreads};
 };
 
 template <typename Use>
@@ -141,25 +147,32 @@ void Load::verify() {
   std::vector<Transfer> by_place = transfers_;
   std::sort(by_place.begin(), by_place.end(),
             [](const Transfer& a, const Transfer& b) { return place_of(a) < place_of(b); });
-  const Record* verified = nullptr;
+  std::vector<const Record*> records;
   for (const Transfer& transfer : by_place) {
-    if (transfer.record == verified) continue;
-    verified = transfer.record;
-    checkpoint_.verify(file_of(transfer), *verified);
+    if (records.empty() || records.back() != transfer.record) records.push_back(transfer.record);
   }
+  checkpoint_.verify(records, workers_);
+}
+
+void Load::copy(const Transfer& transfer, TensorView to) {
+  const File& file = file_of(transfer);
+  const auto read = [&](uint64_t offset, std::span<std::byte> out) {
+    checkpoint_.read(file, *transfer.record, transfer.offset + offset, out);
+  };
+  if (!engine_.device().is_host()) return buffer_.upload(to, read);
+  const std::span<std::byte> all(to.data, to.nbytes());
+  workers_.each((all.size() + kCopyNbytes - 1) / kCopyNbytes, [&](size_t piece) {
+    const size_t offset = piece * kCopyNbytes;
+    read(offset, all.subspan(offset, std::min(kCopyNbytes, all.size() - offset)));
+  });
 }
 
 void Load::apply() {
-  HostBuffer buffer(engine_.device());
   auto transfer = transfers_.begin();
   size_t tensor = 0;
   visit(StateAccess::write, [&](int, int, int64_t, TensorView destination) {
     for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
-      const File& file = file_of(*transfer);
-      const TensorView part = destination.slice(transfer->begin, transfer->numel);
-      buffer.upload(part, [&](uint64_t offset, std::span<std::byte> out) {
-        checkpoint_.read(file, *transfer->record, transfer->offset + offset, out);
-      });
+      copy(*transfer, destination.slice(transfer->begin, transfer->numel));
     }
     ++tensor;
   });

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/hash.h"
 #include "checkpoint/layout.h"
 #include "core/check.h"
 #include "zerorun/checkpoint.h"
@@ -78,9 +79,10 @@ void SavedModel::read(size_t parameter, TensorView out) const {
   const int index = static_cast<int>(parameter);
   for (const auto& record : checkpoint.records_of(index, impl_->kinds[parameter], 0, numel)) {
     if (record.shard != std::exchange(shard, record.shard)) file = checkpoint.open(shard);
-    checkpoint.verify(*file, record);
     const TensorView part = out.slice(record.begin, record.numel);
-    checkpoint.read(*file, record, 0, {part.as<std::byte>(), part.nbytes()});
+    const std::span<std::byte> bytes(part.as<std::byte>(), part.nbytes());
+    checkpoint.read(*file, record, 0, bytes);
+    checkpoint.check_hash(record, hash_of(std::span<const std::byte>(bytes)));
   }
 }
 

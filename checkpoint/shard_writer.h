@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/file.h"
+#include "checkpoint/block_writer.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/hashed_header.h"
 #include "checkpoint/manifest.h"
@@ -26,12 +26,10 @@ class ShardWriter {
   Manifest::ShardFile finish();
 
  private:
-  File file_;
   std::vector<HashedTensor> tensors_;
-  Hash hash_;                   // of the current chunk
-  uint64_t done_ = 0;           // bytes of the current tensor
-  uint64_t written_begin_ = 0;  // what the system was not yet asked to bring to the disk
-  uint64_t written_end_ = 0;
+  BlockWriter file_;
+  Hash hash_;          // of the current chunk
+  uint64_t done_ = 0;  // bytes of the current tensor
 };
 
 }  // namespace zerorun

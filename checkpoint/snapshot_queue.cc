@@ -6,6 +6,7 @@ namespace zerorun {
 
 std::span<std::byte> SnapshotQueue::reserve(size_t wanted) {
   std::unique_lock lock(mutex_);
+  if (end_ - begin_ == memory_.size()) start_draining();
   changed_.wait(lock, [&] { return closed_ || end_ - begin_ < memory_.size(); });
   if (closed_) return {};
   const size_t place = end_ % memory_.size();
@@ -23,12 +24,12 @@ void SnapshotQueue::push(const Piece& piece) {
 void SnapshotQueue::finish() {
   const std::scoped_lock lock(mutex_);
   finished_ = true;
-  changed_.notify_all();
+  start_draining();
 }
 
 std::optional<SnapshotQueue::Piece> SnapshotQueue::front() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return closed_ || finished_ || !pieces_.empty(); });
+  changed_.wait(lock, [&] { return closed_ || finished_ || (drains_ && !pieces_.empty()); });
   if (closed_ || pieces_.empty()) return std::nullopt;
   return pieces_.front();
 }
@@ -37,6 +38,11 @@ void SnapshotQueue::pop() {
   const std::scoped_lock lock(mutex_);
   begin_ += memory_for(pieces_.front().bytes.size());
   pieces_.pop_front();
+  changed_.notify_all();
+}
+
+void SnapshotQueue::start_draining() {
+  drains_ = true;
   changed_.notify_all();
 }
 

@@ -11,7 +11,9 @@
 namespace zerorun {
 
 // Pieces of tensors on their way from the thread that copies them to the one that writes them, in
-// one block of memory that is used round and round. The first thread waits where it is full.
+// one block of memory that is used round and round. The first thread waits where it is full; the
+// second until then, or until all pieces are there, so that it does not take memory's and the
+// disk's time while the training waits for the first.
 class SnapshotQueue {
  public:
   struct Piece {
@@ -46,12 +48,15 @@ class SnapshotQueue {
   void close();
 
  private:
+  void start_draining();
+
   std::span<std::byte> memory_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Piece> pieces_;
-  uint64_t begin_ = 0;  // of the oldest piece; positions count on and on
-  uint64_t end_ = 0;    // of the last one
+  uint64_t begin_ = 0;   // of the oldest piece; positions count on and on
+  uint64_t end_ = 0;     // of the last one
+  bool drains_ = false;  // the second thread's turn has come
   bool finished_ = false;
   bool closed_ = false;
 };

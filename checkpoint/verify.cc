@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/workers.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -28,20 +28,13 @@ uint64_t nbytes_of(const Manifest& manifest) {
 
 void verify_records(const CheckpointReader& checkpoint,
                     const std::function<void(uint64_t nbytes)>& progress) {
-  std::vector<Record> records(checkpoint.records().begin(), checkpoint.records().end());
-  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) {
-    return std::pair(a.shard, a.offset) < std::pair(b.shard, b.offset);
+  std::vector<const Record*> records;
+  for (const Record& record : checkpoint.records()) records.push_back(&record);
+  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
+    return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
   });
-  std::optional<File> file;
-  int shard = -1;
-  for (const Record& record : records) {
-    if (record.shard != shard) {
-      shard = record.shard;
-      file = checkpoint.open(shard);
-    }
-    checkpoint.verify(*file, record);
-    progress(record.nbytes());
-  }
+  Workers workers(kReadingThreads);
+  checkpoint.verify(records, workers, progress);
   for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
     std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
     checkpoint.read_buffer(i, bytes);

@@ -219,16 +219,6 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
   }
 }
 
-void check_checkpoint(const GivenKeys& keys, const CheckpointConfig& config,
-                      ConfigProblems& problems) {
-  constexpr std::string_view kNodeLocal = "/checkpoint/use_node_local_storage";
-  const JsonNode* node_local = given_value(keys, kNodeLocal);
-  if (node_local == nullptr || !node_local->boolean || !config.async_save) return;
-  problems.add(
-      kNodeLocal, node_local->where,
-      "true contradicts asynchronous saves, which need a file system that all ranks share");
-}
-
 }  // namespace
 
 std::optional<std::string> accumulation_problem(DType kept, DType sent) {
@@ -286,7 +276,6 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_quantized(keys, config.zero, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
-  check_checkpoint(keys, config.checkpoint, problems);
   check_elasticity(keys, problems);
 }
 

@@ -92,7 +92,9 @@ class ZR_API AsyncSaver {
   bool poll();
   // Waits for the last save and throws its error, on every rank.
   void wait();
-  // The same for a program that ends, without its peers: rank 0 waits for their files.
+  // The same for a program that ends, without its peers: rank 0 waits for their files. Collective
+  // after all with SaveOptions::node_local, where a checkpoint is complete only when poll or wait
+  // has said so.
   void wait_alone();
 
  private:

@@ -33,9 +33,14 @@ constexpr int kCannotTrace = 77;
 // A system call that has returned.
 struct Call {
   uint64_t number = 0;
-  int64_t first_argument = 0;
+  std::string file;  // of those that have one as their first argument
   int64_t result = 0;
 };
+
+std::string file_of(pid_t process, uint64_t descriptor) {
+  std::error_code none;
+  return fs::read_symlink(fmt::format("/proc/{}/fd/{}", process, descriptor), none).string();
+}
 
 // Runs `body` in another process and calls `keep_going` after each system call of its threads,
 // while that thread stands still. Kills it (as kill -9 does) when that returns false. Returns how
@@ -67,7 +72,7 @@ std::optional<int> run_traced(const std::function<void()>& body,
     ::ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info);
     if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
       calls[thread].number = info.entry.nr;
-      calls[thread].first_argument = static_cast<int64_t>(info.entry.args[0]);
+      calls[thread].file = file_of(child, info.entry.args[0]);
     } else if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
       calls[thread].result = info.exit.rval;
       if (!keep_going(calls[thread])) ::kill(child, SIGKILL);
@@ -161,20 +166,20 @@ TEST_P(Crash, AfterAnySystemCallLeavesTheOldOrTheNewCheckpoint) {
 
 TEST_P(Crash, NothingIsRenamedBeforeItIsOnTheDisk) {
   reset_directory();
-  std::set<int64_t> unsynced;  // descriptors that were written to
+  std::set<std::string> unsynced;  // files that were written to
   int renames = 0;
   int syncs_since_rename = 0;
   const auto status = save_traced([&](const Call& call) {
     switch (call.number) {
       case SYS_pwrite64:
-        unsynced.insert(call.first_argument);
+        unsynced.insert(call.file);
         break;
       case SYS_fsync:
-        unsynced.erase(call.first_argument);
+        unsynced.erase(call.file);
         ++syncs_since_rename;
         break;
       case SYS_close:
-        EXPECT_FALSE(unsynced.contains(call.first_argument));
+        EXPECT_FALSE(unsynced.contains(call.file));
         break;
 #ifdef SYS_rename
       case SYS_rename:

@@ -145,6 +145,18 @@ TEST_F(Damage, MissingFileIsNamed) {
   EXPECT_THAT(load().value_or("loaded"), HasSubstr(shards_[1].string() + " is missing"));
 }
 
+TEST_F(Damage, LinkThatLeadsNowhereIsNotAMissingFile) {
+  for (const fs::path& target : {shards_[1], fs::path("nowhere")}) {
+    fs::remove(shards_[1]);
+    fs::create_symlink(target, shards_[1]);
+    FakeEngine engine = make_engine(2);
+    const std::string before = engine.bytes();
+    EXPECT_THAT([&] { load_checkpoint(engine, *comm_, directory_.string()); },
+                ::testing::ThrowsMessage<IoError>(HasSubstr("cannot open " + shards_[1].string())));
+    EXPECT_EQ(engine.bytes(), before);
+  }
+}
+
 TEST_F(Damage, GapIsNamed) {
   edit_tensors(1, [](auto& tensors) { tensors[0].name = "weight.master[7:16]"; });
   EXPECT_THAT(load().value_or("loaded"), HasSubstr("elements [7, 16) of weight (master)"));

@@ -161,6 +161,52 @@ TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {
   }
 }
 
+TEST_F(NodeLocal, ASaveBesideTheTrainingIsCompleteWhenARankIsTold) {
+  enum class Told { by_poll, by_the_next_save, at_the_end };
+  int tag = 0;
+  for (const Told told : {Told::by_poll, Told::by_the_next_save, Told::at_the_end}) {
+    const auto name = fmt::format("step{}", ++tag);
+    const testing::Cuts cuts = testing::random_cuts(model_, 4, 7);
+    testing::run_ranks(4, [&](Communicator& comm) {
+      FakeEngine engine(model_, cuts, comm, 1);
+      AsyncSaver saver(engine, comm);
+      SaveOptions options{.directory = disk(two_hosts(comm.rank())).string(),
+                          .tag = name,
+                          .client_state = "{\"rank\": 0}",
+                          .node_local = true};
+      saver.save(options);
+      engine.fill(2);
+      while (told == Told::by_poll && !saver.poll()) {
+      }
+      options.tag = "last";
+      if (told == Told::by_the_next_save) saver.save(options);
+      saver.wait_alone();
+    });
+    for (const char* host : {"a", "b"}) {
+      EXPECT_EQ(count(files_of(host, name), is_shard_name), 2);
+      EXPECT_EQ(count(files_of(host, name), is_header_name), 2);
+    }
+    EXPECT_EQ(load(4, two_hosts, 1, name), fine_);
+  }
+  EXPECT_EQ(load(4, two_hosts, 2, "last"), fine_);
+}
+
+TEST_F(NodeLocal, ASaveBesideTheTrainingThatOneHostCannotMakeLeavesTheOneBefore) {
+  save(4, two_hosts, "step1", 1);
+  fs::create_directories(disk("b") / "step2" / "checkpoint.json");  // no file takes its place
+  const testing::Cuts cuts = testing::random_cuts(model_, 4, 7);
+  testing::run_ranks(4, [&](Communicator& comm) {
+    FakeEngine engine(model_, cuts, comm, 2);
+    AsyncSaver saver(engine, comm);
+    const SaveOptions options{
+        .directory = disk(two_hosts(comm.rank())).string(), .tag = "step2", .node_local = true};
+    saver.save(options);
+    EXPECT_THROW(saver.wait(), IoError);
+  });
+  EXPECT_THAT(names_in(disk("a")), ::testing::ElementsAre("latest", "step1"));
+  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+}
+
 TEST_F(NodeLocal, OneDiskForAllIsAnOrdinaryCheckpoint) {
   save(
       4, [](int) { return "a"; }, "step1", 1);

@@ -18,6 +18,8 @@ from zerorun.shards import Shards
 __all__ = ["Filling"]
 
 _CHUNK_NUMEL = 1 << 22  # elements that are read at a time
+# Elements whose states may be in memory before those that are offloaded to files go there.
+_ACCEPTED_NUMEL = 1 << 25
 _MAX_PROBLEMS = 10  # that one message lists
 
 
@@ -119,9 +121,14 @@ class Filling:
             if self._states:
                 core.set_progress(self._steps, source.skipped_steps, source.loss_scaler)
             self._write_outside()
+            written = 0
             for index, found in self._found.items():
                 for interval in core.state_intervals(index):
                     self._write(interval, found)
+                written += found.numel  # which is the same on all ranks
+                if written > _ACCEPTED_NUMEL:
+                    core.accept_changes()
+                    written = 0
         core.refresh_from_masters()
 
     def _write(self, interval: _C.StateInterval, found: SourceParameter) -> None:

@@ -69,12 +69,23 @@ def case_files_that_no_host_has_are_named(folder: Path) -> None:
     engine.destroy()
 
 
+def case_a_save_beside_the_training_is_complete_at_a_later_step(folder: Path) -> None:
+    engine = engine_at(2, checkpoint={"use_node_local_storage": True, "async_save": True})
+    train(engine, 1)
+    engine.save_checkpoint(folder / f"host{RANK}", tag="first")
+    train(engine, 1, first=1)
+    engine.save_checkpoint(folder / f"host{RANK}", tag="second")  # waits for the first
+    assert (folder / f"host{RANK}" / "latest").read_text().strip() == "first"
+    expected = train(engine, 2, first=2)
+    engine.wait_for_checkpoint()
+    engine.load_checkpoint(folder / f"host{(RANK + 1) % WORLD_SIZE}")
+    assert train(engine, 2, first=2) == expected
+    engine.save_checkpoint(folder / f"host{RANK}", tag="last")
+    engine.destroy()
+    assert (folder / f"host{RANK}" / "latest").read_text().strip() == "last"
+
+
 def case_what_needs_a_shared_file_system_says_so(folder: Path) -> None:
-    raises(
-        zerorun.ConfigError,
-        "contradicts asynchronous saves",
-        lambda: engine_at(1, checkpoint={"use_node_local_storage": True, "async_save": True}),
-    )
     engine = engine_at(1, sgd)
     raises(
         zerorun.ConfigError,

@@ -1,0 +1,164 @@
+// Every number of ranks, stage and place of the states, to every other. The reference for two
+// numbers of ranks is a job at stage 0 whose states are handed over in memory.
+// ZERORUN_MATRIX=1 runs all pairs, without it some: every job saves and loads with several others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/paths.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+namespace {
+
+using testing::run_ranks;
+using testing::TemporaryDirectory;
+using testing::ToyModel;
+
+constexpr int kSavedAfter = 2;
+
+struct Setting {
+  int ranks = 1;
+  int stage = 0;
+  OffloadDevice home = OffloadDevice::none;
+
+  std::string name() const {
+    constexpr const char* kHomes[] = {"plain", "cpu", "nvme"};
+    return fmt::format("{} ranks, stage {}, {}", ranks, stage, kHomes[static_cast<int>(home)]);
+  }
+  Config config() const {
+    Config config;
+    config.batch.accumulation_steps = 1;
+    config.precision.param_dtype = DType::fp32;
+    config.zero.stage = stage;
+    config.zero.reduce_bucket_size = 900;
+    config.zero.param_persistence_threshold = 0;
+    config.offload.optimizer.device = home;
+    config.offload.optimizer.nvme_path = test_paths::build();
+    if (stage == 3) config.offload.param.device = home;
+    config.offload.param.nvme_path = test_paths::build();
+    config.offload.param.max_in_cpu = 300;
+    config.offload.sub_group_size = 700;
+    config.offload.aio.block_size = 4096;
+    return config;
+  }
+};
+
+std::vector<Setting> all_settings() {
+  std::vector<Setting> settings;
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    settings.push_back({ranks, 0});
+    for (int stage = 1; stage <= 3; ++stage) {
+      for (const auto home : {OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme}) {
+        settings.push_back({ranks, stage, home});
+      }
+    }
+  }
+  return settings;
+}
+
+void step(Engine& engine, const Communicator& comm) {
+  ToyModel::micro_step(engine, comm.rank(), 0, engine.states().progress().step_count);
+  engine.step();
+}
+
+// Runs `body` on every rank with an engine of the setting.
+template <typename Body>
+void with_engine(const Setting& setting, const Body& body) {
+  const Config config = setting.config();
+  run_ranks(setting.ranks, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    body(*engine, comm);
+  });
+}
+
+// Calls use(tensor, begin, elements) for what this rank has of all values and states, in fp32.
+template <typename Use>
+void for_each_part(Engine& engine, const Use& use) {
+  for (const StateInterval& interval : engine.states().state_intervals()) {
+    if (interval.states.empty()) continue;  // frozen
+    std::vector<TensorView> views = interval.states;
+    views.push_back(interval.master);
+    for (size_t i = 0; i < views.size(); ++i) {
+      const std::span<float> elements(views[i].as<float>(), static_cast<size_t>(views[i].numel));
+      use(std::pair(interval.parameter, i), static_cast<size_t>(interval.begin), elements);
+    }
+  }
+}
+
+uint64_t handed_over(int from, int to) {
+  std::map<std::pair<ParameterId, size_t>, std::vector<float>> tensors;
+  EngineProgress progress;
+  std::mutex mutex;
+  with_engine({from}, [&](Engine& engine, Communicator& comm) {
+    for (int n = 0; n < kSavedAfter; ++n) step(engine, comm);
+    const std::scoped_lock lock(mutex);
+    progress = engine.states().progress();
+    for_each_part(engine, [&](const auto& key, size_t begin, std::span<float> elements) {
+      std::vector<float>& tensor = tensors[key];
+      tensor.resize(std::max(tensor.size(), begin + elements.size()));
+      std::copy(elements.begin(), elements.end(), tensor.begin() + static_cast<ptrdiff_t>(begin));
+    });
+  });
+  uint64_t hash = 0;
+  with_engine({to}, [&](Engine& engine, Communicator& comm) {
+    for_each_part(engine, [&](const auto& key, size_t begin, std::span<float> elements) {
+      std::copy_n(tensors.at(key).begin() + static_cast<ptrdiff_t>(begin), elements.size(),
+                  elements.begin());
+    });
+    engine.states().set_progress(progress);
+    engine.states().refresh_from_masters();
+    step(engine, comm);
+    const uint64_t own = engine.states().parameter_hash();
+    if (comm.rank() == 0) hash = own;
+  });
+  return hash;
+}
+
+TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
+  const bool all = std::getenv("ZERORUN_MATRIX") != nullptr;
+  const std::vector<Setting> settings = all_settings();
+  std::map<std::pair<int, int>, uint64_t> expected;
+  for (int from = 1; from <= 4; ++from) {
+    for (int to = 1; to <= 4; ++to) expected[{from, to}] = handed_over(from, to);
+  }
+  int pairs = 0;
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const TemporaryDirectory directory;
+    with_engine(settings[i], [&](Engine& engine, Communicator& comm) {
+      for (int n = 0; n < kSavedAfter; ++n) step(engine, comm);
+      save_checkpoint(engine.states(), comm, {.directory = directory.string()});
+    });
+    for (size_t j = 0; j < settings.size(); ++j) {
+      // 13 and 40 have no common factor: over all i, every j comes as often.
+      if (!all && (13 * i + j) % settings.size() > 2) continue;
+      ++pairs;
+      with_engine(settings[j], [&](Engine& engine, Communicator& comm) {
+        EXPECT_EQ(load_checkpoint(engine.states(), comm, directory.string()).step, kSavedAfter);
+        step(engine, comm);
+        EXPECT_EQ(engine.states().parameter_hash(),
+                  expected.at({settings[i].ranks, settings[j].ranks}))
+            << settings[i].name() << " to " << settings[j].name();
+      });
+    }
+  }
+  RecordProperty("pairs", pairs);
+}
+
+}  // namespace
+}  // namespace zerorun
