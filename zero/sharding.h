@@ -15,7 +15,9 @@
 
 namespace zerorun {
 
-inline constexpr std::string_view kShardGroupKey = "/zerorun/shard_group_size";
+// As errors name it, which may be of either key.
+inline constexpr std::string_view kShardGroupKey =
+    "/zerorun/shard_group_size (/zero_optimization/mics_shard_size)";
 inline constexpr std::string_view kSecondaryKey = "/zero_optimization/zero_hpz_partition_size";
 
 // A rank's place in a job. Neighbours form shard groups, each of which holds one copy of all that
@@ -46,6 +48,7 @@ struct Sharding : RankPlace {
   DType comm_dtype = DType::fp32;     // of gradients on their way
   DType partial_dtype = DType::fp32;  // of a shard group's sums, on their way to other replicas
   DType accum_dtype = DType::fp32;    // of reduced gradients
+  bool bounds_link = false;           // comm_dtype is also what crosses between hosts of CPU ranks
   double pre_scale = 1.0;             // what each rank multiplies its gradient with before the sum
   int64_t accumulation_steps = 1;
   bool share_parameters = true;
