@@ -214,9 +214,8 @@ std::string elasticity_report(const std::string& path, int world_size) {
   const std::string ranks = general.world_sizes.empty()
                                 ? "none from min_gpus to max_gpus"
                                 : fmt::format("{}", fmt::join(general.world_sizes, ", "));
-  std::string text =
-      fmt::format("{}: elasticity {}\n  train_batch_size: {}\n  ranks: {}\n", path, section.version,
-                  general.train_batch_size, ranks);
+  std::string text = fmt::format("{}: elasticity {}\n  train_batch_size: {}\n  ranks: {}\n", path,
+                                 section.version, general.train_batch_size, ranks);
   if (world_size > 0) {
     const BatchConfig batch = batch_for(parsed, world_size);
     text += fmt::format(

@@ -15,9 +15,8 @@ class StepCalls {
       : sharding_(model.sharding),
         buckets_(model.buckets),
         host_ranks_(host_ranks),
-        sum_dtype_(host_ranks > 1 && !model.sharding.bounds_link ? DType::fp32
-                                                                 : sharding_.comm_dtype),
-        result_dtype_(model.sharding.bounds_link ? sharding_.comm_dtype : sharding_.accum_dtype) {
+        sum_dtype_(host_ranks > 1 && !model.bounds_link ? DType::fp32 : sharding_.comm_dtype),
+        result_dtype_(model.bounds_link ? sharding_.comm_dtype : sharding_.accum_dtype) {
     for (const Bucket& bucket : buckets_) {
       if (bucket.plan.shard_params) gathered_ += bucket.layout.padded_numel();
     }

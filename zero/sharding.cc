@@ -135,7 +135,6 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
   sharding.pre_scale = pre_scale(config.precision, world_size);
   sharding.computes_on_host = computes_on_host;
   choose_gradient_dtypes(config, sharding);
-  sharding.bounds_link = config.precision.communication_dtype.has_value();
   sharding.share_parameters = config.share_parameters;
   sharding.master_is_param = config.precision.master_is_param;
   sharding.parameter_alignment = rule.alignment();

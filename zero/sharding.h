@@ -48,7 +48,6 @@ struct Sharding : RankPlace {
   DType comm_dtype = DType::fp32;     // of gradients on their way
   DType partial_dtype = DType::fp32;  // of a shard group's sums, on their way to other replicas
   DType accum_dtype = DType::fp32;    // of reduced gradients
-  bool bounds_link = false;           // comm_dtype is also what crosses between hosts of CPU ranks
   double pre_scale = 1.0;             // what each rank multiplies its gradient with before the sum
   int64_t accumulation_steps = 1;
   bool share_parameters = true;
