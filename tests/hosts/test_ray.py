@@ -29,7 +29,8 @@ def train(settings):
         "zero_optimization": {"stage": 3},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
     })
-    rank, ranks = engine.global_rank, engine.world_size
+    world = zerorun.communicator.world()
+    rank, ranks = world.rank, world.world_size
     data = torch.linspace(-1, 1, 64).view(8, 8)[rank * 4 : rank * 4 + 4]
     losses = []
     for _ in range(3):
