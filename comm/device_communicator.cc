@@ -5,6 +5,7 @@
 
 #include "comm/host_staged_communicator.h"
 #include "comm/nccl/backend.h"
+#include "comm/rendezvous/patient_get.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
@@ -18,15 +19,28 @@ const NcclBackend& open_nccl_backend() {
   return plugin_entry<NcclBackend>(open_plugin(kCudaLibrary), kNcclBackendEntry);
 }
 
-// Tells all ranks alike whether two of them have the same GPU.
+// Tells all ranks alike whether two of them have the same GPU: rank 0 looks.
 bool ranks_share_devices(const CommunicatorOptions& options, const std::string& mine) {
   const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
+  const std::string answer = options.name + "/devices";
+  constexpr const char* kShared = "shared";
+  const PatientGet get(options);
   options.store->set(key(options.rank), mine);
+  if (options.rank > 0) {
+    return get(answer, [&] {
+             return fmt::format("all {} ranks to come with their GPUs: rank 0 knows who is missing",
+                                options.world_size);
+           }) == kShared;
+  }
   std::set<std::string> devices;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    devices.insert(options.store->get(key(rank), options.timeout));
+    devices.insert(get(key(rank), [&] {
+      return fmt::format("rank {} of {} to come with its GPU", rank, options.world_size);
+    }));
   }
-  return devices.size() < static_cast<size_t>(options.world_size);
+  const bool share = devices.size() < static_cast<size_t>(options.world_size);
+  options.store->set(answer, share ? kShared : "own");
+  return share;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "os/file_descriptor.h"
+#include "os/process_stat.h"
 #include "os/whole_file.h"
 
 namespace zerorun {
@@ -104,6 +105,24 @@ std::string new_file() {
 }
 
 }  // namespace
+
+std::string state_of(const ProcessIdentity& process) {
+  const auto stat = read_process_stat(process.pid);
+  if (!stat || stat->start_time != process.start_time) return "has ended";
+  switch (stat->state) {
+    case 'R':
+      return "runs, outside of collectives";
+    case 'S':
+      return "sleeps, outside of collectives";
+    case 'D':
+      return "waits for a disk or a driver, outside of collectives";
+    case 'T':
+    case 't':
+      return "is stopped (SIGSTOP or a debugger)";
+    default:
+      return "has ended";
+  }
+}
 
 void StallReport::add(const std::vector<RankActivity>& ranks) {
   ranks_.insert(ranks_.end(), ranks.begin(), ranks.end());

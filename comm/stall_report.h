@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "os/process_identity.h"
 #include "os/process_stacks.h"
 
 namespace zerorun {
@@ -21,6 +22,9 @@ struct RankActivity {
   double waited_s = 0;
   ProcessStacks stacks{};  // of a rank that waits for nobody
 };
+
+// The state of a process of this host that waits in no collective.
+std::string state_of(const ProcessIdentity& process);
 
 // Why a job stands still: one line for each rank, and the stacks of those that the others wait for.
 class StallReport {

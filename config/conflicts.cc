@@ -180,6 +180,13 @@ void check_groups(const GivenKeys& keys, int stage, ConfigProblems& problems) {
                  "{} needs /zero_optimization/stage 3, got {}, at which parameters are not sharded",
                  to_text(*secondary), stage);
   }
+  for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
+    if (secondary == nullptr || secondary->number <= 1 || !asks(node)) continue;
+    if (std::fmod(node->number, secondary->number) == 0) continue;
+    problems.add(kSecondary, secondary->where,
+                 "got {}, expected a number that divides the ranks of a shard group, {} {}",
+                 to_text(*secondary), pointer, to_text(*node));
+  }
 }
 
 void check_quantized(const GivenKeys& keys, const ZeroConfig& zero, ConfigProblems& problems) {

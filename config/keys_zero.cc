@@ -73,7 +73,7 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "null",
      .doc = "Reduces and gathers while the forward and backward pass compute. Not given: true on "
-            "GPUs and at stage 3, else false.",
+            "GPUs, between hosts and at stage 3, else false.",
      .binding = bind_zero<&ZeroConfig::overlap_comm>()},
     {.pointer = "/zero_optimization/stage3_prefetch_bucket_size",
      .type = KeyType::integer,

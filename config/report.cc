@@ -211,9 +211,11 @@ std::string elasticity_report(const std::string& path, int world_size) {
     fail<ConfigError>("{}: /elasticity/enabled is not true, so batch sizes are as given", path);
   }
   const ElasticBatch general = elastic_batch(section, 0);
-  std::string text =
-      fmt::format("{}: elasticity {}\n  train_batch_size: {}\n  ranks: {}\n", path, section.version,
-                  general.train_batch_size, fmt::join(general.world_sizes, ", "));
+  const std::string ranks = general.world_sizes.empty()
+                                ? "none from min_gpus to max_gpus"
+                                : fmt::format("{}", fmt::join(general.world_sizes, ", "));
+  std::string text = fmt::format("{}: elasticity {}\n  train_batch_size: {}\n  ranks: {}\n", path,
+                                 section.version, general.train_batch_size, ranks);
   if (world_size > 0) {
     const BatchConfig batch = batch_for(parsed, world_size);
     text += fmt::format(

@@ -43,6 +43,7 @@ Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescri
       starters_(output_, errors_, rank_signal_mask) {
   for (const HostSlots& host : job_.cluster.hosts) nodes_.push_back(Node{.place = host});
   meeting_.run_id = job_.run_id;
+  job_.endpoint_host = job_.cluster.endpoint_host;
   const sigset_t signals = supervised_signals();
   signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
@@ -161,7 +162,8 @@ void Coordinator::note_absence(Clock::time_point now) {
       fmt::format("there: {}; missing: {}; the place to join is {} port {}",
                   list_nodes(nodes_, [](const Node& node) { return node.alive(); }),
                   list_nodes(nodes_, missing), job_.cluster.endpoint_host, server_.port());
-  if (present() - absent >= needed_hosts() && waited > std::min(kLastCall, job_.join_timeout)) {
+  const auto patience = std::min(meeting_.restarts > 0 ? kRejoin : kLastCall, job_.join_timeout);
+  if (present() - absent >= needed_hosts() && waited > patience) {
     say(fmt::format("starting without hosts that have not come for {:.0f} s; {}",
                     Seconds(waited).count(), who));
     for (Node& node : nodes_) {
@@ -188,7 +190,7 @@ void Coordinator::admit(ControlServer::Arrival arrival) {
   if (!why.empty()) {
     arrival.connection.send(ControlMessage("denied").add("why", why));
     arrival.connection.flush(ControlConnection::kBeat);
-    if (phase_ == Phase::gathering) refuse(why, kConfigCode);
+    if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
     return;
   }
   Node& node = nodes_[static_cast<size_t>(*place)];
@@ -289,7 +291,7 @@ void Coordinator::begin() {
     node.failure_order = 0;
   }
   // Without the first host there is no meeting at its address.
-  if (first != nodes_.data()) cluster.endpoint_host = first->place.host;
+  cluster.endpoint_host = first == nodes_.data() ? job_.endpoint_host : first->place.host;
   meeting_.master_addr.clear();
   meeting_.master_port = 0;
   if (meeting_.secret.empty()) meeting_.secret = make_secret();
@@ -328,28 +330,6 @@ void Coordinator::conclude_if_ended() {
   if (!stop_signal_ && restart(verdict->summary)) return;
   const bool asked = stop_signal_ && verdict->by_loss;
   finish(asked ? 128 + *stop_signal_ : verdict->code, verdict->report);
-}
-
-bool Coordinator::restart(const std::string& reason) {
-  if (meeting_.restarts >= job_.cluster.max_restarts) return false;
-  const size_t left = present();
-  if (left < needed_hosts()) {
-    say(
-        fmt::format("no restart: {} hosts are left, at least {} are needed (--nnodes MIN:MAX "
-                    "allows fewer)",
-                    left, needed_hosts()));
-    return false;
-  }
-  ++meeting_.restarts;
-  meeting_.restart_reason = reason;
-  say(fmt::format("restart {} of {} on {} hosts: {}", meeting_.restarts, job_.cluster.max_restarts,
-                  left, reason));
-  for (Node& node : nodes_) {
-    const bool gone = node.in(Node::State::lost) || node.in(Node::State::gone);
-    node.state = gone ? Node::State::gone : Node::State::ready;
-  }
-  begin();
-  return true;
 }
 
 void Coordinator::finish(int code, const std::string& report) {

@@ -27,6 +27,7 @@ struct CoordinatedJob {
   std::string secret{};  // by hand: what a launcher has to say to be let in; empty = nothing
   std::string run_id{};
   std::chrono::seconds join_timeout{600};
+  std::string endpoint_host{};  // of the first host
 };
 
 // Starts a launcher on each host, this one included, and is the place where they meet: tells them
@@ -45,6 +46,8 @@ class Coordinator {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // For hosts that were lost to join again when the job starts anew.
+  static constexpr std::chrono::seconds kRejoin{10};
   enum class Phase : uint8_t { gathering, running, ending, done };
 
   void start_launchers();
@@ -69,6 +72,8 @@ class Coordinator {
   // The hosts without which the job cannot run.
   size_t needed_hosts() const { return static_cast<size_t>(std::max(1, job_.cluster.min_hosts)); }
   bool restart(const std::string& reason);
+  // Expects hosts that were lost to join again; false where none can.
+  bool call_back();
   void finish(int code, const std::string& report);
   void say(const std::string& line) { errors_.append(-1, "[zerorun] " + line + "\n"); }
   void tell_all(const ControlMessage& message);

@@ -122,7 +122,9 @@ bool Starters::any_running() const {
 void Starters::drop(int node) {
   for (Starter& starter : starters_) {
     // One that reaches other hosts too goes on.
-    if (starter.nodes.size() != 1 || starter.nodes.front() != node || starter.status) continue;
+    if (starter.nodes.size() != 1 || starter.nodes.front() != node) continue;
+    starter.nodes.clear();  // another one may be started for the node
+    if (starter.status) continue;
     starter.lifeline.close();
     kill(starter.pid, SIGKILL);
   }

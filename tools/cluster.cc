@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "tools/host_groups.h"
 
 namespace zerorun {
 
@@ -26,14 +27,18 @@ Cluster parse_cluster(const std::string& text) {
     valid &= error == std::errc() && end == value.end() && number >= 1 && number <= kMost;
     if (name == "hosts" && hosts == 0) {
       cluster.hosts = hosts = number;
-    } else if (name == "gpus" && gpus == 0) {
+    } else if ((name == "gpus" || name == "cpus") && gpus == 0) {
       cluster.gpus = gpus = number;
+      cluster.cpu = name == "cpus";
     } else {
       valid = false;
     }
   }
   if (!valid || hosts == 0 || gpus == 0 || int64_t{cluster.hosts} * cluster.gpus > kMost) {
-    fail<ConfigError>("--simulate '{}': expected hosts=H,gpus=G, such as hosts=1280,gpus=8", text);
+    fail<ConfigError>(
+        "--simulate '{}': expected hosts=H,gpus=G, such as hosts=1280,gpus=8, or hosts=H,cpus=C "
+        "for so many CPU ranks on each",
+        text);
   }
   return cluster;
 }
@@ -61,8 +66,10 @@ Cluster cluster_of(const PlanOptions& options) {
   if (options.link.empty() || options.nvlink.empty()) {
     fail<ConfigError>("--simulate needs --link and --nvlink, such as 400Gbit and 450GB/s");
   }
-  if (options.cpu) fail<ConfigError>("--simulate is of GPUs; remove --cpu");
   Cluster cluster = parse_cluster(options.simulate);
+  if (options.cpu && !cluster.cpu) {
+    fail<ConfigError>("--simulate {} is of GPUs: remove --cpu, or say cpus=", options.simulate);
+  }
   cluster.link = parse_rate(options.link, "--link");
   cluster.nvlink = parse_rate(options.nvlink, "--nvlink");
   cluster.latency = options.latency_us * 1e-6;
@@ -70,39 +77,77 @@ Cluster cluster_of(const PlanOptions& options) {
   return cluster;
 }
 
+namespace {
+
+// The bytes that the ranks of a host's group send to other hosts, each once for each of these
+// (comm/hierarchical): sums to their owners, results and what is gathered from there.
+double sent_by_host(const StepCall& call, const HostGroup& group) {
+  const auto of = [&](int64_t bytes, int64_t ranks) {
+    return static_cast<double>(bytes) * static_cast<double>(ranks) /
+           static_cast<double>(group.ranks);
+  };
+  const int64_t others = group.hosts - 1;
+  switch (call.op) {
+    case Collective::all_reduce:
+      return of(call.sums, group.ranks - group.near) + of(call.results, group.near * others);
+    case Collective::reduce_scatter:
+      return of(call.sums, group.ranks - group.near);
+    case Collective::all_gather:
+      return of(call.bytes, group.near * others);
+    default:
+      return of(call.bytes, group.ranks - group.near) * static_cast<double>(group.near);
+  }
+}
+
+// Of a ring, of which one rank of a host sends to another host; of an exchange each does.
+double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
+  if (group.hosts == 1) return 0;
+  if (call.op != Collective::all_to_all) return sent;
+  return static_cast<double>(call.bytes) * static_cast<double>(group.near) *
+         static_cast<double>(group.ranks - group.near) / static_cast<double>(group.ranks);
+}
+
+}  // namespace
+
 CallCost cost_of(const StepCall& call, const Cluster& cluster) {
   const int64_t ranks = call.ranks.count;
-  const int64_t distance = call.ranks.distance;
-  // Ranks of the group on one host, and hosts that it spans.
-  const int64_t near = std::clamp<int64_t>(cluster.gpus / distance, 1, ranks);
-  const int64_t hosts = (ranks + near - 1) / near;
-  const int64_t groups = cluster.gpus / near;  // that share a host
   const bool exchanges = call.op == Collective::all_to_all;
   const int64_t passes = call.op == Collective::all_reduce ? 2 : 1;
   const double sent = static_cast<double>(call.bytes) * static_cast<double>(passes) *
                       static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   CallCost cost;
-  cost.messages = passes * (ranks - 1);
-  const auto times = [](double bytes, int64_t count) {
-    return static_cast<int64_t>(bytes * static_cast<double>(count));
-  };
-  if (hosts == 1) {
-    cost.near_bytes = static_cast<int64_t>(sent);
-    cost.seconds =
-        static_cast<double>(cost.messages) * cluster.near_latency + sent / cluster.nvlink;
-    return cost;
+  bool leaves = false;
+  int64_t least_near = ranks;
+  double away = 0;  // over the link of the host that sends most
+  for (const auto& host : groups_on_hosts(call.ranks, cluster.ranks(), cluster.gpus)) {
+    double bytes = 0;
+    int64_t messages = 0;
+    for (const HostGroup& group : host) {
+      least_near = std::min(least_near, group.near);
+      if (group.hosts == 1) continue;
+      leaves = true;
+      bytes += cluster.cpu ? sent_by_host(call, group) : sent_by_ring(call, group, sent);
+      messages += cluster.cpu ? passes * (group.ranks - group.near)
+                  : exchanges ? group.near * (group.ranks - group.near)
+                              : passes * (ranks - 1);
+    }
+    away = std::max(away, bytes);
+    cost.link_messages = std::max(cost.link_messages, messages);
   }
-  // Of a ring one rank of a host sends to another host; of an exchange each does.
-  const int64_t senders = exchanges ? near : 1;
-  const double away = exchanges ? static_cast<double>(call.bytes) *
-                                      static_cast<double>(ranks - near) / static_cast<double>(ranks)
-                                : sent;
-  cost.link_bytes = times(away, senders * groups);
-  cost.near_bytes = near > 1 ? static_cast<int64_t>(exchanges ? sent - away : sent) : 0;
-  cost.link_messages = (exchanges ? ranks - near : cost.messages) * senders * groups;
+  cost.link_bytes = static_cast<int64_t>(away);
+  cost.messages = passes * (ranks - 1);
+  double near = sent;
+  if (leaves && !cluster.cpu) {
+    if (least_near == 1) near = 0;
+    if (exchanges) {
+      near = sent - static_cast<double>(call.bytes) * static_cast<double>(ranks - least_near) /
+                        static_cast<double>(ranks);
+    }
+  }
+  cost.near_bytes = static_cast<int64_t>(near);
   cost.seconds =
-      static_cast<double>(cost.messages) * cluster.latency +
-      std::max(static_cast<double>(cost.link_bytes) / cluster.link, sent / cluster.nvlink);
+      static_cast<double>(cost.messages) * (leaves ? cluster.latency : cluster.near_latency) +
+      std::max(away / cluster.link, sent / cluster.nvlink);
   return cost;
 }
 

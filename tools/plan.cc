@@ -383,6 +383,7 @@ std::string plan_report(const PlanOptions& given) {
     const Cluster cluster = cluster_of(options);
     options.world_size = cluster.ranks();
     options.ranks_per_host = cluster.gpus;
+    options.cpu = cluster.cpu;
   }
   const Planner planner(options, parsed_config(options));
   const std::string written = options.fit.empty() ? "" : planner.write_fit();

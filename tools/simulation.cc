@@ -20,7 +20,10 @@ namespace {
 class Streams {
  public:
   Streams(const Cluster& cluster, const ShardedModel& model, int64_t tokens)
-      : cluster_(cluster), model_(model), tokens_(tokens) {}
+      : cluster_(cluster),
+        model_(model),
+        tokens_(tokens),
+        overlaps_(*model.sharding.zero.overlap_comm) {}
 
   void add(const StepCall& call) {
     const CallCost cost = cost_of(call, cluster_);
@@ -31,8 +34,9 @@ class Streams {
     step_.communication_s += cost.seconds;
     const bool gathers = call.op == Collective::all_gather && call.phase != StepCall::Phase::step;
     // A gather begins with the computation before the one that needs it.
-    sent_ = std::max(sent_, gathers ? last_begin_ : computed_) + cost.seconds;
+    sent_ = std::max(sent_, gathers && overlaps_ ? last_begin_ : computed_) + cost.seconds;
     if (gathers) needed_ = sent_;
+    if (!overlaps_) wait_for(sent_);
   }
   // Forward (1) or backward (2 passes) of a bucket, after what was gathered for it.
   void compute(int bucket, int passes) {
@@ -60,6 +64,7 @@ class Streams {
   const Cluster& cluster_;
   const ShardedModel& model_;
   const int64_t tokens_;
+  const bool overlaps_;
   SimulatedStep step_;
   double sent_ = 0.0;      // until when the stream of collectives is busy
   double computed_ = 0.0;  // that of kernels
@@ -132,10 +137,10 @@ std::string growth(const ShardedModel& model, const Cluster& cluster) {
       "\nwhat grows with {} ranks\n"
       "  padding of shards       {:.2f} % of the parameters\n"
       "  manifest of a save      {}, of {} files\n"
-      "  rendezvous              {} values set and {} read in rank 0's store (each rank reads "
-      "all)\n",
+      "  rendezvous              {} values set in rank 0's store, which each rank reads as one "
+      "list\n",
       ranks, 100.0 * static_cast<double>(padded - numel) / static_cast<double>(numel),
-      text_of(manifest_nbytes(model)), ranks, ranks, ranks * ranks);
+      text_of(manifest_nbytes(model)), ranks, ranks);
 }
 
 struct Choice {
@@ -175,11 +180,22 @@ std::vector<int64_t> group_sizes(const Cluster& cluster) {
   return sizes;
 }
 
+// What shard groups of that size can have of the configuration's quantized traffic.
+ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& cluster) {
+  ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
+  fewer.hpz_partition_size = 1;
+  if (group < cluster.ranks()) {
+    fewer.quantized_gradients = false;
+    fewer.loco.reset();
+  }
+  return fewer;
+}
+
 }  // namespace
 
 SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
                             const Cluster& cluster, int64_t tokens) {
-  const ShardedModel model(config, specs, cluster.ranks(), /*computes_on_host=*/false);
+  const ShardedModel model(config, specs, cluster.ranks(), cluster.cpu);
   return simulate(model, cluster, tokens);
 }
 
@@ -188,31 +204,33 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
                               std::optional<int64_t> device_memory) {
   Config own = config;
   resolve_groups(own.zero, cluster.ranks(), cluster.gpus);
-  const ShardedModel model(own, specs, cluster.ranks(), /*computes_on_host=*/false);
+  const ShardedModel model(own, specs, cluster.ranks(), cluster.cpu);
   const SimulatedStep step = simulate(model, cluster, tokens);
   std::string text = fmt::format(
-      "\na step on {} hosts of {} GPUs\n"
+      "\na step on {} hosts of {} {}\n"
       "  over a host's link      {} each way in {} messages\n"
       "  a rank within its host  {}; {} messages in all\n"
       "  computation             {}{}\n"
       "  communication           {}, {} of it exposed\n",
-      cluster.hosts, cluster.gpus, text_of(step.link_bytes), step.link_messages,
-      text_of(step.near_bytes), step.messages, text_of_seconds(step.compute_s),
+      cluster.hosts, cluster.gpus, cluster.cpu ? "CPU ranks" : "GPUs", text_of(step.link_bytes),
+      step.link_messages, text_of(step.near_bytes), step.messages, text_of_seconds(step.compute_s),
       cluster.flops > 0 ? "" : " (give --tflops, --micro_batch and --seq_len)",
       text_of_seconds(step.communication_s), text_of_seconds(step.exposed_s));
   text += growth(model, cluster);
   std::vector<Choice> choices;
   const auto look_at = [&](int stage, int64_t group, bool second_copy) {
     Config setting = own;
-    setting.zero = at_stage(without_link_savings(own.zero), stage);
+    setting.zero = at_stage(fewer_bits(own.zero, group, cluster), stage);
     setting.zero.shard_group_size = group == cluster.ranks() ? 0 : group;
     std::string name = fmt::format("stage {}, groups of {}", stage, group);
+    if (setting.zero.quantized_weights) name += ", qwZ";
+    if (setting.zero.quantized_gradients) name += ", qgZ";
     if (second_copy) {
       setting.zero.hpz_partition_size = cluster.gpus;
       name += fmt::format(", second copy of {}", cluster.gpus);
     }
     const MemoryPlan plan =
-        plan_memory(setting, specs, cluster.ranks(), /*shared_host=*/false, cluster.gpus);
+        plan_memory(setting, specs, cluster.ranks(), /*shared_host=*/cluster.cpu, cluster.gpus);
     choices.push_back({name, simulate_step(setting, specs, cluster, tokens), plan.device()});
   };
   for (int stage = 1; stage <= 3; ++stage) {

@@ -12,7 +12,11 @@ using Phase = StepCall::Phase;
 class StepCalls {
  public:
   StepCalls(const ShardedModel& model, int host_ranks)
-      : sharding_(model.sharding), buckets_(model.buckets), host_ranks_(host_ranks) {
+      : sharding_(model.sharding),
+        buckets_(model.buckets),
+        host_ranks_(host_ranks),
+        sum_dtype_(host_ranks > 1 && !model.bounds_link ? DType::fp32 : sharding_.comm_dtype),
+        result_dtype_(model.bounds_link ? sharding_.comm_dtype : sharding_.accum_dtype) {
     for (const Bucket& bucket : buckets_) {
       if (bucket.plan.shard_params) gathered_ += bucket.layout.padded_numel();
     }
@@ -41,11 +45,28 @@ class StepCalls {
 
  private:
   CallRanks all() const { return {sharding_.shard_ranks, 1}; }
+  static int64_t bytes_of(int64_t numel, DType dtype) {
+    return numel * static_cast<int64_t>(size_of(dtype));
+  }
   static int64_t nbytes(const Bucket& bucket, DType dtype) {
-    return bucket.layout.padded_numel() * static_cast<int64_t>(size_of(dtype));
+    return bytes_of(bucket.layout.padded_numel(), dtype);
   }
   void add(Collective op, CallRanks ranks, const Bucket& bucket, int64_t bytes, Phase phase) {
-    if (ranks.count > 1) calls_.push_back({op, ranks, bytes, bucket.index, phase, micro_});
+    if (ranks.count == 1) return;
+    calls_.push_back({.op = op,
+                      .ranks = ranks,
+                      .bytes = bytes,
+                      .bucket = bucket.index,
+                      .phase = phase,
+                      .micro_step = micro_});
+  }
+  // A reduction; `sum` and `result` are dtypes of what crosses between hosts of CPU ranks.
+  void add_reduction(Collective op, CallRanks ranks, const Bucket& bucket, int64_t numel,
+                     DType dtype, DType sum, DType result) {
+    if (ranks.count == 1) return;
+    add(op, ranks, bucket, bytes_of(numel, dtype), Phase::backward);
+    calls_.back().sums = bytes_of(numel, sum);
+    calls_.back().results = bytes_of(numel, result);
   }
   // All parameters may stay gathered until the next step.
   bool all_stay() const {
@@ -70,19 +91,24 @@ class StepCalls {
 
   void reduce(const Bucket& bucket) {
     if (!bucket.plan.trainable) return;
-    const int64_t plain = nbytes(bucket, sharding_.comm_dtype);
+    const int64_t numel = bucket.layout.padded_numel();
+    const DType comm = sharding_.comm_dtype;
     if (!sharding_.policy.shard_state) {
-      return add(Collective::all_reduce, all(), bucket, plain, Phase::backward);
+      return add_reduction(Collective::all_reduce, all(), bucket, numel, comm, sum_dtype_,
+                           result_dtype_);
     }
     if (!sharding_.zero.quantized_gradients) {
-      add(Collective::reduce_scatter, all(), bucket, plain, Phase::backward);
-      return add(Collective::all_reduce, {sharding_.replicas(), sharding_.shard_ranks}, bucket,
-                 bucket.layout.shard_numel * static_cast<int64_t>(size_of(sharding_.partial_dtype)),
-                 Phase::backward);
+      const DType partial = sharding_.partial_dtype;
+      add_reduction(Collective::reduce_scatter, all(), bucket, numel, comm, sum_dtype_, comm);
+      return add_reduction(Collective::all_reduce, {sharding_.replicas(), sharding_.shard_ranks},
+                           bucket, bucket.layout.shard_numel, partial, partial, partial);
     }
-    const int64_t numel = bucket.layout.padded_numel();
-    add(Collective::all_to_all, {host_ranks_, 1}, bucket,
-        quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
+    if (sharding_.computes_on_host) {
+      add_reduction(Collective::reduce_scatter, {host_ranks_, 1}, bucket, numel, comm, comm, comm);
+    } else {
+      add(Collective::all_to_all, {host_ranks_, 1}, bucket,
+          quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
+    }
     add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
         quantized_nbytes(numel / host_ranks_, QuantizedReduction::kBitsAcross), Phase::backward);
   }
@@ -90,6 +116,8 @@ class StepCalls {
   const Sharding& sharding_;
   const std::vector<Bucket>& buckets_;
   const int host_ranks_;
+  const DType sum_dtype_;
+  const DType result_dtype_;
   int64_t gathered_ = 0;  // elements of stage 3's buckets
   int64_t micro_ = 0;
   std::vector<StepCall> calls_;

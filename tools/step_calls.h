@@ -22,15 +22,17 @@ struct StepCall {
   Collective op = Collective::barrier;
   CallRanks ranks;
   int64_t bytes = 0;  // of the full tensor, as CollectiveCount's
-  int bucket = -1;    // -1: of none
+  // The same of a reduction between hosts of CPU ranks: as sums of a host's ranks, and as results.
+  int64_t sums = 0;
+  int64_t results = 0;
+  int bucket = -1;  // -1: of none
   Phase phase = Phase::step;
   int64_t micro_step = 0;
 };
 
 // All large collectives of a step in the order in which ranks make them: gathers before use,
 // reductions in backward, and gathers of updated parameters. (A step's norm and its barrier are
-// small.) `host_ranks`: neighbours on a host, which matter to quantized gradients. Ranks are taken
-// to be GPUs.
+// small.) `host_ranks`: neighbours on a host.
 std::vector<StepCall> step_calls(const ShardedModel& model, int host_ranks);
 
 }  // namespace zerorun

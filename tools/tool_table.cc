@@ -25,7 +25,7 @@ void define_elastic(CLI::App& config, ToolArguments& arguments) {
   CLI::App* tool =
       add_tool(config, "elastic", "Prints the batch of the section elasticity, and its ranks",
                "Example:\n  zerorun config elastic ds_config.json --world_size 8");
-  takes_text(tool->add_option("FILE,-c,--config", arguments.path, "A ds_config.json"), "FILE")
+  takes_text(tool->add_option("FILE,-c,--config", arguments.path, "A ds_config.json"), "")
       ->required();
   takes_integer(tool->add_option("-w,--world_size", arguments.elastic_ranks,
                                  "Ranks of the job, for their batch sizes"),

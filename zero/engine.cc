@@ -83,7 +83,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     const auto& modules = model_.uses(module);
     size_t held = 0;
     try {
-      for (; held < modules.size(); ++held) gatherer_.gather(modules[held]);
+      for (; held < modules.size(); ++held) {
+        gatherer_.gather(modules[held], micro_step_.is_last());
+      }
     } catch (...) {
       while (held > 0) gatherer_.release(modules[--held]);
       throw;
@@ -128,6 +130,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   bool end_micro_step() override {
     if (!micro_step_.is_reduced()) reduce_gradients();
+    gatherer_.end_micro_step();
     return micro_step_.end();
   }
   void drop_batch() override {

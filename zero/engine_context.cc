@@ -131,6 +131,7 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
     zero.shard_group_size =
         zero.stage > 0 ? ranks_of_host(comm, device.inline_stream(), kShardGroupKey) : 0;
   }
+  overlap_between_hosts(zero, comm.world_size(), comm.local_world_size());
   const CopyGroups copies(zero, comm);
   Communicator& shards = copies.shards(comm);
   resolve_link_savings(zero, shards, device.inline_stream());

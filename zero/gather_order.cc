@@ -11,14 +11,16 @@ void GatherOrder::record(ModuleId module) {
   use = {last_, used_};
 }
 
-std::vector<ModuleId> GatherOrder::predict(int count) const {
+std::vector<ModuleId> GatherOrder::predict(int count, bool beyond_end) const {
   std::vector<ModuleId> modules;
   Pair at = last_;
   for (int i = 0; i < count; ++i) {
     const auto found = successor_.find(at);
     if (found == successor_.end()) break;
-    modules.push_back(found->second);
-    at = {at.second, found->second};
+    const ModuleId next = found->second;
+    if (next == end_ && !beyond_end) break;
+    if (next != end_) modules.push_back(next);
+    at = {at.second, next};
   }
   return modules;
 }

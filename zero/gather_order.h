@@ -19,11 +19,16 @@ class GatherOrder {
  public:
   // `numels`: elements of each module.
   explicit GatherOrder(std::vector<int64_t> numels)
-      : numels_(std::move(numels)), uses_(numels_.size()) {}
+      : end_(static_cast<ModuleId>(numels.size())), numels_(std::move(numels)) {
+    numels_.push_back(0);
+    uses_.resize(numels_.size());
+  }
 
   void record(ModuleId module);
-  // The next `count` modules after the last recorded one, as far as they are known.
-  std::vector<ModuleId> predict(int count) const;
+  void end_micro_step() { record(end_); }
+  // The next `count` modules after the last recorded one, as far as they are known; beyond the end
+  // of the micro-step only where that is asked for.
+  std::vector<ModuleId> predict(int count, bool beyond_end = true) const;
   // Elements of other modules that are used before `module` is used again; nothing when no reuse is
   // known.
   std::optional<int64_t> reuse_distance(ModuleId module) const;
@@ -36,6 +41,7 @@ class GatherOrder {
     int64_t end = 0;
   };
 
+  const ModuleId end_;  // counts as a module of no elements
   std::vector<int64_t> numels_;
   std::vector<Use> uses_;  // by module
   std::map<Pair, ModuleId> successor_;

@@ -17,6 +17,7 @@ std::vector<std::string_view> link_savings(const ZeroConfig& zero) {
 }
 
 std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host) {
+  overlap_between_hosts(zero, world_size, ranks_per_host);
   if (zero.shard_group_size == kRanksOfHost) {
     zero.shard_group_size = zero.stage > 0 ? ranks_per_host : 0;
   }
@@ -28,6 +29,10 @@ std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, i
   }
   if (zero.hpz_partition_size == kRanksOfHost) zero.hpz_partition_size = ranks_per_host;
   return {};
+}
+
+void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host) {
+  if (!zero.overlap_comm && ranks_per_host < world_size) zero.overlap_comm = true;
 }
 
 ZeroConfig without_link_savings(ZeroConfig zero) {

@@ -18,6 +18,10 @@ std::vector<std::string_view> link_savings(const ZeroConfig& zero);
 // keys that save nothing there, and drops them.
 std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host);
 
+// A collective between hosts mostly waits for the link, also on CPUs, and leaves the cores to
+// computation: unless the configuration says it, the two overlap there.
+void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host);
+
 // The same configuration without them.
 ZeroConfig without_link_savings(ZeroConfig zero);
 

@@ -85,7 +85,7 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
                        bool shared_host, int host_ranks) {
   const ShardedModel sharded(config, specs, world_size, shared_host);
-  const auto& [rules, model, of_model, buckets] = sharded;
+  const auto& [rules, model, of_model, buckets, bounds_link] = sharded;
   Sharding sharding = of_model;
   sharding.host_ranks = host_ranks;
 

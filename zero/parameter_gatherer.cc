@@ -51,7 +51,7 @@ void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
   memory_ = std::move(memory);
 }
 
-void ParameterGatherer::gather(ModuleId id) {
+void ParameterGatherer::gather(ModuleId id, bool step_follows) {
   Module& module = modules_.at(static_cast<size_t>(id));
   if (module.buckets.empty()) return;
   if (module.holders == 0) {
@@ -61,7 +61,7 @@ void ParameterGatherer::gather(ModuleId id) {
       take_memory(module);
       start(module);
     }
-    prefetch();
+    prefetch(step_follows);
   }
   for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
   ++module.holders;  // after all that can fail
@@ -193,11 +193,11 @@ void ParameterGatherer::drop(const Bucket& bucket) {
   }
 }
 
-void ParameterGatherer::prefetch() {
+void ParameterGatherer::prefetch(bool step_follows) {
   const int64_t limit = context_.zero.prefetch_bucket_size;
   if (limit == 0) return;
   int64_t ahead = 0;
-  for (ModuleId id : order_.predict(kPrefetchModules)) {
+  for (ModuleId id : order_.predict(kPrefetchModules, !step_follows)) {
     Module& next = modules_[static_cast<size_t>(id)];
     // One module comes early whatever its size: else a block that is larger than the limit would
     // wait for its gather each time.

@@ -33,8 +33,11 @@ class ParameterGatherer {
   // Full copies lie there from now on; as EngineHooks::use_full_memory.
   void use_memory(EngineHooks::FullMemory memory);
 
-  void gather(ModuleId module);
+  // `step_follows`: this micro-step is the last before parameters change, so nothing is gathered
+  // ahead beyond its end.
+  void gather(ModuleId module, bool step_follows);
   void release(ModuleId module);
+  void end_micro_step() { order_.end_micro_step(); }
   // Parameters are about to change: full copies that nobody holds are dropped, and no gather reads
   // shards any more.
   void invalidate();
@@ -69,7 +72,7 @@ class ParameterGatherer {
   // The inline stream's later work finds the bucket full.
   void finish(const Bucket& bucket);
   void drop(const Bucket& bucket);
-  void prefetch();
+  void prefetch(bool step_follows);
   // True if a gather of this bucket needs the other ranks' help.
   bool is_collective(const Bucket& bucket) const;
   void make_room(int64_t numel);

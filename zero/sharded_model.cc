@@ -23,6 +23,7 @@ ShardedModel::ShardedModel(const Config& config, std::span<const ParameterSpec> 
             count_groups(parameters)),
       sharding(
           make_sharding(config, model.specs(), rules.front(), world_size, 0, computes_on_host)),
-      buckets(make_buckets(sharding, model.numels(), model.modules())) {}
+      buckets(make_buckets(sharding, model.numels(), model.modules())),
+      bounds_link(config.precision.communication_dtype.has_value()) {}
 
 }  // namespace zerorun

@@ -22,6 +22,8 @@ struct ShardedModel {
   const ModelSpec model;
   const Sharding sharding;
   const std::vector<Bucket> buckets;
+  const bool
+      bounds_link;  // communication_data_type is also what crosses between hosts of CPU ranks
 };
 
 }  // namespace zerorun

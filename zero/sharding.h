@@ -15,7 +15,9 @@
 
 namespace zerorun {
 
-inline constexpr std::string_view kShardGroupKey = "/zerorun/shard_group_size";
+// As errors name it, which may be of either key.
+inline constexpr std::string_view kShardGroupKey =
+    "/zerorun/shard_group_size (/zero_optimization/mics_shard_size)";
 inline constexpr std::string_view kSecondaryKey = "/zero_optimization/zero_hpz_partition_size";
 
 // A rank's place in a job. Neighbours form shard groups, each of which holds one copy of all that

@@ -3,9 +3,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <map>
 #include <optional>
-#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "comm/rendezvous/lookup_store.h"
@@ -62,10 +63,34 @@ std::vector<std::string> collect(const GroupOptions& options, const std::string&
   return entries;
 }
 
+using Entry = std::array<std::string, 4>;
+
+std::string_view take_line(std::string_view& text) {
+  const size_t end = text.find('\n');
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return line;
+}
+
+std::string without_repetitions(const std::vector<std::string>& entries) {
+  std::string all;
+  Entry last;
+  for (const std::string& entry : entries) {
+    std::string_view rest = entry;
+    for (std::string& before : last) {
+      const std::string_view line = take_line(rest);
+      if (line != before) all += before = line;
+      all += '\n';
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
-// An entry is four lines: the host's name for comparison, the rank's for messages, its build, and
-// how many ranks it expects.
+// An entry is four lines: the host's name for comparison, the process for messages, its build, and
+// how many ranks it expects. In what rank 0 sends to all, an empty line is the same as the rank
+// before's: so a thousand ranks do not read a thousand times what is the same for all of them.
 Topology Topology::discover(const GroupOptions& options) {
   const std::string prefix = options.name + "/place/";
   const std::string all_key = options.name + "/places";
@@ -76,7 +101,7 @@ Topology Topology::discover(const GroupOptions& options) {
                                  options.world_size));
   std::string all;
   if (options.rank == 0) {
-    for (const std::string& entry : collect(options, prefix)) all += entry + "\n";
+    all = without_repetitions(collect(options, prefix));
     options.store->set(all_key, all);
   } else {
     all = PatientGet(options)(all_key, [&] {
@@ -85,29 +110,39 @@ Topology Topology::discover(const GroupOptions& options) {
     });
   }
   std::vector<std::string> hosts;
-  std::vector<std::string> names;
-  std::istringstream lines(all);
-  std::string line;
+  std::vector<std::string> seen;
   std::string expected;  // how many ranks rank 0 expects
-  for (int rank = 0; std::getline(lines, line); ++rank) {
-    hosts.push_back(line);
-    std::getline(lines, line);
-    names.push_back(fmt::format("rank {} (pid {})", options.number(rank), line));
-    std::getline(lines, line);
-    if (line != build_id().data()) {
-      fail<CommError>(
-          "{} runs another build of zerorun than rank {}: install the same on all hosts",
-          names.back(), options.own_number());
+  Entry entry;
+  std::string_view rest = all;
+  for (int rank = 0; !rest.empty(); ++rank) {
+    for (std::string& line : entry) {
+      if (const std::string_view text = take_line(rest); !text.empty()) line = text;
     }
-    std::getline(lines, line);
-    if (rank == 0) expected = line;
-    if (line != expected) {
-      fail<CommError>("rank {} expects {} ranks, but rank 0 expects {}", rank, line, expected);
+    const auto& [place, process, build, size] = entry;
+    hosts.push_back(place);
+    seen.push_back(process);
+    if (build != build_id().data()) {
+      fail<CommError>(
+          "rank {} (pid {}) runs another build of zerorun than rank {}: install the same on all "
+          "hosts",
+          options.number(rank), process, options.own_number());
+    }
+    if (rank == 0) expected = size;
+    if (size != expected) {
+      fail<CommError>("rank {} expects {} ranks, but rank 0 expects {}", rank, size, expected);
     }
   }
   Topology topology(hosts);
-  topology.names_ = std::move(names);
+  topology.seen_as_ = std::move(seen);
+  topology.numbers_ = options.numbers;
   return topology;
+}
+
+std::string Topology::name_of_rank(int rank) const {
+  const auto at = static_cast<size_t>(rank);
+  const int number = numbers_.empty() ? rank : numbers_[at];
+  if (seen_as_.empty()) return fmt::format("rank {}", number);
+  return fmt::format("rank {} (pid {})", number, seen_as_[at]);
 }
 
 Topology::Topology(const std::vector<std::string>& names) {
@@ -118,7 +153,6 @@ Topology::Topology(const std::vector<std::string>& names) {
     std::vector<int>& ranks = ranks_[static_cast<size_t>(entry->second)];
     places_.push_back({entry->second, static_cast<int>(ranks.size())});
     ranks.push_back(static_cast<int>(rank));
-    names_.push_back(fmt::format("rank {}", rank));
   }
 }
 

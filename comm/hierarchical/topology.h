@@ -29,7 +29,7 @@ class Topology {
     return ranks[static_cast<size_t>(local_rank(owner)) % ranks.size()];
   }
   // "rank 1 (pid 123 on a)"
-  const std::string& name_of_rank(int rank) const { return names_[static_cast<size_t>(rank)]; }
+  std::string name_of_rank(int rank) const;
 
  private:
   struct Place {
@@ -38,7 +38,9 @@ class Topology {
   };
   std::vector<std::vector<int>> ranks_;
   std::vector<Place> places_;
-  std::vector<std::string> names_;
+  // By rank; empty where they did not tell each other.
+  std::vector<std::string> seen_as_;  // "123 on a"
+  std::vector<int> numbers_;          // in the job; empty: the same
 };
 
 }  // namespace zerorun

@@ -1,5 +1,6 @@
 #include "comm/hierarchical/watch.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -262,7 +263,18 @@ void Watch::look_at_wait() {
     if (reports || too_late) set_error(text);
     return;
   }
-  Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
+  if (tells()) Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
+}
+
+bool Watch::tells() const {
+  const std::vector<int>& here = topology_.ranks_of(topology_.host_of(options_.rank));
+  for (int peer = 0; peer < topology_.local_rank(options_.rank); ++peer) {
+    const std::optional<int> awaited = control_.waits_for(peer);
+    const bool is_here = std::any_of(here.begin(), here.end(),
+                                     [&](int rank) { return awaited == options_.number(rank); });
+    if (awaited && !is_here) return false;
+  }
+  return true;
 }
 
 void Watch::hand_in(const std::string& reason) {

@@ -71,6 +71,8 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   void ask_store();
   void look_at_hosts();
   void look_at_wait();
+  // False when a lower rank of this host waits for another host, too: it tells.
+  bool tells() const;
   // Hands this host's ranks in, and waits until rank 0 has reported. Where it does not, reports
   // them alone.
   void report_stall(const std::string& reason) noexcept;

@@ -16,12 +16,18 @@ namespace {
 constexpr std::chrono::milliseconds kSpin{2};
 constexpr std::chrono::milliseconds kPoll{1};
 constexpr std::chrono::milliseconds kPause{20};  // between two looks at what runs
-constexpr std::chrono::milliseconds kLook{100};  // at what peers report
+constexpr std::chrono::milliseconds kLook{100};  // at what peers report, where one is missing
+constexpr std::chrono::seconds kIdle{1};         // between two looks whether a peer asks something
+constexpr int kRanksOfPause = 64;                // so that many ranks leave rank 0's store time
 
 }  // namespace
 
 NcclGroup::NcclGroup(const GroupOptions& options, int device)
-    : nccl_(open_nccl()), options_(options), device_(device), peers_(options_, device) {
+    : nccl_(open_nccl()),
+      options_(options),
+      device_(device),
+      peers_(options_, device),
+      stall_(options_, peers_) {
   const CurrentDevice current(device);
   watcher_ = std::thread([this] { watch(); });
   try {
@@ -120,6 +126,7 @@ void NcclGroup::begin(Call call) {
   {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);
+    stall_.begin(call.what);
     calling_ = std::move(call);
   }
   changed_.notify_all();
@@ -291,7 +298,10 @@ NcclGroup::Look NcclGroup::look() {
   if (!first.reached.ready()) return look;
   const auto now = Clock::now();
   look.waits = first.since.has_value();
-  look.late = look.waits && now - *first.since > options_.timeout;
+  if (look.waits) {
+    look.late = now - *first.since > options_.timeout;
+    look.waited_s = std::chrono::duration<double>(now - *first.since).count();
+  }
   if (!look.waits) first.since = now;
   return look;
 }
@@ -306,22 +316,33 @@ bool NcclGroup::is_first(int64_t number) {
 void NcclGroup::watch() {
   cudaSetDevice(device_);
   const RelaxedCapture relaxed;
+  const auto pause = kPause * (1 + options_.world_size / kRanksOfPause);
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closing_ || calling_ || !pending_.empty(); });
-      if (changed_.wait_for(lock, kPause, [&] { return closing_; })) return;
+      changed_.wait_for(lock, kIdle, [&] { return closing_ || calling_ || !pending_.empty(); });
+      if (changed_.wait_for(lock, pause, [&] { return closing_; })) return;
     }
     try {
       const Look first = look();
       std::string problem = first.error;
+      if (problem.empty() && !first.late) problem = stall_.answer(first.waited_s);
       // Most calls are soon done: then nobody is asked.
       if (problem.empty() && !first.waits) continue;
       options_.family->look();
-      if (problem.empty() && first.late) problem = peers_.explain_delay(first.what);
+      if (problem.empty()) stall_.tell(*first.waited_s);
+      if (problem.empty() && first.late) {
+        problem = stall_.ask(
+            fmt::format("rank {}: {} took longer than {:.1f} s", options_.own_number(), first.what,
+                        std::chrono::duration<double>(options_.timeout).count()),
+            first.waited_s);
+      }
       const bool ask = problem.empty() && first.number > 0;
       const std::string missing = ask ? peers_.missing(first.number, first.what) : "";
-      if (problem.empty()) problem = peers_.error(kLook).value_or("");
+      if (problem.empty()) {
+        const auto patience = missing.empty() ? std::chrono::milliseconds(0) : kLook;
+        problem = peers_.error(patience).value_or("");
+      }
       // It may have been the last that the peer took part in: then it is done by now.
       if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
       if (!problem.empty()) fail_with(std::move(problem));

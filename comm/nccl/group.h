@@ -15,6 +15,7 @@
 #include "comm/group_options.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
+#include "comm/nccl/stall.h"
 #include "device/cuda/cuda_stream.h"
 
 namespace zerorun {
@@ -70,6 +71,7 @@ class NcclGroup final : public CudaStream::Watched {
     int64_t number = 0;
     bool waits = false;
     bool late = false;
+    std::optional<double> waited_s{};
     std::string error;
   };
 
@@ -96,6 +98,7 @@ class NcclGroup final : public CudaStream::Watched {
   const GroupOptions options_;
   const int device_;
   NcclPeers peers_;
+  NcclStall stall_;
   std::mutex calls_;          // held from a call of NCCL until NCCL is done with it
   int64_t made_ = 0;          // collectives; guarded by calls_
   mutable std::mutex mutex_;  // guards all below; never held for long

@@ -14,11 +14,11 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::chrono::milliseconds kAnswer{500};  // of a rank that may wait as well
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::seconds kFarewell{3};
 // A collective may still be on its way when rank 0 has done its part and left.
 constexpr std::chrono::seconds kGrace{5};
+constexpr const char* kLeft = "left";  // set by whoever leaves
 
 }  // namespace
 
@@ -93,16 +93,29 @@ std::string NcclPeers::wait_for_id(const std::function<void()>& check) const {
   }
 }
 
+// Rank 0 reads all entries and passes them on as one value.
 void NcclPeers::meet() {
-  std::vector<Presence> met;
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    const std::optional<Presence> peer = presence(rank, options_.timeout);
-    if (!peer) {
-      fail<CommError>("rank {}: rank {} has left the store", options_.own_number(),
-                      options_.number(rank));
+  std::string all;
+  if (options_.rank == 0) {
+    for (int rank = 0; rank < options_.world_size; ++rank) {
+      const std::optional<Presence> peer = presence(rank, options_.timeout);
+      if (!peer) {
+        fail<CommError>("rank {}: rank {} has left the store", options_.own_number(),
+                        options_.number(rank));
+      }
+      all.append(reinterpret_cast<const char*>(&*peer), sizeof(Presence));
     }
-    met.push_back(*peer);
+    options_.store->set(key("met"), all);
+  } else {
+    all = find(key("met"), options_.timeout).value_or("");
   }
+  const auto ranks = static_cast<size_t>(options_.world_size);
+  if (all.size() != ranks * sizeof(Presence)) {
+    fail<CommError>("rank {}: got no list of the ranks from rank {}", options_.own_number(),
+                    options_.number(0));
+  }
+  std::vector<Presence> met(ranks);
+  std::memcpy(met.data(), all.data(), all.size());
   met_ = std::move(met);
 }
 
@@ -131,20 +144,10 @@ void NcclPeers::report(const std::string& error) noexcept {
   }
 }
 
-std::string NcclPeers::explain_delay(const std::string& what) {
-  try {
-    options_.store->set(key(fmt::format("waits/{}", options_.rank)), what);
-  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): nobody learns it, nobody answers
-  }
-  std::string answers;
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    if (rank == options_.rank) continue;
-    const auto waits = find(key(fmt::format("waits/{}", rank)), kAnswer);
-    answers += fmt::format("; rank {} {}", options_.number(rank),
-                           waits ? "waits in " + *waits : "did not answer");
-  }
-  return fmt::format("rank {}: {} took longer than {:.1f} s{}", options_.own_number(), what,
-                     std::chrono::duration<double>(options_.timeout).count(), answers);
+std::optional<ProcessIdentity> NcclPeers::visible(int rank) const {
+  if (met_.empty()) return std::nullopt;
+  const ProcessIdentity& process = met_[static_cast<size_t>(rank)].process;
+  return own_.process.can_see(process) ? std::optional(process) : std::nullopt;
 }
 
 void NcclPeers::leave(int64_t calls) noexcept {
@@ -152,6 +155,7 @@ void NcclPeers::leave(int64_t calls) noexcept {
     Presence presence = own_;
     presence.calls = calls;
     show(presence);
+    options_.store->set(key(kLeft), std::to_string(options_.rank));
   } catch (const std::exception&) {  // the store is gone, and with it whoever would wait
   }
 }
@@ -174,11 +178,14 @@ void NcclPeers::see_off() const noexcept {
 }
 
 std::string NcclPeers::missing(int64_t call, const std::string& what) const {
+  // One request, unless some rank has left.
+  const bool some_left = find(key(kLeft), std::chrono::milliseconds(0)).has_value();
   for (size_t i = 0; i < met_.size(); ++i) {
     const auto rank = static_cast<int>(i);
     if (rank == options_.rank) continue;
     const ProcessIdentity& process = met_[i].process;
     const bool died = has_died(process);
+    if (!died && !some_left) continue;
     const std::optional<Presence> now = presence(rank, kSlice);
     const bool left = now && now->calls != kStays;
     if (left ? now->calls >= call : !died) continue;

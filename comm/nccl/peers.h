@@ -37,9 +37,16 @@ class NcclPeers {
   // The first error that a peer reports in time.
   std::optional<std::string> error(std::chrono::milliseconds timeout) const;
   void report(const std::string& error) noexcept;
-  // The error of a wait for `what` that was too long: every rank that meets its deadline says what
-  // it waits for.
-  std::string explain_delay(const std::string& what);
+  // Of other values that the ranks exchange. `write` throws CommError.
+  std::optional<std::string> read(const std::string& what,
+                                  std::chrono::milliseconds timeout) const {
+    return find(key(what), timeout);
+  }
+  void write(const std::string& what, const std::string& value) {
+    options_.store->set(key(what), value);
+  }
+  // The process of a rank, if it has been met and this one sees it.
+  std::optional<ProcessIdentity> visible(int rank) const;
 
   // Announces that this rank makes no calls beyond the `calls` that it has made.
   void leave(int64_t calls) noexcept;

@@ -65,16 +65,15 @@ std::shared_ptr<Store> serve(const RankInfo& info, const TcpStoreOptions& option
   return make_tcp_store(served);
 }
 
-// Says on stderr when rank 0 does not come for long.
-void wait_for_rank_0(const RankInfo& info, const TcpStoreOptions& options) {
+// A connection with it; says on stderr when it does not come for long.
+FileDescriptor wait_for_rank_0(const RankInfo& info, const TcpStoreOptions& options) {
   const Deadline started = std::chrono::steady_clock::now();
   WaitingNotice notice;
   while (true) {
     try {
-      connect_to(
+      return connect_to(
           options.host, options.port,
           started + std::min<std::chrono::steady_clock::duration>(options.timeout, notice.next()));
-      return;
     } catch (const CommError& error) {
       const auto waited = std::chrono::steady_clock::now() - started;
       if (waited >= options.timeout) {
@@ -106,8 +105,7 @@ std::shared_ptr<Store> rendezvous(const RankInfo& info, std::chrono::millisecond
   options.secret = secret_of(info);
   options.timeout = timeout;
   if (options.serve) return serve(info, options);
-  wait_for_rank_0(info, options);
-  return make_tcp_store(options);
+  return join_tcp_store(options, wait_for_rank_0(info, options));
 }
 
 }  // namespace zerorun

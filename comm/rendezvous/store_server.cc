@@ -63,11 +63,11 @@ void StoreServer::run() {
   while (!stopping_) {
     wait_for_events();
     eventfd_t count = 0;
-    eventfd_read(wake_.get(), &count);
+    const bool changed = eventfd_read(wake_.get(), &count) == 0;
     accept_new();
     for (Connection& connection : connections_) {
       try {
-        serve(connection);
+        serve(connection, changed);
       } catch (const std::exception&) {
         connection.closing = true;  // a peer's own side reports why
         connection.to_send.clear();
@@ -128,9 +128,10 @@ void StoreServer::drop_unauthenticated() {
   });
 }
 
-void StoreServer::serve(Connection& connection) {
+void StoreServer::serve(Connection& connection, bool changed) {
   // Few of a thousand clients have said something since the last time.
   if (connection.ready && !connection.closing) receive(connection);
+  const bool look = changed || connection.ready;
   connection.ready = false;
   while (!connection.closing && !connection.wanted) {
     const size_t limit =
@@ -143,7 +144,7 @@ void StoreServer::serve(Connection& connection) {
       greet(connection, *request);
     }
   }
-  if (connection.wanted) {
+  if (connection.wanted && look) {
     if (const std::optional<std::string> value = values_->find(*connection.wanted)) {
       connection.to_send += frame_of(store_protocol::kGranted + *value);
       connection.wanted.reset();

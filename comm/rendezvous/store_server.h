@@ -65,7 +65,8 @@ class StoreServer {
   void wait_for_events();
   void accept_new();
   void drop_unauthenticated();
-  void serve(Connection& connection);
+  // `changed`: there are new values since the last time.
+  void serve(Connection& connection, bool changed);
   void receive(Connection& connection);
   void answer(Connection& connection, const std::string& request);
   void greet(Connection& connection, const std::string& request) const;

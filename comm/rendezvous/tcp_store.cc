@@ -47,8 +47,9 @@ class ServingTcpStore final : public TcpStore {
 // that waits does not keep others from setting.
 class ClientTcpStore final : public TcpStore {
  public:
-  explicit ClientTcpStore(const TcpStoreOptions& options) : options_(options) {
-    idle_.push_back(connect(Clock::now() + options_.timeout, Absence::not_yet));
+  ClientTcpStore(const TcpStoreOptions& options, FileDescriptor connection) : options_(options) {
+    const Deadline deadline = Clock::now() + options_.timeout;
+    idle_.push_back(greeted(std::move(connection), deadline, Absence::not_yet));
   }
 
   void set(const std::string& key, const std::string& value) override {
@@ -111,12 +112,13 @@ class ClientTcpStore final : public TcpStore {
         return connection;
       }
     }
-    return connect(deadline, Absence::gone);
+    return greeted(connect_to(options_.host, options_.port, deadline, Absence::gone), deadline,
+                   Absence::gone);
   }
 
-  FileDescriptor connect(Deadline deadline, Absence absence) const {
+  // The connection, or another one, once rank 0 has let it in.
+  FileDescriptor greeted(FileDescriptor connection, Deadline deadline, Absence absence) const {
     while (true) {
-      FileDescriptor connection = connect_to(options_.host, options_.port, deadline, absence);
       try {
         greet(connection, deadline);
         return connection;
@@ -125,6 +127,7 @@ class ClientTcpStore final : public TcpStore {
       }
       // Rank 0 drops clients that are slow to greet when others crowd its port.
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      connection = connect_to(options_.host, options_.port, deadline, absence);
     }
   }
 
@@ -150,6 +153,10 @@ std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret) {
   return std::make_shared<ServingTcpStore>(std::move(listener), std::move(secret));
 }
 
+std::shared_ptr<Store> join_tcp_store(const TcpStoreOptions& options, FileDescriptor connection) {
+  return std::make_shared<ClientTcpStore>(options, std::move(connection));
+}
+
 std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {
   if (options.serve) {
     try {
@@ -161,7 +168,8 @@ std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {
           error.what());
     }
   }
-  return std::make_shared<ClientTcpStore>(options);
+  return join_tcp_store(options, connect_to(options.host, options.port,
+                                            std::chrono::steady_clock::now() + options.timeout));
 }
 
 uint16_t bound_port(const Store& store) {

@@ -1,32 +1,11 @@
 // Finds out what a host's ranks do while others wait for them.
-#include <utility>
-
 #include "comm/shm/control.h"
-#include "os/process_stat.h"
 
 namespace zerorun::shm {
 
 namespace {
 
 constexpr std::chrono::milliseconds kStackPatience{1000};
-
-std::string state_of(const ProcessIdentity& process) {
-  const auto stat = read_process_stat(process.pid);
-  if (!stat || stat->start_time != process.start_time) return "has ended";
-  switch (stat->state) {
-    case 'R':
-      return "runs, outside of collectives";
-    case 'S':
-      return "sleeps, outside of collectives";
-    case 'D':
-      return "waits for a disk or a driver, outside of collectives";
-    case 'T':
-    case 't':
-      return "is stopped (SIGSTOP or a debugger)";
-    default:
-      return "has ended";
-  }
-}
 
 }  // namespace
 
@@ -63,6 +42,11 @@ std::vector<RankActivity> Control::activities() const {
   ranks.reserve(static_cast<size_t>(world_size_));
   for (int peer = 0; peer < world_size_; ++peer) ranks.push_back(activity(peer));
   return ranks;
+}
+
+std::optional<int> Control::waits_for(int peer) const {
+  const Wait wait = slot(peer).wait.load();
+  return wait.since_ns != 0 ? std::optional(static_cast<int>(wait.rank)) : std::nullopt;
 }
 
 std::chrono::steady_clock::duration Control::waited() const {

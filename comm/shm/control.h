@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -77,6 +78,8 @@ class Control {
   // The current activity of each rank of this host. May be called by any thread; takes a second or
   // two.
   std::vector<RankActivity> activities() const;
+  // The rank, as the job numbers it, that a rank of this host waits for.
+  std::optional<int> waits_for(int peer) const;
   // How long this rank has been waiting.
   std::chrono::steady_clock::duration waited() const;
 
@@ -104,6 +107,7 @@ class Control {
   // Constant after construction.
   const int rank_;
   const int world_size_;
+  const int stride_;      // between the peers that it waits for one after the other
   GroupOptions options_;  // the store: until the ranks have met
   const ProcessIdentity process_;
   std::shared_ptr<Segment> segment_;

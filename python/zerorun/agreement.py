@@ -39,13 +39,20 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
     source = int(first.item())
     if source == world_size:
         return
-    text = f"{type(error).__name__} {error}".encode()[:_MESSAGE_NBYTES]
+    text = f"{_job_rank(communicator)} {type(error).__name__} {error}".encode()[:_MESSAGE_NBYTES]
     message = torch.zeros(_MESSAGE_NBYTES, dtype=torch.uint8)
     message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     communicator.broadcast(message, source, f"{operation}: error")
     if error is not None:
         raise error
-    kind, _, reason = bytes(message.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ")
+    told = bytes(message.tolist()).rstrip(b"\0").decode(errors="replace")
+    failed, kind, reason = told.split(" ", 2)
     known = getattr(_C, kind, None)
     raised = known if isinstance(known, type) and issubclass(known, _C.Error) else _C.Error
-    raise raised(f"{operation}: rank {source} failed: {reason}")
+    raise raised(f"{operation}: rank {failed} failed: {reason}")
+
+
+def _job_rank(communicator: _C.Communicator) -> int:
+    """This rank's number in the job, of which the communicator may be a group."""
+    job = _C.rank_from_environment()
+    return job.rank if job.world_size > communicator.world_size else communicator.rank

@@ -28,6 +28,7 @@ class ExpertGroups:
     data_ranks: tuple[int, ...]  # which hold the same experts as this rank
     group: Any  # torch's process group of `ranks`: tokens go to their experts in it
     data_group: Any  # of `data_ranks`
+    data_first: bool = False  # neighbours hold the same experts
 
     @property
     def size(self) -> int:
@@ -52,7 +53,13 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
     """
     name = f"ep_size_{size}"
     if name in _known:
-        return _known[name]
+        found = _known[name]
+        if found.data_first != data_first and min(size, len(found.data_ranks)) > 1:
+            raise _C.ConfigError(
+                f"expert parallelism: {name} was made with data_first={not data_first}, "
+                f"and is asked for with data_first={data_first}: groups of that size have one order"
+            )
+        return found
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         raise _C.ConfigError(
@@ -72,7 +79,7 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
         neighbours = [tuple(range(i, world_size, copies)) for i in range(copies)]
     ranks, group = _make(neighbours)
     data_ranks, data_group = _make(strided)
-    _known[name] = ExpertGroups(name, ranks, data_ranks, group, data_group)
+    _known[name] = ExpertGroups(name, ranks, data_ranks, group, data_group, data_first)
     return _known[name]
 
 

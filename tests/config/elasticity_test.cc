@@ -93,6 +93,9 @@ TEST(Elasticity, IsReported) {
                 ": elasticity 0.1\n  train_batch_size: 96\n"
                 "  ranks: 1, 2, 3, 4, 6, 8, 12, 16, 24\non 8 ranks:\n  train_batch_size: 96\n"
                 "  train_micro_batch_size_per_gpu: 6\n  gradient_accumulation_steps: 2\n");
+  const std::string few =
+      scratch.write("few.json", elastic(R"("version": 0.1, "min_gpus": 25, "max_gpus": 26)"));
+  EXPECT_THAT(elasticity_report(few, 0), HasSubstr("ranks: none from min_gpus to max_gpus"));
   const std::string off = scratch.write("off.json", "{}");
   EXPECT_THAT(error_of<ConfigError>([&] { elasticity_report(off, 0); }), HasSubstr("not true"));
 }

@@ -86,6 +86,15 @@ TEST(ParseConfig, ASecondCopyIsOfStage3) {
   EXPECT_EQ(size_of("1", 2), 1);
   EXPECT_THAT(problems_of(R"({"zero_optimization":{"stage":2,"zero_hpz_partition_size":8}})"),
               HasSubstr("8 needs /zero_optimization/stage 3, got 2"));
+  const auto in_groups = [](int second, const std::string& group) {
+    return fmt::format(R"({{"zero_optimization":{{"stage":3,"zero_hpz_partition_size":{}{}}}}})",
+                       second, group);
+  };
+  EXPECT_THAT(problems_of(in_groups(3, R"(,"mics_shard_size":8)")),
+              HasSubstr("got 3, expected a number that divides the ranks of a shard group, "
+                        "/zero_optimization/mics_shard_size 8"));
+  EXPECT_EQ(parse_config(in_groups(4, R"(,"mics_shard_size":8)")).config.zero.hpz_partition_size,
+            4);
 }
 
 TEST(ParseConfig, FewerBitsNeedWhatTheyAreUsedFor) {

@@ -245,10 +245,24 @@ TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
       "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting,
       {"--nnodes", "1:2", "--max_restarts", "1"});
   await_ranks(job, 4);
+  write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0 of 2", "1 of 2"}));
   EXPECT_THAT(job.errors(), HasSubstr("restart 1 of 1 on 1 hosts"));
+  EXPECT_THAT(job.errors(), HasSubstr("no route; going on without it"));
+}
+
+TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
+  LauncherProcess job = start(
+      "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting,
+      {"--nnodes", "1:2", "--max_restarts", "1"});
+  await_ranks(job, 4);
+  kill(ssh_pid(), SIGKILL);
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(lines_of(job.output()),
+            (std::multiset<std::string>{"0 of 4", "1 of 4", "2 of 4", "3 of 4"}));
+  EXPECT_THAT(job.errors(), HasSubstr("for lost hosts to join again: 127.0.0.2 (node 1)"));
 }
 
 TEST_F(TwoHosts, StartedByHandTheyMeet) {

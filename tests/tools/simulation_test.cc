@@ -64,6 +64,7 @@ Counts counted(const Config& config, int ranks, int ranks_of_host) {
     engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
       std::fill(out.begin(), out.end(), 0.5F);
     });
+    for (int step = 0; step < 2; ++step) train(*engine, config);  // learns the order of gathers
     std::mutex mutex;
     Counts own;
     Subscription observed = comm.observe([&](const CollectiveSpan& span) {
@@ -101,7 +102,7 @@ TEST(SimulationTest, PlansTheCallsThatRanksMake) {
       config.zero.reduce_bucket_size = 5000;
       config.zero.param_persistence_threshold = 200;
       config.zero.max_reuse_distance = 0;
-      config.zero.prefetch_bucket_size = 0;
+      config.zero.overlap_comm = true;  // gathers ahead, but nothing that the step would drop
       const auto expect_planned = [&](const std::string& what) {
         EXPECT_EQ(planned(config, ranks, host), counted(config, ranks, host))
             << ranks << " ranks, stage " << stage << what;
@@ -138,6 +139,46 @@ TEST(SimulationTest, ACallCostsItsMessagesAndBytes) {
   const CallCost near = cost_of(call, cluster);
   EXPECT_EQ(near.link_bytes, 0);
   EXPECT_EQ(near.near_bytes, 4000);
+}
+
+// Groups of 3 on hosts of 4: the second one is on two hosts, and so is the third.
+TEST(SimulationTest, AGroupThatBeginsOnOneHostAndEndsOnAnotherUsesTheLink) {
+  const Cluster cluster{.hosts = 3, .gpus = 4, .link = 1e9, .nvlink = 1e10};
+  StepCall call{.op = Collective::all_gather, .ranks = {3, 1}, .bytes = 3000};
+  const CallCost ring = cost_of(call, cluster);
+  EXPECT_EQ(ring.link_bytes, 2 * 2000);  // of the middle host, which two groups leave
+  EXPECT_GT(ring.seconds, 2 * cluster.latency);
+  call.op = Collective::all_to_all;
+  EXPECT_EQ(cost_of(call, cluster).link_bytes, 2 * 2000);  // 2 ranks to 1, in either group
+  call.ranks = {2, 1};
+  EXPECT_EQ(cost_of(call, cluster).link_bytes, 0);
+}
+
+// By hand: 2 hosts of 2 CPU ranks; of each host's sums and results one half crosses.
+TEST(SimulationTest, CpuRanksSendEachByteOncePerHost) {
+  const Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  StepCall call{.op = Collective::reduce_scatter, .ranks = {4, 1}, .bytes = 4000, .sums = 8000};
+  EXPECT_EQ(cost_of(call, cluster).link_bytes, 4000);
+  call.op = Collective::all_gather;
+  EXPECT_EQ(cost_of(call, cluster).link_bytes, 2000);
+  call.op = Collective::all_reduce;
+  call.results = 2000;
+  EXPECT_EQ(cost_of(call, cluster).link_bytes, 4000 + 1000);
+  call.ranks = {2, 2};  // the ranks of either number
+  EXPECT_EQ(cost_of(call, cluster).link_bytes, 2 * (4000 + 1000));
+}
+
+// Ranks without a stream for collectives wait for each.
+TEST(SimulationTest, WithoutOverlapAllCommunicationIsExposed) {
+  Config config;
+  config.zero.stage = 2;
+  config.zero.overlap_comm = false;
+  Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  cluster.flops = 1e9;
+  const SimulatedStep step = simulate_step(config, layers(), cluster, 100'000);
+  EXPECT_NEAR(step.exposed_s, step.communication_s, 1e-9);
+  config.zero.overlap_comm = true;
+  EXPECT_LT(simulate_step(config, layers(), cluster, 100'000).exposed_s, step.exposed_s);
 }
 
 TEST(SimulationTest, ComputationHidesGathersAndReductions) {

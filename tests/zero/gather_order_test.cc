@@ -42,6 +42,18 @@ TEST(GatherOrder, EvaluationBetweenStepsDoesNotForgetTraining) {
   EXPECT_EQ(order.predict(3), (std::vector<ModuleId>{2, 2, 1}));
 }
 
+TEST(GatherOrder, LooksBeyondTheEndOfAMicroStepOnlyWhenAsked) {
+  GatherOrder order({10, 100, 1000});
+  for (int i = 0; i < 3; ++i) {
+    pass(order);
+    if (i < 2) order.end_micro_step();
+  }
+  EXPECT_EQ(order.predict(3), (std::vector<ModuleId>{0, 1}));
+  EXPECT_TRUE(order.predict(3, /*beyond_end=*/false).empty());
+  order.end_micro_step();
+  EXPECT_EQ(order.predict(2, /*beyond_end=*/false), (std::vector<ModuleId>{0, 1}));
+}
+
 TEST(GatherOrder, ReuseDistanceCountsElementsInBetween) {
   GatherOrder order({10, 100, 1000});
   pass(order);

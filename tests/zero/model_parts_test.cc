@@ -176,7 +176,7 @@ TEST(ModelParts, NeedGroupsThatFitTogether) {
   EXPECT_THAT(error_of(lamb, {}, 1), HasSubstr("looks at whole parameters"));
   Config grouped = config_of(1);
   grouped.zero.shard_group_size = 1;
-  EXPECT_THAT(error_of(grouped, {}, 1), HasSubstr("/zerorun/shard_group_size: not for a model"));
+  EXPECT_THAT(error_of(grouped, {}, 1), HasSubstr("mics_shard_size): not for a model"));
 }
 
 }  // namespace

@@ -35,7 +35,10 @@ def find_trace(folder: Path) -> Path | None:
 
 def read_timeline(path: Path) -> dict[str, Any]:
     """What a page shows of a trace. OSError, or ConfigError for a file of something else."""
-    facts = path.stat()
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise type(error)(f"cannot read the timeline {path}: {error.strerror}") from None
     return _read(path, facts.st_size, facts.st_mtime_ns)
 
 

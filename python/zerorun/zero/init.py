@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from zerorun.zero.gathered import GatheredParameters
 
 __all__ = ["Init"]
 
+_logger = logging.getLogger("zerorun")
 _active: list[Init] = []
 
 
@@ -68,9 +70,9 @@ class Init:
         if not enabled:
             return
         if zero_quantized_weights or zero_quantized_nontrainable_weights:
-            raise _C.ConfigError(
-                "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights are not "
-                "supported: parameters are gathered in their own dtype"
+            _logger.warning(
+                "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights count "
+                "where they are keys of the configuration that initialize is given"
             )
         self._dtype = dtype or _dtype_of(config_dict_or_path if config is None else config)
         self._depth: Counter[int] = Counter()

@@ -239,26 +239,6 @@ TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
   });
 }
 
-TEST_F(NcclFailureTest, ADeadlineNamesWhatEachRankWaitsFor) {
-  std::atomic<int> errors{0};
-  on_ranks(3, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
-    communicator.barrier(device.inline_stream(), "start").synchronize();
-    if (communicator.rank() == 2) {  // diverges: it is elsewhere
-      std::this_thread::sleep_for(milliseconds(1500));
-      return;
-    }
-    const std::string label = "bucket 9";
-    try {
-      communicator.barrier(device.inline_stream(), label).synchronize();
-    } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("barrier 'bucket 9'"));
-      EXPECT_THAT(error.what(), HasSubstr("rank 2 did not answer"));
-      ++errors;
-    }
-  });
-  EXPECT_EQ(errors, 2);
-}
-
 TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   fake_.set_devices(1);
   CommunicatorOptions options;

@@ -87,6 +87,9 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     if elasticity_enabled(settings):
         check_batch_keys(settings)
         ensure_immutable_elastic_config(settings["elasticity"])
+    zero = settings.get("zero_optimization")
+    secondary = zero.get("zero_hpz_partition_size", 1) if isinstance(zero, Mapping) else 1
+    groups.has_secondary_partitions = secondary not in (None, 0, 1)
     zerorun.config.parse(settings)  # what is wrong shows before anything is read
     if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
         ranks = data_parallel_size(zerorun.communicator.world().world_size)

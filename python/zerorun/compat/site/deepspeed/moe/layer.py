@@ -71,10 +71,14 @@ class MoE(nn.Module):
             self.coefficient = nn.Linear(hidden_size, 2)
 
     def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
-        """Makes the layer's groups of ranks; deepspeed.initialize does. Collective."""
-        groups._create_expert_and_data_parallel(
-            self.ep_size, use_data_before_expert_parallel_=use_data_before_expert_parallel_
-        )
+        """Makes the layer's groups of ranks, unless there are any; deepspeed.initialize does.
+
+        Collective.
+        """
+        if self.expert_group_name not in groups._get_expert_parallel_group_dict():
+            groups._create_expert_and_data_parallel(
+                self.ep_size, use_data_before_expert_parallel_=use_data_before_expert_parallel_
+            )
         group = groups._get_expert_parallel_group(self.expert_group_name)
         self.deepspeed_moe._set_ep_group(group)
 

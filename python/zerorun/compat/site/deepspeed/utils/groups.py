@@ -11,6 +11,7 @@ from zerorun import experts, sequence
 mpu: Any = None  # what initialize was given
 mesh_device: Any = None  # likewise, torch's DeviceMesh
 expert_tensor_parallel_world_size = 1
+has_secondary_partitions = False  # as the last initialize was asked for
 
 _DATA = ("data_parallel", "dp", "data")
 _TENSOR = ("tensor_parallel", "tp", "model_parallel", "model", "tensor")
@@ -253,7 +254,7 @@ def _get_expert_model_parallel_world_size() -> int:
 
 def _zero_param_parallel_is_initialized() -> bool:
     """Whether there are secondary partitions (zero_hpz_partition_size)."""
-    return False
+    return has_secondary_partitions
 
 
 def initialize(ep_size: int = 1, mpu: Any = None) -> None:

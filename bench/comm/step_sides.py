@@ -1,0 +1,169 @@
+"""One rank of one side of steps.py: trains, and times steps at each rate of the link."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from peers import TOKENS, engine_step, make_model, torch_step
+
+ZEROPP = {
+    "zero_hpz_partition_size": 2,
+    "zero_quantized_weights": True,
+    "zero_quantized_gradients": True,
+}
+# What a side adds to /zero_optimization, and to /zerorun. `alone` computes and sends nothing.
+ZERO = {
+    "zerorun2": {"stage": 2},
+    "zerorun2-qgZ": {"stage": 2, "zero_quantized_gradients": True},
+    "zerorun2-groups": {"stage": 2},
+    "zerorun3": {"stage": 3},
+    "zerorun3-groups": {"stage": 3},
+    "zerorun3-hpZ": {"stage": 3, "zero_hpz_partition_size": 2},
+    "zerorun3-zeropp": {"stage": 3, **ZEROPP},
+    "deepspeed2": {"stage": 2},
+    "deepspeed3": {"stage": 3},
+    "deepspeed3-mics": {"stage": 3, "mics_shard_size": 2},
+    "deepspeed3-hpZ": {"stage": 3, "zero_hpz_partition_size": 2},
+    "deepspeed3-zeropp": {"stage": 3, **ZEROPP},
+}
+SIDES = ["alone", "ddp", "fsdp2", "fsdp2-hsdp", *ZERO]
+UNSHAPED = "unshaped"
+
+
+def config_of(side: str, dtype: str) -> dict:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 1.0,
+        "zero_optimization": dict(ZERO[side]),
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
+        "bf16": {"enabled": dtype == "bf16"},
+    }
+    if side.startswith("zerorun"):
+        # So that a small model is gathered before each use, as a large one is.
+        config["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
+        if side.endswith("groups"):
+            config["zerorun"] = {"shard_group_size": "auto"}
+        return config
+    config["optimizer"]["params"]["torch_adam"] = True  # it needs no compiler
+    config["zero_optimization"] |= {"reduce_bucket_size": 2e7, "allgather_bucket_size": 2e7}
+    return config
+
+
+def deepspeed_step(side: str, model, config: dict, tokens) -> Callable[[], None]:
+    import deepspeed
+
+    if side.endswith("mics"):
+        with deepspeed.zero.MiCS_Init(module=model, config_dict_or_path=config):
+            pass
+    parameters = model.parameters()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
+    return engine_step(engine, tokens)
+
+
+def alone_step(model, tokens) -> Callable[[], None]:
+    """Forward, backward, and an update of this rank's part of the parameters."""
+    import torch
+    import torch.distributed as dist
+
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    shard = torch.zeros(numel // dist.get_world_size())
+    shard.grad = torch.zeros_like(shard)
+    optimizer = torch.optim.AdamW([shard], lr=1e-4, fused=True)
+
+    def step() -> None:
+        dist.barrier()  # all compute at one time, as ranks do
+        model(tokens, labels=tokens).loss.backward()
+        model.zero_grad()
+        optimizer.step()
+        dist.barrier()
+
+    return step
+
+
+def make_step(side: str, dtype: str, model, tokens) -> Callable[[], None]:
+    import torch.distributed as dist
+
+    if side.startswith("zerorun"):
+        import zerorun
+
+        return engine_step(zerorun.initialize(model, config=config_of(side, dtype))[0], tokens)
+    dist.init_process_group("gloo")
+    if side.startswith("deepspeed"):
+        return deepspeed_step(side, model, config_of(side, dtype), tokens)
+    if side == "alone":
+        return alone_step(model, tokens)
+    if side == "ddp":
+        wrapped = __import__("torch").nn.parallel.DistributedDataParallel(model)
+        return torch_step(model, lambda: wrapped(tokens, labels=tokens).loss, False)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    names = {"mesh_dim_names": ("replica", "shard")}
+    mesh = init_device_mesh("cpu", (2, 2), **names) if side.endswith("hsdp") else None
+    for module in [*model.transformer.h, model]:
+        fully_shard(module, mesh=mesh)
+    return torch_step(model, lambda: model(tokens, labels=tokens).loss, True)
+
+
+def shape(link: str) -> None:
+    """This host sends no faster from now on; its peer does the same."""
+    # There may be none yet, which is an error.
+    subprocess.run(["tc", "qdisc", "del", "dev", "eth0", "root"], capture_output=True, check=False)
+    if link == UNSHAPED:
+        return
+    burst = max(128 << 10, int(rate_of(link) / 1000))  # what goes in a millisecond
+    words = f"tc qdisc add dev eth0 root tbf rate {link} burst {burst} limit {16 * burst}"
+    subprocess.run(words.split(), check=True)
+
+
+def rate_of(link: str) -> float:
+    """Bytes a second of "10gbit" or "100mbit"."""
+    factors = {"gbit": 1e9 / 8, "mbit": 1e6 / 8}
+    return float(link[:-4]) * factors[link[-4:]]
+
+
+def sent_bytes() -> int:
+    """Over this host's link, in the direction in which more went."""
+    counts = Path("/sys/class/net/eth0/statistics")
+    return max(int((counts / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--shape", required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--links", nargs="+", required=True)
+    parser.add_argument("--steps", type=int, nargs="+", required=True, help="at each rate")
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    model = make_model(options.shape, options.dtype)
+    tokens = torch.arange(TOKENS).view(1, TOKENS) * 37 % 256
+    step = make_step(options.side, options.dtype, model, tokens)
+    step()  # learns orders, and makes connections
+    for link, steps in zip(options.links, options.steps, strict=True):
+        if os.environ["LOCAL_RANK"] == "0":
+            shape(link)
+        step()
+        begin, before = time.perf_counter(), sent_bytes()
+        for _ in range(steps):
+            step()
+        taken, sent = time.perf_counter() - begin, sent_bytes() - before
+        if os.environ["RANK"] == "0":
+            figures = {"side": options.side, "link": link, "ms": 1e3 * taken / steps}
+            print(json.dumps({**figures, "mib": sent / steps / 2**20}), flush=True)
+    os._exit(0)  # what peers do at the end is not measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+#include "comm/nccl/stall.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "comm/stall_report.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "os/process_identity.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr const char* kAsked = "stall asked";
+constexpr const char* kWaits = "waits";
+constexpr std::chrono::milliseconds kNow{0};
+constexpr std::chrono::seconds kAskBeat{1};
+// Watchers look once in a beat whether somebody asks, and stacks take up to two seconds.
+constexpr std::chrono::milliseconds kAnswers{4000};
+constexpr std::chrono::milliseconds kReport{2 * kAnswers};
+constexpr std::chrono::milliseconds kStackPatience{1000};
+constexpr size_t kMaxNames = 8;  // in a message
+
+std::string key_of(int rank) { return fmt::format("stall/{}", rank); }
+
+}  // namespace
+
+NcclStall::NcclStall(const GroupOptions& options, NcclPeers& peers)
+    : options_(options), peers_(peers) {
+  answer_stack_requests();
+}
+
+void NcclStall::begin(const std::string& call) {
+  const std::lock_guard lock(mutex_);
+  last_ = call;
+  ++begun_;
+  notice_ = {};
+}
+
+// Ranks come to this one after the other, and the first of them speaks for all.
+void NcclStall::tell(double waited_s) {
+  constexpr double kTurn = 0.3;
+  constexpr int kTurns = 16;
+  const double turn = waited_s - kTurn * std::min(options_.rank, kTurns);
+  std::string call;
+  std::string told;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto waited = std::chrono::duration<double>(std::max(turn, 0.0));
+    if (!notice_.due(std::chrono::duration_cast<Clock::duration>(waited))) return;
+    call = last_;
+    told = fmt::format("told/{}/{}", begun_, notice_.next().count());
+  }
+  try {
+    if (peers_.read(told, kNow)) return;
+    peers_.write(told, "");
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): without a store each tells
+  }
+  Logger(options_.own_number(), options_.job_size)
+      .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for other ranks",
+           options_.own_number(), waited_s, call);
+}
+
+void NcclStall::hand_in(std::optional<double> waited_s) {
+  if (std::exchange(handed_in_, true)) return;
+  const ProcessIdentity process = this_process();
+  RankActivity mine;
+  mine.rank = options_.own_number();
+  mine.pid = process.pid;
+  mine.host = host_name();
+  mine.state = waited_s ? kWaits : state_of(process);
+  mine.waited_s = waited_s.value_or(0);
+  if (!waited_s) mine.stacks = stacks_of(process, kStackPatience);
+  {
+    const std::lock_guard lock(mutex_);
+    mine.operation = last_;
+  }
+  peers_.write(key_of(options_.rank), encode_activities({mine}));
+}
+
+std::string NcclStall::answer(std::optional<double> waited_s) {
+  if (handed_in_ || Clock::now() - looked_ < kAskBeat) return {};
+  looked_ = Clock::now();
+  const std::optional<std::string> reason = peers_.read(kAsked, kNow);
+  if (!reason) return {};
+  hand_in(waited_s);
+  return options_.rank == 0 ? publish(*reason, kAnswers) : "";
+}
+
+std::string NcclStall::ask(const std::string& reason, std::optional<double> waited_s) {
+  try {
+    if (!peers_.read(kAsked, kNow)) peers_.write(kAsked, reason);
+    hand_in(waited_s);
+  } catch (const CommError&) {  // the store is gone: this rank reports what it sees
+    return publish(reason, kNow);
+  }
+  if (options_.rank == 0) return publish(reason, kAnswers);
+  if (std::optional<std::string> error = peers_.error(kReport)) return *error;
+  return publish(reason, kNow);
+}
+
+// What the rank has handed in; else what can be seen of its process.
+RankActivity NcclStall::activity_of(int rank, Clock::time_point until) const {
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(std::max(until - Clock::now(), {}));
+  if (const std::optional<std::string> text = peers_.read(key_of(rank), left)) {
+    return decode_activities(*text).at(0);
+  }
+  RankActivity silent;
+  silent.rank = options_.number(rank);
+  silent.operation = "?";
+  silent.state = "did not answer";
+  const std::optional<ProcessIdentity> process = peers_.visible(rank);
+  if (!process) return silent;
+  silent.pid = process->pid;
+  silent.host = host_name();
+  silent.state = fmt::format("did not answer; {}", state_of(*process));
+  silent.stacks = stacks_of(*process, kStackPatience);
+  return silent;
+}
+
+std::string NcclStall::publish(const std::string& reason, std::chrono::milliseconds patience) {
+  const Clock::time_point until = Clock::now() + patience;
+  std::vector<RankActivity> ranks;
+  for (int rank = 0; rank < options_.world_size; ++rank) ranks.push_back(activity_of(rank, until));
+  const auto waits = [](const RankActivity& rank) { return rank.state == kWaits; };
+  const auto stuck = std::find_if_not(ranks.begin(), ranks.end(), waits);
+  std::string names;
+  size_t shown = 0;
+  for (RankActivity& rank : ranks) {
+    // NCCL does not tell for whom it waits.
+    if (waits(rank) && stuck != ranks.end()) rank.waits_for = stuck->rank;
+    if (waits(rank) && rank.operation == ranks.front().operation) continue;
+    if (++shown > kMaxNames) continue;
+    names += waits(rank) ? fmt::format("; rank {} waits in {}", rank.rank, rank.operation)
+                         : fmt::format("; rank {} {}", rank.rank, rank.state);
+  }
+  if (shown > kMaxNames) names += fmt::format("; and {} more", shown - kMaxNames);
+  StallReport report(reason, options_.world_size, options_.job_size);
+  report.add(ranks);
+  report.publish(options_.own_number());
+  return reason + names;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,93 @@
+// What NCCL's ranks say when one of them does not come: one table, and the same as JSON.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "tests/comm/nccl/nccl_test.h"
+#include "zerorun/error.h"
+
+namespace zerorun::nccl_stall {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class NcclStallTest : public testing::NcclTest {
+ protected:
+  void SetUp() override {
+    NcclTest::SetUp();
+    setenv("ZERORUN_STALL_FILE", file_.c_str(), 1);
+  }
+  void TearDown() override {
+    unsetenv("ZERORUN_STALL_FILE");
+    std::filesystem::remove(file_);
+    NcclTest::TearDown();
+  }
+
+  // Of three ranks `absent` does not come to 'bucket 9'; the errors of the others must have `what`.
+  template <typename Matcher>
+  nlohmann::json report_of(int absent, const Matcher& what) {
+    std::atomic<int> errors{0};
+    ::testing::internal::CaptureStderr();
+    on_ranks(3, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+      communicator.barrier(device.inline_stream(), "start").synchronize();
+      if (communicator.rank() == absent) {
+        while (errors < 2) std::this_thread::sleep_for(milliseconds(1));
+        return;
+      }
+      try {
+        communicator.barrier(device.inline_stream(), "bucket 9").synchronize();
+        ADD_FAILURE() << "expected an error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), what);
+      }
+      ++errors;
+    });
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    const size_t first = text.find("stands still");
+    EXPECT_NE(first, std::string::npos) << text;
+    EXPECT_EQ(text.find("stands still", first + 1), std::string::npos) << text;
+    EXPECT_THAT(text, HasSubstr("waits for rank " + std::to_string(absent)));
+    return nlohmann::json::parse(std::ifstream(file_));
+  }
+
+  void expect_report(int absent) {
+    const std::string late = "rank " + std::to_string(absent) + " ";
+    const nlohmann::json report =
+        report_of(absent, AllOf(HasSubstr("barrier 'bucket 9'"), HasSubstr(late),
+                                HasSubstr("outside of collectives")));
+    ASSERT_EQ(report["ranks"].size(), 3);
+    for (int rank = 0; rank < 3; ++rank) {
+      const nlohmann::json& entry = report["ranks"][rank];
+      EXPECT_EQ(entry["rank"], rank);
+      if (rank == absent) {
+        EXPECT_THAT(entry["last_operation"], HasSubstr("'start'"));
+        EXPECT_THAT(entry["state"], HasSubstr("outside of collectives"));
+        EXPECT_FALSE(entry["native_stack"].empty());
+      } else {
+        EXPECT_EQ(entry["state"], "waits");
+        EXPECT_EQ(entry["waits_for"], absent);
+        EXPECT_THAT(entry["last_operation"], HasSubstr("'bucket 9'"));
+      }
+    }
+  }
+
+  const std::string file_ =
+      std::filesystem::temp_directory_path() / ("nccl_stall_" + std::to_string(getpid()));
+};
+
+TEST_F(NcclStallTest, OneTableShowsWhoWaitsAndWhereTheRankIsThatDoesNotCome) { expect_report(2); }
+
+// It prints the report that others ask for.
+TEST_F(NcclStallTest, RankZeroReportsThatItIsWaitedFor) { expect_report(0); }
+
+}  // namespace
+}  // namespace zerorun::nccl_stall
