@@ -73,8 +73,7 @@ BackgroundSave::Job make_job(const SaveOptions& options, const Agreement& agreem
 
 uint64_t snapshot_nbytes(EngineStates& engine, uint64_t asked) {
   const uint64_t whole = whole_nbytes(engine);
-  const uint64_t wanted =
-      asked > 0 ? asked : std::max(resident_nbytes(engine), kLeastSnapshotNbytes);
+  const uint64_t wanted = asked > 0 ? asked : std::max(resident_nbytes(engine), kMinSnapshotNbytes);
   const uint64_t enough = std::min(whole, wanted);
   return std::max<uint64_t>(SnapshotQueue::memory_for(enough), SnapshotQueue::kAlignment);
 }

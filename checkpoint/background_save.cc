@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kLook{10};  // between two looks for the oth
 fs::path unfinished(fs::path path) { return path += ".part"; }
 fs::path given_up(fs::path path) { return path += ".failed"; }
 
-// What the manifest says of a file, read from it.
+// Reads from a file what the manifest says of it.
 Manifest::ShardFile describe_file(const fs::path& path) {
   const File file = File::open_to_read(path);
   uint64_t length = 0;

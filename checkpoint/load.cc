@@ -186,7 +186,7 @@ void Load::apply() {
   }
 }
 
-// Where hosts keep files for themselves: copies those that ranks need and do not see.
+// Copies the files that ranks need and do not see, where hosts keep files for themselves.
 void bring_missing(Communicator& comm, Stream& stream, const Load& load,
                    const std::string& directory) {
   Agreement agreement(comm, stream);

@@ -34,7 +34,7 @@ class SnapshotQueue {
   // For the thread that copies. Waits for room; at least kAlignment and at most `wanted` bytes,
   // fewer only at a multiple of kAlignment. Nothing once the queue is closed.
   std::span<std::byte> reserve(size_t wanted);
-  // What was reserved last is complete.
+  // The part that was reserved last is complete.
   void push(const Piece& piece);
   // No more pieces come.
   void finish();

@@ -105,26 +105,26 @@ void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
 
 void check_loss_scale(const GivenKeys& keys, const LossScalerOptions& scaler,
                       ConfigProblems& problems) {
-  constexpr std::string_view kLeast = "/fp16/min_loss_scale";
-  const JsonNode* least = given_value(keys, kLeast);
+  constexpr std::string_view kMin = "/fp16/min_loss_scale";
+  const JsonNode* least = given_value(keys, kMin);
   const double first = std::ldexp(1.0, scaler.initial_scale_power);
   if (least == nullptr || scaler.static_scale > 0 || scaler.min_scale <= first) return;
-  problems.add(kLeast, least->where,
+  problems.add(kMin, least->where,
                "got {}, expected at most 2^{} = {:g}, which /fp16/initial_scale_power starts with",
                scaler.min_scale, scaler.initial_scale_power, first);
 }
 
 // The limits of the trust ratio; either may be the default.
 void check_lamb(const GivenKeys& keys, const OptimizerConfig& optimizer, ConfigProblems& problems) {
-  constexpr std::string_view kLeast = "/optimizer/params/min_coeff";
-  constexpr std::string_view kMost = "/optimizer/params/max_coeff";
+  constexpr std::string_view kMin = "/optimizer/params/min_coeff";
+  constexpr std::string_view kMax = "/optimizer/params/max_coeff";
   if (optimizer.type != "Lamb" || optimizer.min_coeff <= optimizer.max_coeff) return;
-  if (const JsonNode* least = given_value(keys, kLeast)) {
-    problems.add(kLeast, least->where, "got {}, expected at most {}, which is {}",
-                 optimizer.min_coeff, kMost, optimizer.max_coeff);
-  } else if (const JsonNode* most = given_value(keys, kMost)) {
-    problems.add(kMost, most->where, "got {}, expected at least {}, which is {}",
-                 optimizer.max_coeff, kLeast, optimizer.min_coeff);
+  if (const JsonNode* least = given_value(keys, kMin)) {
+    problems.add(kMin, least->where, "got {}, expected at most {}, which is {}",
+                 optimizer.min_coeff, kMax, optimizer.max_coeff);
+  } else if (const JsonNode* most = given_value(keys, kMax)) {
+    problems.add(kMax, most->where, "got {}, expected at least {}, which is {}",
+                 optimizer.max_coeff, kMin, optimizer.min_coeff);
   }
 }
 

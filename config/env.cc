@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <thread>
 
 #include "core/check.h"
 #include "core/printable.h"
@@ -115,7 +116,8 @@ bool hides_all_gpus() {
 bool is_on(std::string_view value) { return !value.empty() && value != "0"; }
 
 void check_thread_count(std::string_view value) {
-  constexpr int kMaxThreads = 4096;
+  // More hinder each other so much that a run seems to stand still.
+  const int max_threads = std::max(256, 16 * static_cast<int>(std::thread::hardware_concurrency()));
   if (value.empty()) return;
   std::string_view rest = value;
   while (true) {
@@ -123,10 +125,10 @@ void check_thread_count(std::string_view value) {
     int threads = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), threads);
     if (error != std::errc() || end != part.data() + part.size() || threads < 1 ||
-        threads > kMaxThreads) {
+        threads > max_threads) {
       fail<ConfigError>(
           "environment variable OMP_NUM_THREADS='{}': expected a number of threads from 1 to {}",
-          value, kMaxThreads);
+          value, max_threads);
     }
     if (part.size() == rest.size()) return;
     rest.remove_prefix(part.size() + 1);

@@ -28,7 +28,7 @@ struct Block8 {
   static constexpr int kShift = 20;
   // With a smaller scale, small codes would decode to less than fp32's normal numbers; such a block
   // becomes zero.
-  static constexpr float kLeastScale = 0x1p-94F;
+  static constexpr float kMinScale = 0x1p-94F;
 
   ZR_HOST_DEVICE float decode(uint8_t code, float scale) const {
     const uint32_t magnitude = is_signed ? code & 0x7fU : code;
@@ -48,7 +48,7 @@ struct Block8 {
   // The same of the bits of the largest magnitude.
   static constexpr float scale_of_magnitude(uint32_t largest_bits) {
     const float scale = std::bit_cast<float>(largest_bits);
-    return scale < kLeastScale ? 0.0F : scale;
+    return scale < kMinScale ? 0.0F : scale;
   }
 
   ZR_HOST_DEVICE uint8_t encode(float value, float scale) const {

@@ -24,14 +24,14 @@ struct Quantized {
   static constexpr float kLargest = (1 << (kBits - 1)) - 1;
   static constexpr int64_t kNbytes = quantized_nbytes(kQuantizedBlock, kBits);
   // With a smaller largest magnitude, one over the scale is not a float; such a block becomes zero.
-  static constexpr float kLeast = 0x1p-118F;
+  static constexpr float kMin = 0x1p-118F;
 
   // The scale for the bits of the largest magnitude. Infinity is larger than all numbers, and nan
   // than it.
   ZR_HOST_DEVICE static float scale_of(uint32_t largest_bits) {
     const float largest = std::bit_cast<float>(largest_bits);
     if (!(largest < INFINITY)) return std::bit_cast<float>(0x7fc00000U);
-    return largest < kLeast ? 0.0F : largest / kLargest;
+    return largest < kMin ? 0.0F : largest / kLargest;
   }
   ZR_HOST_DEVICE static uint32_t magnitude_bits(float value) {
     return std::bit_cast<uint32_t>(value) & 0x7fffffffU;

@@ -8,14 +8,14 @@
 #include <iterator>
 
 #include "core/check.h"
-#include "launcher/address.h"
-#include "launcher/cpus.h"
 #include "launcher/deepspeed_compat.h"
-#include "launcher/error_folder.h"
-#include "launcher/gpu_nodes.h"
-#include "launcher/process.h"
-#include "launcher/resources.h"
-#include "launcher/shell_quote.h"
+#include "launcher/hosts/address.h"
+#include "launcher/hosts/shell_quote.h"
+#include "launcher/ranks/cpus.h"
+#include "launcher/ranks/error_folder.h"
+#include "launcher/ranks/gpu_nodes.h"
+#include "launcher/ranks/process.h"
+#include "launcher/ranks/resources.h"
 #include "os/cgroup.h"
 
 namespace zerorun {

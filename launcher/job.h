@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "launcher/cluster.h"
 #include "launcher/environment.h"
+#include "launcher/hosts/cluster.h"
+#include "launcher/hosts/this_host.h"
 #include "launcher/options.h"
 #include "launcher/program.h"
-#include "launcher/stream_plan.h"
-#include "launcher/this_host.h"
+#include "launcher/ranks/stream_plan.h"
 #include "os/file_descriptor.h"
 
 namespace zerorun {

@@ -11,7 +11,7 @@
 #include "config/command_line.h"
 #include "core/check.h"
 #include "launcher/option_table.h"
-#include "launcher/stream_plan.h"
+#include "launcher/ranks/stream_plan.h"
 #include "launcher/words.h"
 
 namespace zerorun {

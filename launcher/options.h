@@ -8,7 +8,7 @@
 
 #include "launcher/environment.h"
 #include "launcher/program.h"
-#include "launcher/resources.h"
+#include "launcher/ranks/resources.h"
 
 namespace zerorun {
 

@@ -32,8 +32,8 @@ std::optional<fs::path> find_bundled(const std::string& name, const fs::path& la
   return fs::weakly_canonical(program);
 }
 
-// What ZERORUN_PYTHON names first, then an activated environment, then the one zerorun is installed
-// in, then PATH.
+// Looks at what ZERORUN_PYTHON names first, then at an activated environment, then at the one
+// zerorun is installed in, then at PATH.
 fs::path find_python(const ProgramSearch& search) {
   if (!search.python.empty()) {
     if (is_executable(search.python)) return search.python;

@@ -11,7 +11,7 @@
 namespace zerorun {
 
 Cluster parse_cluster(const std::string& text) {
-  constexpr int kMost = 1 << 20;
+  constexpr int kMax = 1 << 20;
   Cluster cluster;
   std::istringstream parts(text);
   int hosts = 0;
@@ -24,7 +24,7 @@ Cluster parse_cluster(const std::string& text) {
     int number = 0;
     const auto [end, error] = std::from_chars(value.begin(), value.end(), number);
     const std::string name = part.substr(0, equals);
-    valid &= error == std::errc() && end == value.end() && number >= 1 && number <= kMost;
+    valid &= error == std::errc() && end == value.end() && number >= 1 && number <= kMax;
     if (name == "hosts" && hosts == 0) {
       cluster.hosts = hosts = number;
     } else if ((name == "gpus" || name == "cpus") && gpus == 0) {
@@ -34,7 +34,7 @@ Cluster parse_cluster(const std::string& text) {
       valid = false;
     }
   }
-  if (!valid || hosts == 0 || gpus == 0 || int64_t{cluster.hosts} * cluster.gpus > kMost) {
+  if (!valid || hosts == 0 || gpus == 0 || int64_t{cluster.hosts} * cluster.gpus > kMax) {
     fail<ConfigError>(
         "--simulate '{}': expected hosts=H,gpus=G, such as hosts=1280,gpus=8, or hosts=H,cpus=C "
         "for so many CPU ranks on each",

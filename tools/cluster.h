@@ -29,10 +29,10 @@ Cluster parse_cluster(const std::string& text);
 // "400Gbit", "400Gbit/s" or "450GB/s" as bytes a second. Throws ConfigError naming `option`.
 double parse_rate(const std::string& text, const std::string& option);
 
-// That of the options --simulate, --link, --nvlink and what goes with them. Throws ConfigError.
+// Reads the cluster from --simulate, --link, --nvlink and their like. Throws ConfigError.
 Cluster cluster_of(const PlanOptions& options);
 
-// What one collective costs on a cluster: rings for reductions and gathers, each of which leaves a
+// The cost of one collective on a cluster: rings for reductions and gathers, each of which leaves a
 // host once, and one message to each peer for all_to_all; among CPU ranks what comm/hierarchical
 // sends. A message takes its latency and its bytes over the rate (the alpha-beta model). Groups on
 // one host share its link; the host counts that sends most.

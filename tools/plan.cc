@@ -202,7 +202,7 @@ Need Planner::need_of(const Setting& setting) const {
   return need_of(config);
 }
 
-// What is to be said of shard groups; empty where all ranks share one copy.
+// Describes the shard groups; empty where all ranks share one copy.
 std::string Planner::groups() const {
   const int64_t ranks = config_.zero.shard_group_size;
   if (ranks == 0 || ranks == options_.world_size) return {};

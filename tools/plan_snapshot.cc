@@ -45,7 +45,7 @@ int64_t plan_snapshot(const Config& config, std::span<const ParameterSpec> specs
     return std::min(whole, config.checkpoint.async_buffer_size);
   }
   const int64_t resident = resident_nbytes(config, specs, world_size);
-  return std::min(whole, std::max(resident, static_cast<int64_t>(kLeastSnapshotNbytes)));
+  return std::min(whole, std::max(resident, static_cast<int64_t>(kMinSnapshotNbytes)));
 }
 
 }  // namespace zerorun

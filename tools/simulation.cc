@@ -157,10 +157,10 @@ std::string table(std::vector<Choice> choices, std::optional<int64_t> device_mem
   std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
     return a.step.seconds() < b.step.seconds();
   });
-  constexpr size_t kMost = 12;
+  constexpr size_t kMax = 12;
   std::string text = fmt::format("\n{:<42}{:>13}{:>13}{:>13}{:>13}\n", "fastest first",
                                  "states/rank", "link/host", "exposed", "step");
-  for (size_t i = 0; i < std::min(kMost, choices.size()); ++i) {
+  for (size_t i = 0; i < std::min(kMax, choices.size()); ++i) {
     const Choice& choice = choices[i];
     text += fmt::format("{:<42}{:>13}{:>13}{:>13}{:>13}\n", choice.name, text_of(choice.memory),
                         text_of(choice.step.link_bytes), text_of_seconds(choice.step.exposed_s),

@@ -155,10 +155,10 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
       add_tool(*bench, "nvme",
                "Measures a disk as NVMe offload uses it, and what a step would cost", kExample);
   takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
-  constexpr double kLeastGib = 0.25;  // 32 of the largest blocks, as many as are in flight at once
+  constexpr double kMinGib = 0.25;  // 32 of the largest blocks, as many as are in flight at once
   constexpr double kMaxGib = 1024;
   takes_number(nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read"), "N",
-               kLeastGib, kMaxGib)
+               kMinGib, kMaxGib)
       ->capture_default_str();
   nvme->callback([&arguments] {
     const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);

@@ -83,9 +83,8 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     const auto& modules = model_.uses(module);
     size_t held = 0;
     try {
-      for (; held < modules.size(); ++held) {
-        gatherer_.gather(modules[held], micro_step_.is_last());
-      }
+      const bool last = micro_step_.is_last();
+      for (; held < modules.size(); ++held) gatherer_.gather(modules[held], last);
     } catch (...) {
       while (held > 0) gatherer_.release(modules[--held]);
       throw;
@@ -175,12 +174,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
 
   int64_t model_state_bytes() const override {
-    int64_t total = 0;
-    for (const MemoryCategory category :
-         {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer}) {
-      total += context_.device.memory_use(category).live_bytes;
-    }
-    return total;
+    const auto live = [&](MemoryCategory of) { return context_.device.memory_use(of).live_bytes; };
+    return live(MemoryCategory::parameters) + live(MemoryCategory::gradients) +
+           live(MemoryCategory::optimizer);
   }
   EngineTimings take_timings() override { return timings_.take(); }
   Subscription observe(WorkObserver observer) override {

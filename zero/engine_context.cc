@@ -1,4 +1,4 @@
-// How the engine's ranks form groups.
+// Makes the groups of the engine's ranks.
 #include <fmt/ranges.h>
 
 #include <string_view>

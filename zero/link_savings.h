@@ -7,14 +7,14 @@
 
 namespace zerorun {
 
-// What ZeRO++ (Wang et al. 2023, arXiv 2306.10209) does to send less between hosts: a second copy
+// ZeRO++ (Wang et al. 2023, arXiv 2306.10209) sends less between hosts: a second copy
 // of parameters within a host, and fewer bits. Ranks that share a copy of the model on one host
 // have nothing to save.
 
 // The keys of `zero` that ask for such.
 std::vector<std::string_view> link_savings(const ZeroConfig& zero);
 
-// What the groups of `zero` are among so many ranks, neighbours of which share a host; returns the
+// Decides the groups of `zero` among so many ranks, neighbours of which share a host; returns the
 // keys that save nothing there, and drops them.
 std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host);
 

@@ -15,10 +15,10 @@ namespace {
 constexpr int64_t kParameterAlignment = 32;
 // A bucket never holds more than this part of the model unless one parameter does: reduction can
 // only overlap with backward, and gradients can only be freed, when there are several buckets.
-constexpr int64_t kLeastBuckets = 8;
+constexpr int64_t kMinBuckets = 8;
 // A bucket may hold so many matrices of Muon even so: every rank that holds a part of a matrix
 // orthogonalizes all of it, so ranks that share a single one would do the same work.
-constexpr int64_t kLeastMatrices = 2;
+constexpr int64_t kMinMatrices = 2;
 
 int64_t align_up(int64_t value, int64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -130,14 +130,14 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
     }
   }
   const auto cap = [&](int64_t least) {
-    return std::min(zero.reduce_bucket_size, std::max(least, total / kLeastBuckets));
+    return std::min(zero.reduce_bucket_size, std::max(least, total / kMinBuckets));
   };
   std::vector<BucketPlan> plans;
   plans.reserve(sharded.size() + replicated.size());
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
   for (const auto& [kind, parameters] : replicated) {
     const auto [trainable, use_muon, ranks] = kind;
-    const int64_t least = use_muon ? std::max(largest, kLeastMatrices * largest_matrix) : largest;
+    const int64_t least = use_muon ? std::max(largest, kMinMatrices * largest_matrix) : largest;
     const BucketPlan empty{.trainable = trainable, .use_muon = use_muon, .ranks = ranks};
     fill_replicated(parameters, empty, cap(least), plans);
   }

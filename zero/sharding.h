@@ -33,7 +33,7 @@ struct RankPlace {
   int replica() const { return rank / shard_ranks; }
   int replicas() const { return world_size / shard_ranks; }
   bool has_second_copy() const { return secondary_ranks > 0; }
-  // Of the second copy.
+  // This rank's number among those that share its second copy.
   int secondary_rank() const { return shard_rank() % secondary_ranks; }
 };
 
@@ -85,11 +85,11 @@ bool reduces_in_place(const Sharding& sharding);
 struct EngineContext : Sharding {
   Device& device;
   Communicator& comm;  // of all ranks that have this part of the model
-  // Of the ranks that share this rank's copy, and of those that hold the same shard. Null where
-  // there is one copy.
+  // `shard_group`: the ranks that share this rank's copy; `replica_group`: those that hold the same
+  // shard. Both are null where there is one copy.
   std::shared_ptr<Communicator> shard_group{};
   std::shared_ptr<Communicator> replica_group{};
-  // Of the ranks that share a second copy of parameters; null where there is none.
+  // The ranks that share a second copy of parameters; null where there is none.
   std::shared_ptr<Communicator> secondary_group{};
   // The hops of quantized gradients: this host's ranks, and those with this rank's number on their
   // hosts. Null without such.
@@ -97,9 +97,9 @@ struct EngineContext : Sharding {
   std::shared_ptr<Communicator> cross_group{};
   EngineGroups groups{};
 
-  // Of those that step together.
+  // The ranks that step together.
   Communicator& job() const { return groups.job != nullptr ? *groups.job : comm; }
-  // Of those that have a parameter, and of those that share one copy of it.
+  // `all`: the ranks that have a parameter; `shards`: those that share one copy of it.
   Communicator& all(int ranks) const {
     return ranks == 0 ? comm : *groups.parts.at(static_cast<size_t>(ranks) - 1);
   }

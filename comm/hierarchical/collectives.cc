@@ -142,7 +142,7 @@ void Collectives::run(const CollectiveCall& call) {
       case Collective::broadcast:
         return broadcast(operation);
       case Collective::barrier:
-        settle(operation);
+        agree(operation);
         local_.control().advance();
     }
   } catch (const std::exception& error) {
@@ -178,7 +178,7 @@ void Collectives::begin(Operation& operation) {
   }
 }
 
-void Collectives::settle(Operation& operation) {
+void Collectives::agree(Operation& operation) {
   operation.greetings.wait();
   for (size_t i = 0; i < linked_.size(); ++i) {
     if (same_operation(operation.announcement, operation.peers[i])) continue;
@@ -199,7 +199,7 @@ void Collectives::all_gather(Operation& operation) {
   const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
                                          size_of(call.in.dtype));
   const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
-  settle(operation);
+  agree(operation);
   for (int64_t at = 0; at < part; at += chunk) {
     const int64_t numel = std::min(chunk, part - at);
     const TensorView window = results(0, numel * options_.world_size, call.in.dtype);
@@ -238,7 +238,7 @@ void Collectives::all_to_all(Operation& operation) {
                                          size_of(call.in.dtype));
   const int64_t chunk = std::max<int64_t>(1, most / options_.world_size / most_local);
   const int here = local_world_size();
-  settle(operation);
+  agree(operation);
   for (int64_t at = 0; at < row; at += chunk) {
     const int64_t numel = std::min(chunk, row - at);
     const TensorView window = results(0, numel * options_.world_size * here, call.in.dtype);
@@ -286,7 +286,7 @@ void Collectives::broadcast(Operation& operation) {
                                           size_of(call.out.dtype));
   const int root_host = topology_.host_of(call.root);
   const bool gives = rank_ == call.root;
-  settle(operation);
+  agree(operation);
   for (int64_t at = 0; at < call.out.numel; at += chunk) {
     const TensorView out = call.out.slice(at, std::min(chunk, call.out.numel - at));
     const TensorView row = alone() ? out : results(0, out.numel, out.dtype);

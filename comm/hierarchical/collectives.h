@@ -74,10 +74,10 @@ class Collectives {
   // Memory for what `host` sends.
   TensorView received(int half, int host, int64_t numel, DType dtype);
 
-  // Tells the peers which operation it is; settle() waits until they have done the same. Before
+  // Tells the peers which operation it is; agree() waits until they have done the same. Before
   // that nothing else may be received.
   void begin(Operation& operation);
-  void settle(Operation& operation);
+  void agree(Operation& operation);
   void all_reduce(Operation& operation);
   void reduce_scatter(Operation& operation);
   void all_gather(Operation& operation);

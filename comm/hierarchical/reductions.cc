@@ -99,7 +99,7 @@ void Collectives::all_reduce(Operation& operation) {
     const TensorView result = direct ? out : results(half, numel, crossing_dtype);
     const TensorView partial =
         sum_within_host(operation, call.in.slice(at, numel), partials(half, numel, wire));
-    if (at == 0) settle(operation);
+    if (at == 0) agree(operation);
     Crossing crossing = start_crossing(operation, half, partial, result);
     if (last) finish_chunk(operation, *last, call.out.slice(at - chunk, chunk));
     last.emplace(std::move(crossing));
@@ -233,7 +233,7 @@ void Collectives::reduce_scatter(Operation& operation) {
         }
       }
     }
-    if (at == 0) settle(operation);
+    if (at == 0) agree(operation);
     ++round_;
     Messages arriving = operation.messages(*this);
     Messages leaving = operation.messages(*this);

@@ -29,12 +29,12 @@ std::string this_host() {
 }
 
 std::string list_of(const std::vector<int>& ranks) {
-  constexpr size_t kMost = 16;
+  constexpr size_t kMax = 16;
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  for (size_t i = 0; i < ranks.size() && i < kMost; ++i) {
+  for (size_t i = 0; i < ranks.size() && i < kMax; ++i) {
     text += fmt::format("{} {}", i == 0 ? "" : ",", ranks[i]);
   }
-  if (ranks.size() > kMost) text += fmt::format(" and {} more", ranks.size() - kMost);
+  if (ranks.size() > kMax) text += fmt::format(" and {} more", ranks.size() - kMax);
   return text;
 }
 

@@ -7,8 +7,8 @@
 
 namespace zerorun {
 
-// Which ranks share a host. Hosts count from the one with rank 0 on, in the order of their lowest
-// ranks.
+// Ranks and the hosts that they share. Hosts count from the one with rank 0 on, in the order of
+// their lowest ranks.
 class Topology {
  public:
   // Collective: ranks tell each other through the store where they are. Throws CommError that names

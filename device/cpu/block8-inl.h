@@ -58,7 +58,7 @@ float encode_block(const float* HWY_RESTRICT values, uint8_t* HWY_RESTRICT codes
     largest = hn::Max(largest, hn::And(bits, positive));
   }
   const float found = std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest)));
-  const float scale = found < Block8::kLeastScale ? 0.0F : found;
+  const float scale = found < Block8::kMinScale ? 0.0F : found;
   const bool usable = scale > 0.0F && std::isfinite(scale);
   const auto inverse = hn::Set(d, usable ? 1.0F / scale : 0.0F);
   // An unusable scale decodes every value to zero or to that scale.

@@ -24,7 +24,7 @@ struct NamedTensor {
   std::span<const std::byte> bytes;  // row-major; only rank 0's are saved
 };
 
-// Which checkpoints of a directory stay after a save; those without an intact manifest always do.
+// The rule for checkpoints that stay after a save; those without an intact manifest always do.
 struct Retention {
   int64_t last = 0;   // this many; 0: all
   int64_t every = 0;  // and those whose step is a multiple of it; 0: none of them
@@ -65,7 +65,7 @@ struct AsyncOptions {
   // How long rank 0 waits for the files of other ranks after its own.
   std::chrono::milliseconds peer_timeout = std::chrono::minutes(10);
 };
-inline constexpr uint64_t kLeastSnapshotNbytes = uint64_t{64} << 20;
+inline constexpr uint64_t kMinSnapshotNbytes = uint64_t{64} << 20;
 // The memory that AsyncSaver takes with AsyncOptions::buffer_nbytes `asked`.
 ZR_API uint64_t snapshot_nbytes(EngineStates& engine, uint64_t asked = 0);
 
@@ -85,7 +85,7 @@ class ZR_API AsyncSaver {
 
   // Waits for the save before, whose error it throws; then nothing new has begun.
   void save(const SaveOptions& options);
-  // Of this rank's part of the last save, until poll or wait has reported on it.
+  // The state of this rank's part of the last save, until poll or wait has reported on it.
   State state() const;
   // True when no save is under way on any rank. Throws the error of one that has failed on some
   // rank, on all.

@@ -13,11 +13,11 @@ namespace zerorun {
 class CollectiveLog {
  public:
   // Collectives that are kept; what comes on top is only counted.
-  static constexpr size_t kMost = 1 << 16;
+  static constexpr size_t kMax = 1 << 16;
 
   void add(const CollectiveSpan& span) {
     const std::lock_guard lock(mutex_);
-    if (spans_.size() < kMost) {
+    if (spans_.size() < kMax) {
       spans_.push_back(span);
     } else {
       ++dropped_;

@@ -149,7 +149,7 @@ class ZeroEngine(ShardedModule):
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.check_places()
-        self.shards.settle()
+        self.shards.release_all()
         if self.core.end_micro_step():
             result = self.optimizer.update()
             if not result.had_gradient:

@@ -335,7 +335,7 @@ class GatherHooks:
         """Drops full copies that the engine has kept for their next use."""
         self.memory.serve(self.core)
 
-    def settle(self) -> None:
+    def release_all(self) -> None:
         """Releases all that is held for graphs and for calls that did not come to their end.
 
         Before parameters change, outside of forward and backward.
@@ -365,7 +365,7 @@ class GatherHooks:
 
     def remove(self) -> None:
         """Takes all hooks off the model."""
-        self.settle()
+        self.release_all()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -215,13 +215,13 @@ class Shards:
         """Calls `handle.remove()` when this ends or nobody will step any more."""
         self._handles.append(handle)
 
-    def settle(self) -> None:
+    def release_all(self) -> None:
         """Releases what forward and backward have left gathered, before parameters change.
 
         Raises ConfigError where the program itself has gathered parameters.
         """
         if self.gather_hooks is not None:
-            self.gather_hooks.settle()
+            self.gather_hooks.release_all()
             self.gather_hooks.check_released()
 
     def check_places(self) -> None:

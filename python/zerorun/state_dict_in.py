@@ -94,7 +94,7 @@ def load_model(
         # The optimizer's part of the same state may have brought masters before.
         masters_from_parameters(shards.core, shards.layout, only_changed=True)
         return result
-    shards.settle()
+    shards.release_all()
     given = _Given(state, shards, info)
     own = {plain_name(module, model, n): v for n, v in model.state_dict(keep_vars=True).items()}
     missing, unexpected = sorted(own.keys() - given.names), sorted(given.names - own.keys())

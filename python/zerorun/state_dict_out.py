@@ -128,7 +128,7 @@ def get_model(module: Any, original: Callable[..., Any], model: nn.Module, info:
             "the model's parameters are partitioned: get their values within "
             "zerorun.zero.GatheredParameters(model.parameters())"
         )
-    shards.settle()
+    shards.release_all()
     form = _Form(shards, info)
     made: dict[nn.Parameter, torch.Tensor] = {}
     for _, parameter in full_parameters_of(model):

@@ -157,11 +157,11 @@ TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
 }
 
 TEST(ResolveBatch, SurvivesTheLargestNumbers) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   constexpr int kRanks = std::numeric_limits<int>::max();
-  for (const int64_t total : {int64_t{0}, int64_t{1}, kMost - 1, kMost}) {
-    for (const int64_t micro : {int64_t{0}, int64_t{1}, kMost / 2, kMost}) {
-      for (const int64_t steps : {int64_t{0}, int64_t{1}, kMost}) {
+  for (const int64_t total : {int64_t{0}, int64_t{1}, kMax - 1, kMax}) {
+    for (const int64_t micro : {int64_t{0}, int64_t{1}, kMax / 2, kMax}) {
+      for (const int64_t steps : {int64_t{0}, int64_t{1}, kMax}) {
         for (const int world_size : {1, 3, kRanks}) {
           const std::string error = error_of({total, micro, steps}, world_size);
           if (error.empty()) {
@@ -173,7 +173,7 @@ TEST(ResolveBatch, SurvivesTheLargestNumbers) {
       }
     }
   }
-  EXPECT_THAT(error_of({0, kMost, 2}, 1), HasSubstr("more than 2^63"));
+  EXPECT_THAT(error_of({0, kMax, 2}, 1), HasSubstr("more than 2^63"));
 }
 
 }  // namespace

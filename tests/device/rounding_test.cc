@@ -107,7 +107,7 @@ TEST(Block8, CodesRoundTripExactly) {
   for (const bool is_signed : {true, false}) {
     const Block8 code{is_signed};
     std::set<float> values;
-    for (const float scale : {1.0F, 0.3F, 7e-20F, 3e30F, Block8::kLeastScale}) {
+    for (const float scale : {1.0F, 0.3F, 7e-20F, 3e30F, Block8::kMinScale}) {
       for (uint32_t c = 0; c < 256; ++c) {
         const float value = code.decode(static_cast<uint8_t>(c), scale);
         EXPECT_LE(std::abs(value), scale);

@@ -5,9 +5,9 @@
 
 #include "comm/rendezvous/slurm.h"
 #include "core/check.h"
-#include "launcher/exports.h"
-#include "launcher/host_filter.h"
-#include "launcher/hostfile.h"
+#include "launcher/hosts/exports.h"
+#include "launcher/hosts/host_filter.h"
+#include "launcher/hosts/hostfile.h"
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/address.h"
+#include "launcher/hosts/address.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/process.h"
+#include "launcher/ranks/process.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,4 +1,4 @@
-#include "launcher/choose_cluster.h"
+#include "launcher/hosts/choose_cluster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/choose_cluster.h"
+#include "launcher/hosts/choose_cluster.h"
 
 namespace zerorun::testing {
 

@@ -1,11 +1,11 @@
-#include "launcher/control_message.h"
+#include "launcher/control/control_message.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "launcher/meeting_message.h"
+#include "launcher/control/meeting_message.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,4 +1,4 @@
-#include "launcher/cpus.h"
+#include "launcher/ranks/cpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -84,10 +84,12 @@ TEST(RankVariables, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
     }
     return "no error";
   };
-  for (const char* threads : {"1", "4096", "4,2"}) EXPECT_EQ(error_of(threads), "no error");
+  for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "no error");
   for (const char* threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_EQ(error_of(threads), "environment variable OMP_NUM_THREADS='" + std::string(threads) +
-                                     "': expected a number of threads from 1 to 4096");
+    EXPECT_THAT(error_of(threads),
+                ::testing::StartsWith("environment variable OMP_NUM_THREADS='" +
+                                      std::string(threads) +
+                                      "': expected a number of threads from 1 to "));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "launcher/exports.h"
+#include "launcher/hosts/exports.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "launcher/gpu_nodes.h"
+#include "launcher/ranks/gpu_nodes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

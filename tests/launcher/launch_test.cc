@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "launcher/cpus.h"
+#include "launcher/ranks/cpus.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
 

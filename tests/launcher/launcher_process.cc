@@ -19,7 +19,7 @@
 #include <string_view>
 
 #include "launcher/environment.h"
-#include "launcher/report.h"
+#include "launcher/ranks/report.h"
 #include "tests/paths.h"
 
 namespace zerorun::testing {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/process.h"
+#include "launcher/ranks/process.h"
 
 namespace zerorun::testing {
 

@@ -11,9 +11,9 @@
 #include <set>
 #include <sstream>
 
-#include "launcher/address.h"
-#include "launcher/control_message.h"
+#include "launcher/control/control_message.h"
 #include "launcher/environment.h"
+#include "launcher/hosts/address.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
 
@@ -305,7 +305,7 @@ TEST_F(TwoHosts, DifferentProgramsAreAnError) {
   EXPECT_EQ(second.wait(), 2);
 }
 
-TEST_F(TwoHosts, AStrangerIsNotLetIn) {
+TEST_F(TwoHosts, AnUnauthenticatedClientIsNotLetIn) {
   const uint16_t port = free_port();
   LauncherProcess first =
       start_by_hand(0, port, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});

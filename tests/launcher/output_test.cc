@@ -1,4 +1,4 @@
-#include "launcher/output.h"
+#include "launcher/ranks/output.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

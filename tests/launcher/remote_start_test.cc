@@ -1,5 +1,5 @@
 // The commands that start launchers on other hosts, as data.
-#include "launcher/remote_start.h"
+#include "launcher/hosts/remote_start.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

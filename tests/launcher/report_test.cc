@@ -1,4 +1,4 @@
-#include "launcher/report.h"
+#include "launcher/ranks/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "launcher/resources.h"
+#include "launcher/ranks/resources.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "launcher/stream_plan.h"
+#include "launcher/ranks/stream_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -37,7 +37,7 @@ def size(root: Path, path: str, code: str) -> list[str]:
         ("device/a.cc", '#  include "comm/shm.h"'),
         ("optim/a.cc", '#include "offload/state_store.h"'),
         ("zero/a.cc", '#include "checkpoint/format.h"'),
-        ("checkpoint/a.h", '#include "launcher/process.h"'),
+        ("checkpoint/a.h", '#include "launcher/ranks/process.h"'),
         ("launcher/a.cc", '#include "train/model.h"'),
         ("zero/a.cc", '#include "bucket.h"'),
         ("zero/a.cc", '#include "tests/harness.h"'),
@@ -61,7 +61,7 @@ def size(root: Path, path: str, code: str) -> list[str]:
         ("comm/a.cc", "void f() { abort(); }"),
         ("comm/a.cc", "void f() { std::terminate(); }"),
         ("comm/a.cc", "void f() { _exit(3); }"),
-        ("launcher/process.cc", "void f() { std::exit(3); }"),
+        ("launcher/ranks/process.cc", "void f() { std::exit(3); }"),
         ("zero/a.cc", "const int n = 1'000'000; char c = '\"'; void f() { exit(1); } // \""),
     ],
 )
@@ -87,7 +87,7 @@ def test_boundary_violation_is_reported(tmp_path: Path, path: str, code: str) ->
         ("python/bindings/a.cc", "#include <pybind11/pybind11.h>\nnamespace py = pybind11;"),
         ("config/env.cc", 'auto x = std::getenv("HOME");'),
         ("comm/a.cc", "void Shm::abort(std::string_view reason) {} void f() { comm->abort(x); }"),
-        ("launcher/process.cc", "void f() { _exit(127); }"),
+        ("launcher/ranks/process.cc", "void f() { _exit(127); }"),
         ("zero/a.cc", "// exit(1) and getenv are mentioned\n/* cudaFree(p)\n abort(); */"),
         (
             "zero/a.cc",

@@ -24,9 +24,9 @@ class DelayedStream final : public CpuStream {
 
   void submit(std::function<void()> task) override {
     constexpr unsigned kEvery = 4;
-    constexpr unsigned kMost = 150;  // microseconds
+    constexpr unsigned kMax = 150;  // microseconds
     const bool late = random_() % kEvery == 0;
-    const std::chrono::microseconds delay(late ? random_() % kMost : 0);
+    const std::chrono::microseconds delay(late ? random_() % kMax : 0);
     if (!late) return stream_->submit(std::move(task));
     stream_->submit([delay, task = std::move(task)] {
       std::this_thread::sleep_for(delay);

@@ -42,8 +42,8 @@ class StreamProgram {
       : engine_(engine),
         device_(device),
         rank_(rank),
-        memory_(device.allocate(kMost * sizeof(float), MemoryCategory::activations)),
-        sum_(view_of(memory_, DType::fp32, kMost)) {}
+        memory_(device.allocate(kMax * sizeof(float), MemoryCategory::activations)),
+        sum_(view_of(memory_, DType::fp32, kMax)) {}
 
   void micro_step() {
     Stream& stream = device_.inline_stream();
@@ -65,7 +65,7 @@ class StreamProgram {
   }
 
  private:
-  static constexpr int64_t kMost = 37 * 41;  // elements of a parameter, of the toy model
+  static constexpr int64_t kMax = 37 * 41;  // elements of a parameter, of the toy model
 
   std::vector<ParameterId> parameters_of(const std::string& module) const {
     std::vector<ParameterId> ids;

@@ -22,29 +22,29 @@ class NcclScratchTest : public testing::NcclTest {
 
 TEST_F(NcclScratchTest, IsAsLargeAsTheLargestReductionAndKept) {
   on_ranks(2, std::chrono::seconds(30), [&](Communicator& comm, CudaDevice& device) {
-    constexpr int64_t kMost = 1 << 14;
-    const Buffer in = device.allocate(kMost * sizeof(float), MemoryCategory::other);
-    const Buffer out = device.allocate(kMost * sizeof(float), MemoryCategory::other);
+    constexpr int64_t kMax = 1 << 14;
+    const Buffer in = device.allocate(kMax * sizeof(float), MemoryCategory::other);
+    const Buffer out = device.allocate(kMax * sizeof(float), MemoryCategory::other);
     Stream& stream = device.inline_stream();
     const auto reduce = [&](int64_t numel, DType dtype, Output output) {
       comm.all_reduce(view_of(in, dtype, numel), view_of(out, DType::fp32, numel), ReduceOp::sum,
                       output, stream, "sum");
     };
-    reduce(kMost, DType::fp32, Output::overwrite);
+    reduce(kMax, DType::fp32, Output::overwrite);
     EXPECT_EQ(buckets(device), 0);  // the sum is what the output gets
-    for (const int64_t numel : {kMost / 4, kMost, kMost / 2}) {
+    for (const int64_t numel : {kMax / 4, kMax, kMax / 2}) {
       reduce(numel, DType::bf16, Output::accumulate);
       reduce(numel, DType::bf16, Output::overwrite);
     }
     stream.synchronize();
-    EXPECT_EQ(buckets(device), kMost * 2);
+    EXPECT_EQ(buckets(device), kMax * 2);
     comm.barrier(stream, "all have reduced").synchronize();
     const auto before = fake_.counts();
     comm.barrier(stream, "all have looked").synchronize();
-    reduce(kMost / 8, DType::bf16, Output::accumulate);
+    reduce(kMax / 8, DType::bf16, Output::accumulate);
     comm.barrier(stream, "all have reduced again").synchronize();
     EXPECT_EQ(fake_.counts()["cudaMallocFromPoolAsync"], before.at("cudaMallocFromPoolAsync"));
-    EXPECT_EQ(buckets(device), kMost * 2);
+    EXPECT_EQ(buckets(device), kMax * 2);
   });
 }
 

@@ -61,6 +61,20 @@ def _is_sizes(mesh_param: Any) -> bool:
 
 
 @deepspeeds_errors()
+def _check(settings: dict[str, Any]) -> None:
+    """Raises what DeepSpeed raises for settings that cannot be, before anything is read."""
+    if elasticity_enabled(settings):
+        check_batch_keys(settings)
+        ensure_immutable_elastic_config(settings["elasticity"])
+    zero = settings.get("zero_optimization")
+    secondary = zero.get("zero_hpz_partition_size", 1) if isinstance(zero, Mapping) else 1
+    groups.has_secondary_partitions = secondary not in (None, 0, 1)
+    zerorun.config.parse(settings)
+    if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
+        ranks = data_parallel_size(zerorun.communicator.world().world_size)
+        compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
+
+
 def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     args: Any = None,
     model: Any = None,
@@ -84,16 +98,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     groups.mpu, groups.mesh_device = mpu, None if _is_sizes(mesh_param) else mesh_param
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(sequence_settings(raw, mpu))
-    if elasticity_enabled(settings):
-        check_batch_keys(settings)
-        ensure_immutable_elastic_config(settings["elasticity"])
-    zero = settings.get("zero_optimization")
-    secondary = zero.get("zero_hpz_partition_size", 1) if isinstance(zero, Mapping) else 1
-    groups.has_secondary_partitions = secondary not in (None, 0, 1)
-    zerorun.config.parse(settings)  # what is wrong shows before anything is read
-    if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
-        ranks = data_parallel_size(zerorun.communicator.world().world_size)
-        compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
+    _check(settings)
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):

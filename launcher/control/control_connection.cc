@@ -1,0 +1,88 @@
+#include "launcher/control/control_connection.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "os/socket.h"
+#include "zerorun/error.h"
+
+namespace zerorun {
+
+ControlConnection::ControlConnection(FileDescriptor socket) : socket_(std::move(socket)) {
+  constexpr int kOn = 1;
+  setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &kOn, sizeof(kOn));
+}
+
+short ControlConnection::events() const {
+  return static_cast<short>(to_send_.empty() ? POLLIN : POLLIN | POLLOUT);
+}
+
+void ControlConnection::send(const ControlMessage& message) {
+  if (!open()) return;
+  to_send_ += frame_of(message.encode());
+  write_some();
+}
+
+void ControlConnection::write_some() {
+  while (open() && !to_send_.empty()) {
+    const ssize_t count =
+        ::send(fd(), to_send_.data(), to_send_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count > 0) {
+      to_send_.erase(0, static_cast<size_t>(count));
+    } else if (errno != EINTR) {
+      if (errno != EAGAIN) close();
+      return;
+    }
+  }
+}
+
+std::vector<ControlMessage> ControlConnection::service() {
+  std::vector<ControlMessage> messages;
+  write_some();
+  std::array<char, 65536> chunk;
+  bool ended = !open();
+  while (!ended) {
+    const ssize_t count = ::recv(fd(), chunk.data(), chunk.size(), MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) break;
+    if (count <= 0) {
+      ended = true;
+      break;
+    }
+    received_.append(chunk.data(), static_cast<size_t>(count));
+    if (received_.size() > limit_) break;  // whole messages first
+  }
+  try {
+    while (const auto frame = take_frame(received_, limit_)) {
+      messages.push_back(ControlMessage::decode(*frame));
+      heard_ = Clock::now();
+    }
+  } catch (const CommError&) {
+    ended = true;  // not a launcher
+  }
+  if (ended) close();
+  return messages;
+}
+
+void ControlConnection::beat(Clock::time_point now) {
+  if (now - beaten_ < kBeat) return;
+  beaten_ = now;
+  send(ControlMessage("alive"));
+}
+
+void ControlConnection::flush(std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  while (open() && !to_send_.empty() && Clock::now() < deadline) {
+    pollfd room = {fd(), POLLOUT, 0};
+    poll(&room, 1, static_cast<int>(kBeat.count()));
+    write_some();
+  }
+}
+
+}  // namespace zerorun

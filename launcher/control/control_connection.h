@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "launcher/control/control_message.h"
+#include "os/file_descriptor.h"
+
+namespace zerorun {
+
+// The connection between the coordinator and the launcher of one host. It never blocks: its owner
+// polls. Both sides say something at every beat, so that silence means a dead host or a cut link.
+class ControlConnection {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kBeat{500};
+  static constexpr std::chrono::milliseconds kLongestSilence{3000};
+
+  ControlConnection() = default;
+  explicit ControlConnection(FileDescriptor socket);
+
+  int fd() const { return socket_.get(); }
+  bool open() const { return static_cast<bool>(socket_); }
+  // The events that poll() should wait for.
+  short events() const;
+  void send(const ControlMessage& message);
+  // Moves bytes both ways, and returns the messages that are complete. A connection that ended, or
+  // over which something else came, is closed afterwards.
+  std::vector<ControlMessage> service();
+  // Says that this side lives, when it is time to.
+  void beat(Clock::time_point now);
+  bool silent(Clock::time_point now) const { return now - heard_ > kLongestSilence; }
+  // Forgives silence up to now.
+  void listen_anew() { heard_ = Clock::now(); }
+  // Sends what is left, for at most `timeout`.
+  void flush(std::chrono::milliseconds timeout);
+  // A peer that is not known yet may only send little.
+  void trust() { limit_ = kMaxTrustedBytes; }
+  void close() { socket_.close(); }
+
+ private:
+  static constexpr size_t kMaxUnauthenticatedBytes = size_t{1} << 16;
+  static constexpr size_t kMaxTrustedBytes = size_t{1} << 24;
+
+  void write_some();
+
+  FileDescriptor socket_;
+  std::string received_;
+  std::string to_send_;
+  size_t limit_ = kMaxUnauthenticatedBytes;
+  Clock::time_point heard_ = Clock::now();
+  Clock::time_point beaten_ = Clock::now();
+};
+
+}  // namespace zerorun

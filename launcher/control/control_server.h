@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+#include <list>
+#include <vector>
+
+#include "launcher/control/control_connection.h"
+#include "launcher/control/control_message.h"
+#include "os/socket.h"
+
+namespace zerorun {
+
+// The socket at which the coordinator hears the launchers of the other hosts. A connection is
+// unauthenticated until its first message, which says who it is; unauthenticated ones are bounded
+// in number, bytes and time.
+class ControlServer {
+ public:
+  struct Arrival {
+    ControlConnection connection;
+    ControlMessage join;
+  };
+  using Accepts = std::function<bool(const ControlMessage& join)>;
+
+  // `listener` is reserved; listens on it. Throws CommError.
+  explicit ControlServer(Listener listener);
+
+  uint16_t port() const { return listener_.port; }
+  // Its own socket and those of unauthenticated connections.
+  std::vector<int> descriptors() const;
+  // Returns those whose message `accepts` takes; one whose time may still come is asked about
+  // again.
+  std::vector<Arrival> service(const Accepts& accepts);
+
+ private:
+  struct Unauthenticated {
+    ControlConnection connection;
+    ControlConnection::Clock::time_point since;
+    std::vector<ControlMessage> said{};
+  };
+
+  void accept_new();
+
+  Listener listener_;
+  std::list<Unauthenticated> unauthenticated_;  // oldest first
+};
+
+}  // namespace zerorun

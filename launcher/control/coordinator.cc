@@ -1,0 +1,373 @@
+#include "launcher/control/coordinator.h"
+
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+#include "core/printable.h"
+#include "launcher/control/meeting_message.h"
+#include "launcher/ranks/process.h"
+#include "launcher/ranks/signals.h"
+#include "launcher/ranks/supervisor.h"
+
+namespace zerorun {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// For the ranks of all hosts to end after a failure: the supervisors' own deadlines, and the way.
+constexpr std::chrono::milliseconds kEndPatience{4500};
+// For the launchers to go home after the last word.
+constexpr std::chrono::milliseconds kHomewardTime{2000};
+constexpr int kFailureCode = 1;
+constexpr int kConfigCode = 2;
+// With fewer hosts than the most that the job may have, others may still come.
+constexpr std::chrono::seconds kLastCall{30};
+
+}  // namespace
+
+Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescriptor& guardian,
+                         const sigset_t& rank_signal_mask)
+    : job_(std::move(job)),
+      guardian_(guardian),
+      output_(STDOUT_FILENO),
+      errors_(STDERR_FILENO),
+      server_(std::move(listener)),
+      starters_(output_, errors_, rank_signal_mask) {
+  for (const HostSlots& host : job_.cluster.hosts) nodes_.push_back(Node{.place = host});
+  meeting_.run_id = job_.run_id;
+  job_.endpoint_host = job_.cluster.endpoint_host;
+  const sigset_t signals = supervised_signals();
+  signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
+  signal(SIGPIPE, SIG_IGN);
+}
+
+int Coordinator::run() {
+  try {
+    start_launchers();
+    while (phase_ != Phase::done) wait_and_handle();
+  } catch (...) {
+    end_descendants(kHomewardTime);
+    throw;
+  }
+  return wind_up();
+}
+
+void Coordinator::start_launchers() {
+  for (const RemoteCommand& command : job_.commands) starters_.start(command, job_.inherited);
+  if (job_.cluster.node_rank < 0) return;
+  const NodeArguments arguments = {
+      .endpoint_host = "127.0.0.1", .endpoint_port = server_.port(), .index = "0"};
+  RemoteCommand here{.words = arguments.words(), .nodes = {job_.cluster.node_rank}};
+  here.words.insert(here.words.begin(), job_.launcher);
+  starters_.start_here(here, job_.inherited);
+}
+
+void Coordinator::wait_and_handle() {
+  PollSet waits;
+  waits.add(signals_.get(), POLLIN, [this] { handle_signals(); });
+  waits.add(guardian_.get(), POLLIN, [this] {
+    for (Node& node : nodes_) node.connection.close();  // which kills the ranks there
+    finish(kFailureCode, "the launcher that coordinated the job was killed");
+  });
+  if (output_.pending()) waits.add(output_.fd(), POLLOUT, [this] { output_.write_some(); });
+  if (errors_.pending()) waits.add(errors_.fd(), POLLOUT, [this] { errors_.write_some(); });
+  for (const int fd : server_.descriptors()) waits.add(fd, POLLIN, [] {});
+  for (Node& node : nodes_) {
+    waits.add(node.connection.fd(), node.connection.events(), [this, &node] {
+      try {
+        for (const ControlMessage& message : node.connection.service()) handle(node, message);
+      } catch (const CommError& error) {
+        lose(node, error.what());
+      }
+    });
+  }
+  starters_.add_to(waits);
+  waits.wait(ControlConnection::kBeat);
+  const auto accepts = [this](const ControlMessage& join) {
+    const std::string token = join.text("token");
+    return join.text("program").empty() ? starters_.knows(token) : token == job_.secret;
+  };
+  for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
+  handle_time();
+  if (phase_ == Phase::gathering) begin_if_ready();
+  if (phase_ == Phase::running || phase_ == Phase::ending) conclude_if_ended();
+}
+
+void Coordinator::handle_signals() {
+  signalfd_siginfo info{};
+  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    const SignalRole role = role_of(signal);
+    if (role == SignalRole::child) {
+      int status = 0;
+      for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+        for (const int number : starters_.ended(pid, status)) {
+          Node& node = nodes_[static_cast<size_t>(number)];
+          lose(node, starters_.last_words(number));
+        }
+      }
+    } else if (role != SignalRole::none) {
+      if (role == SignalRole::stop && !stop_signal_) {
+        stop_signal_ = signal;
+        say(fmt::format("{}: ending the ranks of {} hosts", signal_name(signal), nodes_.size()));
+      }
+      tell_all(ControlMessage("signal").add("signal", signal));
+      if (role == SignalRole::stop && phase_ == Phase::gathering) finish(128 + signal, "");
+    }
+  }
+}
+
+void Coordinator::handle_time() {
+  const Clock::time_point now = Clock::now();
+  for (Node& node : nodes_) {
+    if (!node.alive()) continue;
+    node.connection.beat(now);
+    if (!node.connection.open()) lose(node, "the connection to its launcher ended");
+    // Between messages of its own a launcher may look at its devices for a while.
+    const bool speaks = node.in(Node::State::running) || node.in(Node::State::ended);
+    if (speaks && node.connection.silent(now)) {
+      lose(node, fmt::format("nothing was heard from it for {:.1f} s: the host, its launcher or "
+                             "the link is down",
+                             Seconds(ControlConnection::kLongestSilence).count()));
+    }
+  }
+  if (phase_ == Phase::gathering) note_absence(now);
+  if (phase_ != Phase::ending || now - phase_began_ < kEndPatience) return;
+  for (Node& node : nodes_) {
+    if (node.runs()) lose(node, "its ranks did not end when asked to");
+  }
+}
+
+size_t Coordinator::present() const {
+  return static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) {
+    return !node.in(Node::State::lost) && !node.in(Node::State::gone);
+  }));
+}
+
+void Coordinator::note_absence(Clock::time_point now) {
+  const auto waited = now - phase_began_;
+  const auto missing = [](const Node& node) { return node.in(Node::State::absent); };
+  const auto absent = static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), missing));
+  if (absent == 0) return;
+  const std::string who =
+      fmt::format("there: {}; missing: {}; the place to join is {} port {}",
+                  list_nodes(nodes_, [](const Node& node) { return node.alive(); }),
+                  list_nodes(nodes_, missing), job_.cluster.endpoint_host, server_.port());
+  const auto patience = std::min(meeting_.restarts > 0 ? kRejoin : kLastCall, job_.join_timeout);
+  if (present() - absent >= needed_hosts() && waited > patience) {
+    say(fmt::format("starting without hosts that have not come for {:.0f} s; {}",
+                    Seconds(waited).count(), who));
+    for (Node& node : nodes_) {
+      if (missing(node)) node.state = Node::State::gone;
+    }
+  } else if (waited > job_.join_timeout) {
+    refuse(fmt::format("not all hosts have joined within {} s; {}", job_.join_timeout.count(), who),
+           kFailureCode);
+  } else if (waited > next_note_) {
+    say(fmt::format("waiting for the launchers of all hosts since {:.0f} s; {}",
+                    Seconds(waited).count(), who));
+    next_note_ *= 2;
+  }
+}
+
+void Coordinator::admit(ControlServer::Arrival arrival) {
+  std::string why = mismatch(arrival.join, job_.program);
+  const auto place = place_of(arrival.join, nodes_, job_.commands, job_.cluster.node_rank);
+  if (why.empty() && (!place || phase_ != Phase::gathering)) {
+    why = fmt::format("the job has no place for another launcher on {}: its {} hosts are {}",
+                      printable(arrival.join.text("host")), nodes_.size(),
+                      list_nodes(nodes_, [](const Node&) { return true; }));
+  }
+  if (!why.empty()) {
+    arrival.connection.send(ControlMessage("denied").add("why", why));
+    arrival.connection.flush(ControlConnection::kBeat);
+    if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
+    return;
+  }
+  Node& node = nodes_[static_cast<size_t>(*place)];
+  node.connection = std::move(arrival.connection);
+  node.state = Node::State::joined;
+  if (job_.cluster.start == RemoteStart::by_hand) {
+    node.place.host = printable(arrival.join.text("host"));
+  }
+  node.connection.send(ControlMessage("job")
+                           .add_all("argument", job_.arguments)
+                           .add_all("variable", job_.variables)
+                           .add("slots", encode_slots(node.place.slots)));
+}
+
+void Coordinator::handle(Node& node, const ControlMessage& message) {
+  const std::string& host = node.place.host;
+  if (message.is("ready")) {
+    node.place.slots = decode_slots(message.text("slots"));
+    node.state = Node::State::ready;
+  } else if (message.is("meeting")) {
+    begin_others(message);
+  } else if (message.is("started")) {
+    node.state = Node::State::running;
+    node.connection.listen_anew();
+  } else if (message.is("failed")) {
+    end_run();
+  } else if (message.is("stopping")) {
+    if (!stop_signal_) {
+      constexpr int64_t kMaxSignal = 64;
+      stop_signal_ = static_cast<int>(message.number("signal", 1, kMaxSignal));
+      say(fmt::format("{} on {}: ending the ranks of all hosts", signal_name(*stop_signal_), host));
+      tell_all(ControlMessage("signal").add("signal", *stop_signal_));
+      if (phase_ == Phase::gathering) finish(128 + *stop_signal_, "");
+    }
+  } else if (message.is("refused")) {
+    node.state = Node::State::ended;
+    refuse(fmt::format("{}: {}", host, printable_lines(message.text("why"))), kConfigCode);
+  } else if (message.is("ended")) {
+    node.end = message;
+    node.state = Node::State::ended;
+    constexpr int64_t kLastCause = static_cast<int64_t>(RunEnd::Cause::orphaned);
+    const auto cause = static_cast<RunEnd::Cause>(message.number("cause", 0, kLastCause));
+    if (cause == RunEnd::Cause::orphaned) return lose(node, "its launcher was killed");
+    if (cause == RunEnd::Cause::failure) {
+      node.failure_order =
+          1 + static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& one) {
+            return one.failure_order > 0;
+          }));
+      end_run();
+    }
+  }
+}
+
+void Coordinator::lose(Node& node, const std::string& why) {
+  node.connection.close();
+  const int number = static_cast<int>(&node - nodes_.data());
+  if (node.in(Node::State::lost) || node.in(Node::State::gone) || phase_ == Phase::done) return;
+  starters_.drop(number);
+  node.state = Node::State::lost;
+  node.loss = fmt::format("host {} (node {}) was lost: {}", node.place.host, number, why);
+  if (phase_ != Phase::gathering) return end_run();
+  if (present() >= needed_hosts()) {
+    node.state = Node::State::gone;
+    return say(node.loss + "; going on without it");
+  }
+  refuse(fmt::format("no launcher on host {} (node {}): {}", node.place.host, number,
+                     why.empty() ? "it ended" : why),
+         kFailureCode);
+}
+
+void Coordinator::refuse(const std::string& why, int code) {
+  if (last_word_.empty()) {
+    last_word_ = why;
+    code_ = code;
+  }
+  if (phase_ == Phase::gathering) return finish(code_, last_word_);
+  end_run();
+}
+
+void Coordinator::begin_if_ready() {
+  const auto answered = [](const Node& node) {
+    return node.in(Node::State::ready) || node.in(Node::State::gone);
+  };
+  if (std::all_of(nodes_.begin(), nodes_.end(), answered)) begin();
+}
+
+void Coordinator::begin() {
+  phase_ = Phase::running;
+  phase_began_ = Clock::now();
+  Cluster& cluster = job_.cluster;
+  cluster.hosts.clear();
+  Node* first = nullptr;
+  for (Node& node : nodes_) {
+    if (node.in(Node::State::gone)) continue;
+    if (first == nullptr) first = &node;
+    cluster.hosts.push_back(node.place);
+    node.end.reset();
+    node.failure_order = 0;
+  }
+  // Without the first host there is no meeting at its address.
+  cluster.endpoint_host = first == nodes_.data() ? job_.endpoint_host : first->place.host;
+  meeting_.master_addr.clear();
+  meeting_.master_port = 0;
+  if (meeting_.secret.empty()) meeting_.secret = make_secret();
+  first->state = Node::State::starting;
+  first->connection.send(encode_begin(cluster, meeting_, 0));
+}
+
+void Coordinator::begin_others(const ControlMessage& place) {
+  constexpr int64_t kMaxPort = 65535;
+  meeting_.master_addr = place.text("master_addr");
+  meeting_.master_port = static_cast<uint16_t>(place.number("master_port", 1, kMaxPort));
+  if (phase_ != Phase::running) return;
+  int node_rank = 0;
+  for (Node& node : nodes_) {
+    if (!node.in(Node::State::ready)) continue;
+    node.state = Node::State::starting;
+    node.connection.send(encode_begin(job_.cluster, meeting_, ++node_rank));
+  }
+}
+
+void Coordinator::end_run() {
+  if (phase_ != Phase::running) return;
+  phase_ = Phase::ending;
+  phase_began_ = Clock::now();
+  tell_all(ControlMessage("end"));
+}
+
+void Coordinator::conclude_if_ended() {
+  const auto busy = [](const Node& node) { return node.runs(); };
+  if (std::any_of(nodes_.begin(), nodes_.end(), busy)) return;
+  const auto waits = [](const Node& node) { return node.in(Node::State::ready); };
+  if (phase_ == Phase::running && std::any_of(nodes_.begin(), nodes_.end(), waits)) return;
+  if (!last_word_.empty()) return finish(code_, last_word_);
+  const std::optional<Verdict> verdict = judge(nodes_);
+  if (!verdict) return finish(stop_signal_ ? 128 + *stop_signal_ : 0, "");
+  if (!stop_signal_ && restart(verdict->summary)) return;
+  const bool asked = stop_signal_ && verdict->by_loss;
+  finish(asked ? 128 + *stop_signal_ : verdict->code, verdict->report);
+}
+
+void Coordinator::finish(int code, const std::string& report) {
+  if (phase_ == Phase::done) return;
+  phase_ = Phase::done;
+  code_ = code;
+  last_word_ = report;
+  tell_all(ControlMessage("finish").add("code", code).add("report", report));
+  for (size_t i = 0; i < nodes_.size(); ++i) {  // a launcher that has not come cannot be told
+    if (nodes_[i].in(Node::State::absent)) starters_.drop(static_cast<int>(i));
+  }
+}
+
+void Coordinator::tell_all(const ControlMessage& message) {
+  for (Node& node : nodes_) node.connection.send(message);
+}
+
+int Coordinator::wind_up() {
+  for (Node& node : nodes_) node.connection.flush(kHomewardTime);
+  const Clock::time_point deadline = Clock::now() + kHomewardTime;
+  while (starters_.any_running() && Clock::now() < deadline) {
+    PollSet waits;
+    waits.add(signals_.get(), POLLIN, [this] { handle_signals(); });
+    if (output_.pending()) waits.add(output_.fd(), POLLOUT, [this] { output_.write_some(); });
+    if (errors_.pending()) waits.add(errors_.fd(), POLLOUT, [this] { errors_.write_some(); });
+    starters_.add_to(waits);
+    waits.wait(ControlConnection::kBeat);
+  }
+  const bool all_ended = end_descendants(kHomewardTime);
+  starters_.finish();
+  if (!all_ended) say("warning: some processes of the job do not react to SIGKILL");
+  if (!last_word_.empty()) {
+    const bool whole = last_word_.starts_with("[zerorun]");  // a report of several lines
+    errors_.append(-1, whole ? last_word_ : "[zerorun] error: " + last_word_ + "\n");
+  }
+  output_.drain();
+  errors_.drain();
+  return code_;
+}
+
+}  // namespace zerorun

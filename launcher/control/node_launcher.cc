@@ -1,0 +1,240 @@
+#include "launcher/control/node_launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "config/env.h"
+#include "core/build_id.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "core/printable.h"
+#include "launcher/control/meeting_message.h"
+#include "launcher/hosts/remote_start.h"
+#include "launcher/program.h"
+#include "launcher/ranks/guardian.h"
+#include "launcher/ranks/process.h"
+#include "launcher/ranks/signals.h"
+#include "os/process_identity.h"
+#include "os/socket.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kFirstNote{10};
+
+ControlMessage introduce(const Introduction& introduction) {
+  ControlMessage join("join");
+  join.add("token", introduction.token)
+      .add("version", ZERORUN_VERSION)
+      .add("build", build_id().data())
+      .add("host", host_name())
+      .add("command", introduction.command)
+      .add("index", introduction.index)
+      .add("node_rank", introduction.node_rank)
+      .add("slurm_name", read_environment("SLURMD_NODENAME").value_or(""))
+      .add("openmpi_rank", read_environment("OMPI_COMM_WORLD_RANK").value_or(""));
+  if (introduction.by_hand) join.add("program", program_text(*introduction.by_hand));
+  return join;
+}
+
+// The variables and the folder of the command that the user typed, for what is started here.
+void take_over(const ControlMessage& job) {
+  for (const std::string& entry : job.all("variable")) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos || equals == 0) continue;
+    setenv(entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
+  }
+}
+
+}  // namespace
+
+std::string program_text(const LaunchOptions& options) {
+  std::string text = options.program.name;
+  for (const std::string& argument : options.program.arguments) text += " " + argument;
+  return text;
+}
+
+std::chrono::seconds join_timeout(const LaunchOptions& options) {
+  constexpr double kDefault = 600;
+  const double seconds = options.hosts.join_timeout_s.value_or(kDefault);
+  return std::chrono::seconds(static_cast<int64_t>(std::max(1.0, seconds)));
+}
+
+NodeLauncher::NodeLauncher(Introduction introduction, const FileDescriptor& guardian,
+                           const sigset_t& rank_signal_mask)
+    : introduction_(std::move(introduction)),
+      guardian_(guardian),
+      rank_signal_mask_(rank_signal_mask) {
+  const sigset_t signals = supervised_signals();
+  signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
+  options_ = introduction_.by_hand;
+}
+
+int NodeLauncher::run() {
+  if (const auto code = connect()) return *code;
+  for (;;) {
+    const Clock::time_point now = Clock::now();
+    connection_.beat(now);
+    for (const ControlMessage& message : connection_.service()) {
+      if (const auto code = handle(message)) return *code;
+    }
+    if (!connection_.open() || connection_.silent(now)) {
+      fail<CommError>(
+          "lost the connection to the launcher at {} port {}, which coordinates the "
+          "job: has it ended, or is the link down?",
+          introduction_.endpoint_host, introduction_.endpoint_port);
+    }
+    if (const auto code = wait(ControlConnection::kBeat)) return *code;
+  }
+}
+
+std::optional<int> NodeLauncher::connect() {
+  const Clock::time_point started = Clock::now();
+  const std::chrono::seconds patience = introduction_.patience;
+  std::chrono::seconds next_note = kFirstNote;
+  while (!connection_.open()) {
+    std::string problem;
+    try {
+      constexpr std::chrono::milliseconds kTry{500};
+      connection_ = ControlConnection(connect_to(introduction_.endpoint_host,
+                                                 introduction_.endpoint_port, Clock::now() + kTry));
+      break;
+    } catch (const CommError& error) {
+      problem = error.what();
+    }
+    const auto waited = Clock::now() - started;
+    const std::string where =
+        fmt::format("{} port {}", introduction_.endpoint_host, introduction_.endpoint_port);
+    if (waited > patience) {
+      fail<CommError>(
+          "no launcher of the first host at {} for {:.0f} s ({}). Is the same command "
+          "running there, and can this host reach it?",
+          where, Seconds(waited).count(), problem);
+    }
+    if (waited > next_note) {
+      Logger().info("waiting for the launcher of the first host at {} for {:.0f} s", where,
+                    Seconds(waited).count());
+      next_note *= 2;
+    }
+    if (const auto code = wait(std::chrono::milliseconds(20))) return code;
+  }
+  connection_.trust();  // it was asked for
+  connection_.send(introduce(introduction_));
+  return std::nullopt;
+}
+
+std::optional<int> NodeLauncher::wait(std::chrono::milliseconds timeout) {
+  std::array<pollfd, 3> waits = {pollfd{signals_.get(), POLLIN, 0},
+                                 pollfd{guardian_.get(), POLLIN, 0},
+                                 pollfd{connection_.fd(), connection_.events(), 0}};
+  poll(waits.data(), waits.size(), static_cast<int>(timeout.count()));
+  if (waits[1].revents != 0) return 1;
+  signalfd_siginfo info{};
+  while (waits[0].revents != 0 && read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (role_of(signal) != SignalRole::stop) continue;
+    connection_.send(ControlMessage("stopping").add("signal", signal));
+    connection_.flush(ControlConnection::kBeat);
+    return 128 + signal;
+  }
+  return std::nullopt;
+}
+
+std::optional<int> NodeLauncher::handle(const ControlMessage& message) {
+  if (message.is("denied")) fail<ConfigError>("{}", printable_lines(message.text("why")));
+  if (message.is("finish")) {
+    const std::string report = message.text("report");
+    // A launcher that the coordinator has started speaks through it.
+    if (introduction_.by_hand && !report.empty()) {
+      Logger().log(LogLevel::error, "the job has ended: {}", printable_lines(report));
+    }
+    constexpr int64_t kMaxCode = 255;
+    return static_cast<int>(message.number("code", 0, kMaxCode));
+  }
+  try {
+    if (message.is("job")) prepare(message);
+    if (message.is("begin")) run_ranks(message);
+  } catch (const ConfigError& error) {
+    connection_.send(ControlMessage("refused").add("why", error.what()));
+  }
+  return std::nullopt;
+}
+
+void NodeLauncher::prepare(const ControlMessage& job) {
+  if (!introduction_.by_hand) {
+    take_over(job);
+    options_ = parse_options(job.all("argument"), inherited_environment());
+  }
+  here_ =
+      look_at_this_host(options_->request.accelerator,
+                        is_bundled(options_->program, ProgramSearch::here()), options_->cpus.list);
+  std::vector<int> slots = decode_slots(job.text("slots"));
+  if (slots.empty()) slots = select_ranks(options_->request, here_->resources).slots;
+  connection_.send(ControlMessage("ready").add("slots", encode_slots(slots)));
+}
+
+void NodeLauncher::run_ranks(const ControlMessage& begin) {
+  const Cluster cluster = decode_cluster(begin);
+  Job job = plan_job(*options_, *here_, cluster, decode_meeting(begin));
+  if (cluster.node_rank == 0) {
+    if (!job.note.empty() && job.meeting.restarts == 0) Logger().info("{}", job.note);
+    connection_.send(ControlMessage("meeting")
+                         .add("master_addr", job.meeting.master_addr)
+                         .add("master_port", job.meeting.master_port));
+  }
+  connection_.send(ControlMessage("started"));
+  connection_.listen_anew();
+  const RunEnd end = Supervisor(std::move(job), guardian_, rank_signal_mask_, &connection_).run();
+  connection_.send(ControlMessage("ended")
+                       .add("cause", static_cast<int>(end.cause))
+                       .add("code", end.code)
+                       .add("by_signal", end.by_signal ? 1 : 0)
+                       .add("report", end.report)
+                       .add("summary", end.summary));
+  connection_.listen_anew();
+}
+
+int run_node_launcher(const std::vector<std::string>& words) {
+  const NodeArguments arguments = NodeArguments::parse(words);
+  open_standard_streams();
+  FileDescriptor lifeline;
+  if (arguments.lifeline) {
+    lifeline = FileDescriptor(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+    const FileDescriptor null_device(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    dup2(null_device.get(), STDIN_FILENO);
+  }
+  return run_guarded(
+      [arguments](const FileDescriptor& guardian, const sigset_t& original_mask) {
+        Introduction introduction;
+        introduction.endpoint_host = arguments.endpoint_host;
+        introduction.endpoint_port = arguments.endpoint_port;
+        introduction.command = arguments.command;
+        introduction.index = arguments.index;
+        introduction.token = make_secret();
+        // Only who has started this process can read it; see remote_commands().
+        const std::string line = fmt::format("{}{}\n", kTokenMark, introduction.token);
+        if (write(STDOUT_FILENO, line.data(), line.size()) < 0) return 1;
+        const int code = NodeLauncher(std::move(introduction), guardian, original_mask).run();
+        kill(getppid(), SIGCONT);  // a guardian that somebody has stopped could not end
+        return code;
+      },
+      std::move(lifeline));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,119 @@
+#include "launcher/control/node_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/build_id.h"
+#include "core/printable.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+std::optional<int> parse_index(const std::string& text, size_t size) {
+  size_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value >= size) {
+    return std::nullopt;
+  }
+  return static_cast<int>(value);
+}
+
+std::optional<int> node_of_command(const ControlMessage& join, const std::vector<Node>& nodes,
+                                   const RemoteCommand& command) {
+  const std::string index = join.text("index");
+  if (index == "slurm") {
+    const std::string name = join.text("slurm_name");
+    for (const int node : command.nodes) {
+      if (nodes[static_cast<size_t>(node)].place.host == name) return node;
+    }
+    return std::nullopt;
+  }
+  const auto place =
+      parse_index(index == "openmpi" ? join.text("openmpi_rank") : index, command.nodes.size());
+  if (!place) return std::nullopt;
+  return command.nodes[static_cast<size_t>(*place)];
+}
+
+// Larger = nearer to the cause.
+int weight(const Node& node) {
+  if (node.in(Node::State::lost)) return 3;
+  if (node.failure_order == 0 || node.in(Node::State::gone)) return 0;
+  return node.end && node.end->text("by_signal") == "1" ? 2 : 1;
+}
+
+const Node* first_cause(const std::vector<Node>& nodes) {
+  const Node* found = nullptr;
+  for (const Node& node : nodes) {
+    if (weight(node) == 0) continue;
+    const bool nearer =
+        found == nullptr || weight(node) > weight(*found) ||
+        (weight(node) == weight(*found) && node.failure_order < found->failure_order);
+    if (nearer) found = &node;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<int> place_of(const ControlMessage& join, const std::vector<Node>& nodes,
+                            const std::vector<RemoteCommand>& commands, int here) {
+  std::optional<int> place;
+  const std::optional<int> command = parse_index(join.text("command"), commands.size());
+  if (command) {
+    place = node_of_command(join, nodes, commands[static_cast<size_t>(*command)]);
+  } else if (join.text("program").empty()) {
+    place = here;  // this host's own
+  } else if (join.text("node_rank") != "-1") {
+    place = parse_index(join.text("node_rank"), nodes.size());
+  } else {
+    const auto free = std::find_if(nodes.begin(), nodes.end(), [here, &nodes](const Node& node) {
+      return node.in(Node::State::absent) && &node - nodes.data() != here;
+    });
+    if (free != nodes.end()) place = static_cast<int>(free - nodes.begin());
+  }
+  if (!place || *place < 0 || !nodes[static_cast<size_t>(*place)].in(Node::State::absent)) {
+    return std::nullopt;
+  }
+  return place;
+}
+
+std::string mismatch(const ControlMessage& join, const std::string& program) {
+  const std::string host = printable(join.text("host"));
+  if (join.text("build") != build_id().data()) {
+    return fmt::format(
+        "the hosts have different builds of zerorun: {} has version {}, build {}; the launcher "
+        "that coordinates has version {}, build {}. Install the same one on all hosts",
+        host, printable(join.text("version")), printable(join.text("build")), ZERORUN_VERSION,
+        build_id().data());
+  }
+  const std::string given = join.text("program");
+  if (given.empty() || given == program) return {};
+  return fmt::format("the hosts run different commands: {} has '{}', the first host has '{}'", host,
+                     printable(given), printable(program));
+}
+
+std::optional<Verdict> judge(const std::vector<Node>& nodes) {
+  const Node* cause = first_cause(nodes);
+  if (cause == nullptr) return std::nullopt;
+  Verdict verdict = {.code = 1,
+                     .report = cause->loss,
+                     .summary = cause->loss,
+                     .by_loss = cause->in(Node::State::lost)};
+  constexpr int64_t kMaxCode = 255;
+  for (const Node& node : nodes) {
+    if (!node.end || node.failure_order == 0) continue;
+    if (&node == cause || verdict.by_loss) {
+      verdict.code = static_cast<int>(node.end->number("code", 0, kMaxCode));
+    }
+    if (&node != cause) continue;
+    verdict.report = node.end->text("report");
+    verdict.summary = node.end->text("summary");
+  }
+  return verdict;
+}
+
+}  // namespace zerorun

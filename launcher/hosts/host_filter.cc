@@ -1,0 +1,180 @@
+#include "launcher/hosts/host_filter.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "core/check.h"
+#include "core/printable.h"
+#include "launcher/hosts/hostfile.h"
+#include "launcher/words.h"
+
+namespace zerorun {
+
+namespace {
+
+// "worker-1:0,2" -> its name and the text after the colon. An address of IPv6 is in brackets, or
+// has no slots.
+std::pair<std::string_view, std::optional<std::string_view>> split_filter(std::string_view spec) {
+  if (spec.starts_with('[')) {
+    const size_t end = std::min(spec.find(']'), spec.size());
+    const std::string_view rest = trim(spec.substr(std::min(end + 1, spec.size())));
+    if (rest.empty()) return {spec.substr(1, end - 1), std::nullopt};
+    return {spec.substr(1, end - 1), rest.substr(1)};
+  }
+  const size_t colon = spec.find(':');
+  if (colon == std::string_view::npos || std::count(spec.begin(), spec.end(), ':') > 1) {
+    return {spec, std::nullopt};
+  }
+  return {trim(spec.substr(0, colon)), spec.substr(colon + 1)};
+}
+
+std::set<int> parse_slots(std::string_view option, const std::string& text, std::string_view name,
+                          std::string_view list) {
+  if (trim(list).empty()) {
+    fail<ConfigError>("{} '{}' names no slot after '{}:'; '{}' alone means all of them", option,
+                      text, name, name);
+  }
+  std::set<int> slots;
+  for (const std::string_view slot : split(list, ',')) {
+    const std::optional<int> number = parse_number(trim(slot));
+    if (!number || *number < 0) {
+      fail<ConfigError>("{} '{}': slot '{}' is not a number; list the slots, as in localhost:0,2",
+                        option, text, slot);
+    }
+    slots.insert(*number);
+  }
+  return slots;
+}
+
+// The host of the pool that a filter means.
+size_t find_host(const std::vector<HostSlots>& pool, std::string_view name, const std::string& here,
+                 std::string_view option, const std::string& text) {
+  const auto named = std::find_if(pool.begin(), pool.end(),
+                                  [name](const HostSlots& host) { return host.host == name; });
+  if (named != pool.end()) return static_cast<size_t>(named - pool.begin());
+  if (is_this_host(name, here)) {
+    const auto own = std::find_if(pool.begin(), pool.end(), [&here](const HostSlots& host) {
+      return is_this_host(host.host, here);
+    });
+    if (own != pool.end()) return static_cast<size_t>(own - pool.begin());
+  }
+  constexpr size_t kShown = 8;
+  std::vector<std::string_view> names;
+  for (size_t i = 0; i < std::min(pool.size(), kShown); ++i) names.emplace_back(pool[i].host);
+  fail<ConfigError>("{} '{}' names host '{}', which is not among the job's {}: {}{}", option, text,
+                    name, pool.size(), fmt::join(names, ", "), pool.size() > kShown ? ", ..." : "");
+}
+
+void check_slot(const HostSlots& host, int slot, std::string_view option, const std::string& text) {
+  if (host.slots.empty() ||
+      std::find(host.slots.begin(), host.slots.end(), slot) != host.slots.end()) {
+    return;  // of a host without a number of slots its own launcher says what there is
+  }
+  fail<ConfigError>("{} '{}' names slot {} of host '{}', which has {} (0 to {})", option, text,
+                    slot, host.host, host.slots.size(), host.slots.back());
+}
+
+std::vector<HostSlots> include_hosts(const std::vector<HostSlots>& pool, const std::string& text,
+                                     const std::string& here) {
+  std::vector<std::set<int>> chosen(pool.size());
+  std::vector<bool> named(pool.size(), false);
+  std::vector<bool> whole(pool.size(), false);
+  for (const HostFilter& filter : parse_host_filter("--include", text)) {
+    const size_t host = find_host(pool, filter.host, here, "--include", text);
+    named[host] = true;
+    if (filter.slots.empty()) whole[host] = true;
+    for (const int slot : filter.slots) check_slot(pool[host], slot, "--include", text);
+    chosen[host].insert(filter.slots.begin(), filter.slots.end());
+  }
+  std::vector<HostSlots> hosts;
+  for (size_t i = 0; i < pool.size(); ++i) {
+    if (!named[i]) continue;
+    hosts.push_back(pool[i]);
+    if (!whole[i]) hosts.back().slots.assign(chosen[i].begin(), chosen[i].end());
+  }
+  return hosts;
+}
+
+std::vector<HostSlots> exclude_hosts(const std::vector<HostSlots>& pool, const std::string& text,
+                                     const std::string& here) {
+  std::vector<HostSlots> hosts = pool;
+  std::vector<bool> dropped(pool.size(), false);
+  for (const HostFilter& filter : parse_host_filter("--exclude", text)) {
+    const size_t host = find_host(pool, filter.host, here, "--exclude", text);
+    if (filter.slots.empty()) dropped[host] = true;
+    if (!filter.slots.empty() && pool[host].slots.empty()) {
+      fail<ConfigError>(
+          "--exclude '{}' names slots of host '{}', but not even their number is known: write '{} "
+          "slots=N' into the hostfile",
+          text, pool[host].host, pool[host].host);
+    }
+    for (const int slot : filter.slots) {
+      check_slot(pool[host], slot, "--exclude", text);
+      std::erase(hosts[host].slots, slot);
+    }
+    if (!filter.slots.empty() && hosts[host].slots.empty()) dropped[host] = true;
+  }
+  std::vector<HostSlots> kept;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (!dropped[i]) kept.push_back(std::move(hosts[i]));
+  }
+  if (kept.empty()) fail<ConfigError>("--exclude '{}' leaves no host to run on", text);
+  return kept;
+}
+
+void limit_slots(std::vector<HostSlots>& hosts, int count) {
+  for (HostSlots& host : hosts) {
+    if (host.slots.empty()) {
+      host.slots = first_slots(count);
+      continue;
+    }
+    if (host.slots.size() < static_cast<size_t>(count)) {
+      fail<ConfigError>("--num_gpus {}: the hostfile gives host '{}' {} slot{}", count, host.host,
+                        host.slots.size(), host.slots.size() == 1 ? "" : "s");
+    }
+    host.slots.resize(static_cast<size_t>(count));
+  }
+}
+
+}  // namespace
+
+bool is_this_host(std::string_view name, const std::string& here) {
+  return name == "localhost" || name == "127.0.0.1" || name == "::1" || name == here ||
+         name == std::string_view(here).substr(0, here.find('.'));
+}
+
+std::vector<HostFilter> parse_host_filter(std::string_view option, const std::string& text) {
+  std::vector<HostFilter> filters;
+  for (const std::string_view part : split(text, '@')) {
+    const auto [name, slots] = split_filter(trim(part));
+    if (!is_host_name(name)) {
+      fail<ConfigError>(
+          "{} '{}': expected HOST[:SLOT,SLOT...][@HOST...], for example localhost:0,2", option,
+          printable(text));
+    }
+    HostFilter filter = {.host = std::string(name)};
+    if (slots) filter.slots = parse_slots(option, text, name, *slots);
+    filters.push_back(std::move(filter));
+  }
+  return filters;
+}
+
+std::vector<HostSlots> select_hosts(const std::vector<HostSlots>& pool, const RankRequest& request,
+                                    int nodes, const std::string& here) {
+  check_combination(request, nodes);
+  if (!request.include.empty()) return include_hosts(pool, request.include, here);
+  if (!request.exclude.empty()) return exclude_hosts(pool, request.exclude, here);
+  std::vector<HostSlots> hosts = pool;
+  if (nodes > static_cast<int>(pool.size())) {
+    fail<ConfigError>("--num_nodes {}: there {} {} host{} ({}{})", nodes,
+                      pool.size() == 1 ? "is" : "are", pool.size(), pool.size() == 1 ? "" : "s",
+                      pool.front().host, pool.size() == 1 ? "" : ", ...");
+  }
+  if (nodes > 0) hosts.resize(static_cast<size_t>(nodes));
+  if (const std::optional<int> count = number_of_ranks(request)) limit_slots(hosts, *count);
+  return hosts;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,187 @@
+#include "launcher/hosts/remote_start.h"
+
+#include <fmt/ranges.h>
+
+#include <charconv>
+
+#include "core/check.h"
+#include "launcher/hosts/shell_quote.h"
+
+namespace zerorun {
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+// The command line that a shell on another host runs. `pdsh` puts the host's place among its
+// targets for %n.
+std::string node_script(const RemoteContext& context, int command, const std::string& index,
+                        bool lifeline) {
+  const NodeArguments arguments = {.endpoint_host = context.endpoint_host,
+                                   .endpoint_port = context.endpoint_port,
+                                   .command = command,
+                                   .index = index,
+                                   .lifeline = lifeline};
+  std::string script;
+  if (!context.venv_script.empty()) {
+    script += fmt::format(". {} || exit; ", shell_quote(context.venv_script));
+  }
+  script += fmt::format("cd {} || exit; ", shell_quote(context.directory));
+  script +=
+      fmt::format("z={}; [ -x \"$z\" ] || z=zerorun; exec \"$z\"", shell_quote(context.launcher));
+  for (const std::string& word : arguments.words()) {
+    script += fmt::format(" {}", shell_quote(word));
+  }
+  return script;
+}
+
+// The login shell of the other host may be of any family.
+std::string in_plain_shell(const std::string& script) {
+  return "exec sh -c " + shell_quote(script);
+}
+
+std::string joined_hosts(const Cluster& cluster, const std::vector<int>& nodes) {
+  std::string names;
+  for (const int node : nodes) {
+    names += (names.empty() ? "" : ",") + cluster.hosts[static_cast<size_t>(node)].host;
+  }
+  return names;
+}
+
+RemoteCommand ssh_command(const Cluster& cluster, const RemoteContext& context, int node,
+                          int command) {
+  RemoteCommand ssh{.words = {"ssh"}, .nodes = {node}, .lifeline = true};
+  // The user's own options come first: ssh takes the first value that it reads.
+  const Words& given = cluster.start_arguments;
+  ssh.words.insert(ssh.words.end(), given.begin(), given.end());
+  if (cluster.ssh_port > 0) {
+    ssh.words.insert(ssh.words.end(), {"-p", std::to_string(cluster.ssh_port)});
+  }
+  // Several questions for passwords at once could not be answered.
+  ssh.words.insert(ssh.words.end(), {"-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
+  ssh.words.push_back(cluster.hosts[static_cast<size_t>(node)].host);
+  ssh.words.push_back(in_plain_shell(node_script(context, command, "0", true)));
+  return ssh;
+}
+
+RemoteCommand pdsh_command(const Cluster& cluster, const RemoteContext& context,
+                           const std::vector<int>& nodes) {
+  RemoteCommand pdsh{.words = {"pdsh", "-S", "-N", "-R", "ssh", "-f", "1024"}, .nodes = nodes};
+  std::string ssh_arguments = "-o BatchMode=yes -o ConnectTimeout=10";
+  if (cluster.ssh_port > 0) ssh_arguments += fmt::format(" -p {}", cluster.ssh_port);
+  pdsh.variables["PDSH_SSH_ARGS_APPEND"] = ssh_arguments;
+  const Words& given = cluster.start_arguments;
+  pdsh.words.insert(pdsh.words.end(), given.begin(), given.end());
+  pdsh.words.insert(pdsh.words.end(), {"-w", joined_hosts(cluster, nodes)});
+  pdsh.words.push_back(in_plain_shell(node_script(context, 0, "%n", false)));
+  return pdsh;
+}
+
+RemoteCommand srun_command(const Cluster& cluster, const RemoteContext& context,
+                           const std::vector<int>& nodes) {
+  const std::string count = std::to_string(nodes.size());
+  RemoteCommand srun{
+      .words = {"srun", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1",
+                "--nodelist=" + joined_hosts(cluster, nodes), "--overlap", "--cpu-bind=none",
+                "--input=none", "--unbuffered", "--kill-on-bad-exit=0"},
+      .nodes = nodes};
+  const Words& given = cluster.start_arguments;
+  srun.words.insert(srun.words.end(), given.begin(), given.end());
+  srun.words.insert(srun.words.end(), {"sh", "-c", node_script(context, 0, "slurm", false)});
+  return srun;
+}
+
+RemoteCommand mpirun_command(const Cluster& cluster, const RemoteContext& context,
+                             const std::vector<int>& nodes) {
+  RemoteCommand mpirun{
+      .words = {"mpirun", "-np", std::to_string(nodes.size()), "--host",
+                joined_hosts(cluster, nodes), "--map-by", "ppr:1:node", "--bind-to", "none"},
+      .nodes = nodes};
+  const Words& given = cluster.start_arguments;
+  mpirun.words.insert(mpirun.words.end(), given.begin(), given.end());
+  mpirun.words.insert(mpirun.words.end(), {"sh", "-c", node_script(context, 0, "openmpi", false)});
+  return mpirun;
+}
+
+int64_t parse_whole(const std::string& text, int64_t low, int64_t high) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || value < low || value > high) {
+    fail<ConfigError>(
+        "--node_launcher is what zerorun starts on other hosts, not for users; got "
+        "'{}', expected a number from {} to {}",
+        text, low, high);
+  }
+  return value;
+}
+
+}  // namespace
+
+std::vector<RemoteCommand> remote_commands(const Cluster& cluster, const RemoteContext& context) {
+  std::vector<int> nodes;
+  for (int node = 0; node < static_cast<int>(cluster.hosts.size()); ++node) {
+    if (node != cluster.node_rank) nodes.push_back(node);
+  }
+  if (nodes.empty()) return {};
+  switch (cluster.start) {
+    case RemoteStart::none:
+    case RemoteStart::by_hand:
+      return {};
+    case RemoteStart::pdsh:
+      return {pdsh_command(cluster, context, nodes)};
+    case RemoteStart::slurm:
+      return {srun_command(cluster, context, nodes)};
+    case RemoteStart::openmpi:
+      return {mpirun_command(cluster, context, nodes)};
+    case RemoteStart::ssh:
+      break;
+  }
+  std::vector<RemoteCommand> commands;
+  commands.reserve(nodes.size());
+  for (const int node : nodes) {
+    commands.push_back(ssh_command(cluster, context, node, static_cast<int>(commands.size())));
+  }
+  return commands;
+}
+
+std::vector<std::string> NodeArguments::words() const {
+  return {"--node_launcher",       endpoint_host, std::to_string(endpoint_port),
+          std::to_string(command), index,         lifeline ? "lifeline" : "free"};
+}
+
+NodeArguments NodeArguments::parse(const std::vector<std::string>& words) {
+  constexpr size_t kWords = 6;
+  if (words.size() != kWords) {
+    fail<ConfigError>(
+        "--node_launcher is what zerorun starts on other hosts, not for users; got "
+        "{} words, expected {}",
+        words.size(), kWords);
+  }
+  constexpr int64_t kMaxPort = 65535;
+  constexpr int64_t kMaxCommands = 1 << 20;
+  return {.endpoint_host = words[1],
+          .endpoint_port = static_cast<uint16_t>(parse_whole(words[2], 1, kMaxPort)),
+          .command = static_cast<int>(parse_whole(words[3], -1, kMaxCommands)),
+          .index = words[4],
+          .lifeline = words[5] == "lifeline"};
+}
+
+std::string_view name_of(RemoteStart start) {
+  switch (start) {
+    case RemoteStart::none:
+    case RemoteStart::by_hand:
+      break;
+    case RemoteStart::ssh:
+      return "ssh";
+    case RemoteStart::pdsh:
+      return "pdsh";
+    case RemoteStart::slurm:
+      return "srun";
+    case RemoteStart::openmpi:
+      return "mpirun";
+  }
+  return "zerorun";
+}
+
+}  // namespace zerorun

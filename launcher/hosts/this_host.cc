@@ -1,0 +1,50 @@
+#include "launcher/hosts/this_host.h"
+
+#include <algorithm>
+
+#include "config/env.h"
+#include "core/check.h"
+#include "launcher/ranks/cuda_probe.h"
+#include "os/process_identity.h"
+
+namespace zerorun {
+
+namespace {
+
+std::vector<int> chosen_cpus(const std::string& core_list) {
+  std::vector<int> allowed = allowed_cpus();
+  if (core_list.empty()) return allowed;
+  std::vector<int> wanted = parse_cpu_list(core_list);
+  if (wanted.empty() || core_list.find_first_not_of("0123456789,-") != std::string::npos) {
+    fail<ConfigError>("--bind_core_list '{}': expected numbers of CPUs, as in 0-3,8", core_list);
+  }
+  for (const int cpu : wanted) {
+    if (std::find(allowed.begin(), allowed.end(), cpu) == allowed.end()) {
+      fail<ConfigError>("--bind_core_list '{}': CPU {} is not one that this process may use ({})",
+                        core_list, cpu, format_cpu_list(allowed));
+    }
+  }
+  return wanted;
+}
+
+}  // namespace
+
+ThisHost look_at_this_host(Accelerator accelerator, bool own_program,
+                           const std::string& core_list) {
+  ThisHost here;
+  here.environment = inherited_environment();
+  here.cores = group_by_core(chosen_cpus(core_list));
+  HostResources& resources = here.resources;
+  resources.name = host_name();
+  resources.gpus =
+      visible_gpus(find_variable(here.environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
+  resources.cpus = count_cpus(here.cores);
+  resources.numa_nodes = count_nodes(here.cores);
+  if (own_program && !resources.gpus.empty() && accelerator != Accelerator::cpu) {
+    resources.cuda_problem = ask_for_cuda_problem();
+  }
+  resources.share_gpus = is_on(find_variable(here.environment, "ZERORUN_SHARE_GPUS").value_or(""));
+  return here;
+}
+
+}  // namespace zerorun

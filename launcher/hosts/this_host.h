@@ -1,0 +1,23 @@
+#pragma once
+
+#include <vector>
+
+#include "launcher/environment.h"
+#include "launcher/ranks/cpus.h"
+#include "launcher/ranks/resources.h"
+
+namespace zerorun {
+
+// The machine that this launcher runs on, as it is now.
+struct ThisHost {
+  Environment environment;
+  std::vector<Core> cores;
+  HostResources resources;
+};
+
+// Looks. `own_program`: the ranks use zerorun's own CUDA, which is asked where GPUs may be used;
+// other programs' is theirs. `core_list` limits the CPUs; empty = all that this process may use.
+// Throws ConfigError when it names one that it may not.
+ThisHost look_at_this_host(Accelerator accelerator, bool own_program, const std::string& core_list);
+
+}  // namespace zerorun

@@ -1,0 +1,176 @@
+#include "launcher/ranks/cpus.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <map>
+#include <set>
+
+namespace zerorun {
+
+namespace {
+
+// No machine has more; bounds what a damaged list can make us allocate.
+constexpr int kMaxCpu = 1 << 16;
+
+std::string read_line(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// CPU -> NUMA node.
+std::map<int, int> read_nodes(const std::filesystem::path& sysfs) {
+  std::map<int, int> node_of;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(sysfs / "node", error)) {
+    const std::string name = entry.path().filename().string();
+    int node = 0;
+    if (!name.starts_with("node") ||
+        std::from_chars(name.data() + 4, name.data() + name.size(), node).ec != std::errc()) {
+      continue;
+    }
+    for (const int cpu : parse_cpu_list(read_line(entry.path() / "cpulist"))) node_of[cpu] = node;
+  }
+  return node_of;
+}
+
+// The index-th of `parts` nearly equal slices of [0, count).
+std::pair<size_t, size_t> slice(size_t count, int index, int parts) {
+  const auto at = [&](int i) {
+    return count * static_cast<size_t>(i) / static_cast<size_t>(parts);
+  };
+  return {at(index), at(index + 1)};
+}
+
+}  // namespace
+
+std::vector<int> parse_cpu_list(std::string_view text) {
+  std::vector<int> cpus;
+  const char* position = text.data();
+  const char* const end = text.data() + text.size();
+  while (position < end) {
+    int first = 0;
+    auto parsed = std::from_chars(position, end, first);
+    if (parsed.ec != std::errc() || first < 0 || first > kMaxCpu) break;
+    int last = first;
+    if (parsed.ptr < end && *parsed.ptr == '-') {
+      parsed = std::from_chars(parsed.ptr + 1, end, last);
+      if (parsed.ec != std::errc() || last > kMaxCpu) break;
+    }
+    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+    position = parsed.ptr;
+    if (position < end && *position == ',') ++position;
+  }
+  return cpus;
+}
+
+std::string format_cpu_list(std::span<const int> cpus) {
+  std::string text;
+  for (size_t i = 0; i < cpus.size();) {
+    size_t last = i;
+    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ",", cpus[i]);
+    if (last > i) text += fmt::format("-{}", cpus[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::vector<int> allowed_cpus() {
+  // The kernel refuses a mask smaller than its own; grow until it fits.
+  for (int capacity = CPU_SETSIZE; capacity <= kMaxCpu; capacity *= 2) {
+    std::vector<cpu_set_t> mask(static_cast<size_t>(capacity / CPU_SETSIZE));
+    const size_t nbytes = mask.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, nbytes, mask.data()) != 0) continue;
+    std::vector<int> cpus;
+    for (int cpu = 0; cpu < capacity; ++cpu) {
+      if (CPU_ISSET_S(static_cast<size_t>(cpu), nbytes, mask.data())) cpus.push_back(cpu);
+    }
+    return cpus;
+  }
+  return {0};
+}
+
+std::vector<Core> group_by_core(std::span<const int> allowed, const std::filesystem::path& sysfs) {
+  const std::map<int, int> node_of = read_nodes(sysfs);
+  const std::set<int> wanted(allowed.begin(), allowed.end());
+  std::set<int> grouped;
+  std::vector<Core> cores;
+  for (const int cpu : wanted) {
+    if (grouped.contains(cpu)) continue;
+    const auto topology = sysfs / "cpu" / fmt::format("cpu{}", cpu) / "topology";
+    Core core;
+    core.cpus.push_back(cpu);
+    for (const int sibling : parse_cpu_list(read_line(topology / "thread_siblings_list"))) {
+      if (sibling != cpu && wanted.contains(sibling) && !grouped.contains(sibling)) {
+        core.cpus.push_back(sibling);
+      }
+    }
+    std::sort(core.cpus.begin(), core.cpus.end());
+    grouped.insert(core.cpus.begin(), core.cpus.end());
+    const auto node = node_of.find(cpu);
+    if (node != node_of.end()) core.node = node->second;
+    cores.push_back(std::move(core));
+  }
+  std::stable_sort(cores.begin(), cores.end(),
+                   [](const Core& a, const Core& b) { return a.node < b.node; });
+  return cores;
+}
+
+int count_nodes(std::span<const Core> cores) {
+  std::set<int> nodes;
+  for (const Core& core : cores) nodes.insert(core.node);
+  return std::max<int>(1, static_cast<int>(nodes.size()));
+}
+
+int count_cpus(std::span<const Core> cores) {
+  size_t count = 0;
+  for (const Core& core : cores) count += core.cpus.size();
+  return static_cast<int>(count);
+}
+
+std::vector<CpuShare> divide_cpus(std::span<const Core> cores,
+                                  std::span<const std::optional<int>> nodes) {
+  struct Unit {
+    std::vector<int> cpus;
+    int node = 0;
+    bool taken = false;
+  };
+  const size_t ranks = nodes.size();
+  std::vector<CpuShare> shares(ranks);
+  const bool whole_cores = cores.size() >= ranks;
+  if (!whole_cores && count_cpus(cores) < static_cast<int>(ranks)) return shares;
+  std::vector<Unit> units;
+  for (const Core& core : cores) {
+    if (whole_cores) {
+      units.push_back({core.cpus, core.node});
+    } else {
+      for (const int cpu : core.cpus) units.push_back({{cpu}, core.node});
+    }
+  }
+  for (CpuShare& share : shares) share.threads = 0;
+  const auto take = [&](size_t rank, std::optional<int> node) {
+    CpuShare& share = shares[rank];
+    const auto [begin, end] = slice(units.size(), static_cast<int>(rank), static_cast<int>(ranks));
+    for (Unit& unit : units) {
+      if (share.threads == static_cast<int>(end - begin)) break;
+      if (unit.taken || unit.node != node.value_or(unit.node)) continue;
+      unit.taken = true;
+      share.cpus.insert(share.cpus.end(), unit.cpus.begin(), unit.cpus.end());
+      ++share.threads;
+    }
+  };
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (nodes[rank]) take(rank, nodes[rank]);
+  }
+  for (size_t rank = 0; rank < ranks; ++rank) take(rank, std::nullopt);
+  for (CpuShare& share : shares) std::sort(share.cpus.begin(), share.cpus.end());
+  return shares;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,48 @@
+#include "launcher/ranks/cuda_probe.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "core/check.h"
+#include "device/cuda_backend.h"
+#include "launcher/ranks/process.h"
+#include "launcher/ranks/signals.h"
+
+namespace zerorun {
+
+namespace {
+
+[[noreturn]] void answer(int out) noexcept {
+  const std::string problem = why_no_cuda();
+  const auto nbytes = static_cast<ssize_t>(problem.size());
+  _exit(write(out, problem.data(), problem.size()) == nbytes ? 0 : 1);
+}
+
+}  // namespace
+
+std::string ask_for_cuda_problem() {
+  Pipe pipe = make_pipe();
+  const pid_t child = fork();
+  if (child < 0) fail<IoError>("cannot start a process: {}", std::strerror(errno));
+  if (child == 0) answer(pipe.write.get());
+  pipe.write.close();
+  std::string problem;
+  std::array<char, 4096> block;
+  ssize_t count = 0;
+  while ((count = read(pipe.read.get(), block.data(), block.size())) != 0) {
+    if (count > 0) problem.append(block.data(), static_cast<size_t>(count));
+    if (count < 0 && errno != EINTR) break;
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!WIFSIGNALED(status)) return problem;
+  return fmt::format("CUDA: a process that looked for GPUs was killed by {}",
+                     signal_name(WTERMSIG(status)));
+}
+
+}  // namespace zerorun

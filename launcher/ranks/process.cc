@@ -1,0 +1,157 @@
+#include "launcher/ranks/process.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "core/check.h"
+#include "os/process_stat.h"
+
+namespace zerorun {
+
+namespace {
+
+// Only what may be called between fork and exec: memory is prepared before the fork.
+struct ExecArguments {
+  explicit ExecArguments(const std::vector<std::string>& strings) {
+    for (const std::string& text : strings) pointers.push_back(const_cast<char*>(text.c_str()));
+    pointers.push_back(nullptr);
+  }
+  std::vector<char*> pointers;
+};
+
+class CpuMask {
+ public:
+  explicit CpuMask(const std::vector<int>& cpus) {
+    if (cpus.empty()) return;
+    const auto highest = static_cast<size_t>(*std::max_element(cpus.begin(), cpus.end()));
+    sets_.resize(highest / CPU_SETSIZE + 1);
+    for (const int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), nbytes(), sets_.data());
+  }
+  // Binding is a matter of speed: a CPU that went away meanwhile is no reason not to run.
+  void apply() const {
+    if (!sets_.empty()) sched_setaffinity(0, nbytes(), sets_.data());
+  }
+
+ private:
+  size_t nbytes() const { return sets_.size() * sizeof(cpu_set_t); }
+  std::vector<cpu_set_t> sets_;
+};
+
+[[noreturn]] void run_child(const SpawnRequest& request, const ExecArguments& command,
+                            const ExecArguments& environment, const CpuMask& cpus, pid_t parent,
+                            int failure) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);  // it died before the line above
+  cpus.apply();
+  if (request.standard_input >= 0) dup2(request.standard_input, STDIN_FILENO);
+  if (request.standard_output >= 0) dup2(request.standard_output, STDOUT_FILENO);
+  if (request.standard_error >= 0) dup2(request.standard_error, STDERR_FILENO);
+  if (request.kept_open >= 0) fcntl(request.kept_open, F_SETFD, 0);
+  signal(SIGPIPE, SIG_DFL);
+  signal(SIGINT, SIG_DFL);  // a shell without job control starts background jobs with it ignored
+  sigprocmask(SIG_SETMASK, &request.signal_mask, nullptr);
+  execve(command.pointers[0], command.pointers.data(), environment.pointers.data());
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = write(failure, &error, sizeof(error));
+  _exit(127);
+}
+
+// Reaps what has ended; false when there are no children at all.
+bool reap_children() {
+  for (;;) {
+    const pid_t pid = waitpid(-1, nullptr, WNOHANG);
+    if (pid == 0) return true;
+    if (pid < 0) return errno == EINTR;
+  }
+}
+
+}  // namespace
+
+Pipe make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) fail<IoError>("cannot make a pipe: {}", std::strerror(errno));
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest free number is taken: exactly the missing one.
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) {
+      fail<IoError>("cannot open /dev/null: {}", std::strerror(errno));
+    }
+  }
+}
+
+pid_t spawn(const SpawnRequest& request, const FileDescriptor& failure) {
+  const ExecArguments command(request.command);
+  const ExecArguments environment(request.environment);
+  const CpuMask cpus(request.cpus);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child < 0) {
+    fail<IoError>("cannot start {}: {}", request.command.front(), std::strerror(errno));
+  }
+  if (child == 0) run_child(request, command, environment, cpus, parent, failure.get());
+  setpgid(child, child);  // in both: whoever comes first, the group exists from here on
+  return child;
+}
+
+void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+bool has_children() {
+  siginfo_t info{};
+  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+std::vector<pid_t> descendants() {
+  std::multimap<pid_t, pid_t> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ec != std::errc()) continue;
+    if (const auto stat = read_process_stat(pid)) children.emplace(stat->parent, pid);
+  }
+  std::vector<pid_t> found = {getpid()};
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto [begin, end] = children.equal_range(found[i]);
+    for (auto child = begin; child != end; ++child) found.push_back(child->second);
+  }
+  found.erase(found.begin());
+  return found;
+}
+
+void kill_descendants() {
+  for (const pid_t pid : descendants()) kill(pid, SIGKILL);
+}
+
+bool end_descendants(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  sigset_t child_signal;
+  sigemptyset(&child_signal);
+  sigaddset(&child_signal, SIGCHLD);
+  for (;;) {
+    kill_descendants();
+    if (!reap_children()) return true;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return false;
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+    const timespec wait = {static_cast<time_t>(ns / 1'000'000'000),
+                           static_cast<long>(ns % 1'000'000'000)};
+    sigtimedwait(&child_signal, nullptr, &wait);
+  }
+}
+
+}  // namespace zerorun

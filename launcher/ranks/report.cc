@@ -1,0 +1,137 @@
+#include "launcher/ranks/report.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <string_view>
+
+#include "launcher/ranks/signals.h"
+
+namespace zerorun {
+
+namespace {
+
+struct Symptom {
+  std::string_view text;
+  std::string_view cause;
+};
+
+// Lines that programs print shortly before they end, and their remedies.
+constexpr auto kSymptoms = std::to_array<Symptom>({
+    {"unrecognized arguments: --local_rank",
+     "the program does not take --local_rank=N; start it with zerorun --local_rank never"},
+    {"No CUDA GPUs are available", "a GPU is missing: none is visible to this rank"},
+    {"no CUDA-capable device is detected", "a GPU is missing: none is visible to this rank"},
+    {"invalid device ordinal",
+     "a GPU is missing: the program uses one outside of the selected devices"},
+    {"CUDA out of memory",
+     "the GPU's memory is full: smaller micro-batch, higher ZeRO stage, or "
+     "offload"},
+    {"Address already in use",
+     "another program took the port; leave --master_port out for a free "
+     "one"},
+    {"No space left on device", "a disk or /dev/shm is full"},
+});
+
+std::string cause_of_signal(int signal, const RankFailure& failure) {
+  switch (signal) {
+    case SIGKILL:
+      return failure.oom_kill ? "out of memory: the kernel's OOM killer ended a process of this job"
+                              : "someone sent kill -9, or a scheduler's limit was reached; the "
+                                "kernel reports no out-of-memory kill";
+    case SIGBUS:
+      return failure.shm_available
+                 ? fmt::format(
+                       "shared memory or a mapped file ran out of space: /dev/shm has {} "
+                       "MiB left",
+                       *failure.shm_available >> 20)
+                 : "shared memory or a mapped file ran out of space";
+    case SIGSEGV:
+      return "a bug in native code (segmentation fault)";
+    case SIGILL:
+      return "the program was built for another CPU (illegal instruction)";
+    case SIGTERM:
+    case SIGINT:
+      return "someone outside of the job ended this rank";
+    default:
+      return {};
+  }
+}
+
+std::string describe_end(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("was killed by {} (signal {})", signal_name(WTERMSIG(status)),
+                       WTERMSIG(status));
+  }
+  return fmt::format("failed with exit code {}", WEXITSTATUS(status));
+}
+
+// "rank 1 (pid 7 on host-b) is stopped".
+std::string describe_stopped(const RankFailure& failure) {
+  std::string text;
+  for (const StoppedRank& one : failure.stopped) {
+    text += fmt::format("{}rank {} (pid {} on {})", text.empty() ? "" : ", ", one.rank, one.pid,
+                        failure.host);
+  }
+  return text;
+}
+
+bool said(const RankFailure& failure, const std::string& text) {
+  return std::any_of(
+      failure.last_lines.begin(), failure.last_lines.end(),
+      [&text](const std::string& line) { return line.find(text) != std::string::npos; });
+}
+
+}  // namespace
+
+int exit_code_of(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+std::string likely_cause(const RankFailure& failure) {
+  for (const Symptom& symptom : kSymptoms) {
+    for (const std::string& line : failure.last_lines) {
+      if (line.find(symptom.text) != std::string::npos) return std::string(symptom.cause);
+    }
+  }
+  return WIFSIGNALED(failure.status) ? cause_of_signal(WTERMSIG(failure.status), failure)
+                                     : std::string();
+}
+
+std::string summarize_failure(const RankFailure& failure) {
+  if (!failure.stopped.empty()) {
+    return fmt::format("{} was stopped, and rank {} did not get further", describe_stopped(failure),
+                       failure.rank);
+  }
+  return fmt::format("rank {} on {} {}", failure.rank, failure.host, describe_end(failure.status));
+}
+
+std::string describe_failure(const RankFailure& failure) {
+  std::string text;
+  if (failure.ranks > 1 && !failure.lines_in_view && !failure.last_lines.empty()) {
+    text += fmt::format("[zerorun] last lines of rank {}:\n", failure.rank);
+    for (const std::string& line : failure.last_lines) text += fmt::format("  {}\n", line);
+  }
+  if (failure.exception && !said(failure, failure.exception->message)) {
+    text += fmt::format("[zerorun] exception of rank {}: {}\n", failure.rank,
+                        failure.exception->message);
+    if (failure.last_lines.empty()) text += fmt::format("{}\n", failure.exception->traceback);
+  }
+  if (!failure.stopped.empty()) {
+    text += fmt::format(
+        "[zerorun] error: {} was stopped (SIGSTOP); the others waited for it, until rank "
+        "{} of {} {}\n",
+        describe_stopped(failure), failure.rank, failure.ranks, describe_end(failure.status));
+    return text;
+  }
+  text += fmt::format("[zerorun] error: rank {} of {} (pid {} on {}) {}\n", failure.rank,
+                      failure.ranks, failure.pid, failure.host, describe_end(failure.status));
+  const std::string cause = likely_cause(failure);
+  if (!cause.empty()) text += fmt::format("[zerorun] likely cause: {}\n", cause);
+  return text;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,399 @@
+#include "launcher/ranks/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "launcher/ranks/signals.h"
+#include "os/free_space.h"
+
+namespace zerorun {
+
+namespace {
+
+// From the first failure to SIGKILL, and for processes to vanish after it.
+constexpr std::chrono::milliseconds kFailureGrace{1500};
+constexpr std::chrono::milliseconds kEndTimeout{2000};
+// For what successful ranks leave behind, as a background upload.
+constexpr std::chrono::milliseconds kLeftoverGrace{5000};
+
+std::string process_name(pid_t pid) {
+  std::string name;
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", pid)), name);
+  return name.empty() ? "?" : name;
+}
+
+bool succeeded(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
+
+}  // namespace
+
+Supervisor::Supervisor(Job job, const FileDescriptor& guardian, const sigset_t& rank_signal_mask,
+                       ControlConnection* coordinator)
+    : job_(std::move(job)),
+      rank_signal_mask_(rank_signal_mask),
+      guardian_(guardian.get()),
+      coordinator_(coordinator),
+      stdout_(STDOUT_FILENO),
+      stderr_(STDERR_FILENO),
+      ranks_(job_.ranks.size()),
+      oom_kills_before_(cgroup_.oom_kills()) {
+  const sigset_t signals = supervised_signals();
+  signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
+  signal(SIGPIPE, SIG_IGN);  // a reader that went away is an error of write()
+}
+
+RunEnd Supervisor::run() {
+  try {
+    start_ranks();
+    while (any_running() && phase_ != Phase::abandoned) wait_and_handle();
+    if (phase_ == Phase::running) wait_for_leftovers();
+  } catch (...) {
+    end_descendants(kEndTimeout);
+    throw;
+  }
+  const bool all_ended = end_descendants(kEndTimeout);
+  finish_output();
+  if (!all_ended) {
+    stderr_.append(-1, "[zerorun] warning: some processes of the job do not react to SIGKILL\n");
+  }
+  stderr_.drain();
+  return conclude();
+}
+
+void Supervisor::start_ranks() {
+  if (!job_.log_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(job_.log_dir, error);
+    if (error) fail<ConfigError>("--log_dir '{}': {}", job_.log_dir, error.message());
+  }
+  error_folder_ = ErrorFolder(job_.error_folder);
+  Pipe failure = make_pipe();
+  const FileDescriptor null_device(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const RankSurroundings surroundings = {.output = stdout_,
+                                         .errors = stderr_,
+                                         .null_device = null_device,
+                                         .signal_mask = rank_signal_mask_,
+                                         .failure = failure.write};
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank] = start_rank(job_, static_cast<int>(rank), surroundings);
+  }
+  failure.write.close();
+  job_.rendezvous.reset();  // the port is rank 0's now, and goes with it
+  check_started(failure.read);
+}
+
+void Supervisor::check_started(const FileDescriptor& failure) {
+  int error = 0;
+  ssize_t count = 0;
+  do {
+    count = read(failure.get(), &error, sizeof(error));
+  } while (count < 0 && errno == EINTR);
+  if (count != sizeof(error)) return;  // closed by every exec
+  const std::string& path = job_.ranks.front().command.front();
+  fail<ConfigError>("cannot execute {}: {}{}", path, std::strerror(error),
+                    error == ENOEXEC ? "; a script needs a first line such as #!/bin/sh" : "");
+}
+
+void Supervisor::wait_and_handle() {
+  // poll() skips negative descriptors.
+  const auto if_pending = [](const OutputQueue& queue) {
+    return queue.pending() ? queue.fd() : -1;
+  };
+  std::vector<pollfd> waits = {{signals_.get(), POLLIN, 0},
+                               {guardian_, POLLIN, 0},
+                               {if_pending(stdout_), POLLOUT, 0},
+                               {if_pending(stderr_), POLLOUT, 0}};
+  if (coordinator_ != nullptr) waits.push_back({coordinator_->fd(), coordinator_->events(), 0});
+  const size_t first_stream = waits.size();
+  std::vector<RankStream*> streams;
+  for (RankProcess& rank : ranks_) {
+    for (RankStream& stream : rank.streams) {
+      if (!stream.wants_data()) continue;
+      waits.push_back({stream.fd(), POLLIN, 0});
+      streams.push_back(&stream);
+    }
+  }
+  if (poll(waits.data(), waits.size(), milliseconds_to_deadline()) < 0) {
+    if (errno == EINTR) return;
+    fail<IoError>("poll failed: {}", std::strerror(errno));
+  }
+  for (size_t i = 0; i < streams.size(); ++i) {
+    if (waits[first_stream + i].revents != 0) streams[i]->read_some();
+  }
+  if (waits[2].revents != 0) stdout_.write_some();
+  if (waits[3].revents != 0) stderr_.write_some();
+  if (waits[0].revents != 0) handle_signals();
+  if (waits[1].revents != 0) {
+    guardian_ = -1;
+    kill_job();
+  }
+  handle_coordinator();
+  handle_deadline();
+}
+
+int Supervisor::milliseconds_to_deadline() const {
+  const bool beats = coordinator_ != nullptr && coordinator_->open();
+  const int64_t beat = beats ? ControlConnection::kBeat.count() : -1;
+  if (!deadline_) return static_cast<int>(beat);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  const int64_t until = std::max<int64_t>(0, left.count());
+  return static_cast<int>(beats ? std::min(until, beat) : until);
+}
+
+void Supervisor::handle_deadline() {
+  if (!deadline_ || Clock::now() < *deadline_ || phase_ == Phase::running) return;
+  if (phase_ == Phase::killing) {
+    phase_ = Phase::abandoned;
+    return;
+  }
+  if (phase_ == Phase::stopping) {
+    stderr_.append(-1, fmt::format("[zerorun] warning: not all ranks have ended within {} s: they "
+                                   "are killed; --grace_period gives them longer\n",
+                                   job_.grace_period.count() / 1000.0));
+  }
+  kill_job();
+}
+
+void Supervisor::handle_signals() {
+  signalfd_siginfo info{};
+  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    handle_signal(static_cast<int>(info.ssi_signo));
+  }
+}
+
+void Supervisor::handle_signal(int signal) {
+  switch (role_of(signal)) {
+    case SignalRole::child:
+      return reap();
+    case SignalRole::stop:
+      return stop_job(signal);
+    case SignalRole::pass:
+      return signal_ranks(signal, Reach::rank);
+    case SignalRole::suspend:
+      suspended_ = true;
+      return signal_ranks(SIGSTOP, Reach::group);
+    case SignalRole::resume:
+      suspended_ = false;
+      return signal_ranks(SIGCONT, Reach::group);
+    case SignalRole::none:
+      return;
+  }
+}
+
+void Supervisor::handle_coordinator() {
+  if (coordinator_ == nullptr || phase_ == Phase::killing || phase_ == Phase::abandoned) return;
+  for (const ControlMessage& message : coordinator_->service()) {
+    if (message.is("signal")) {
+      handle_signal(static_cast<int>(message.number("signal", 1, SIGRTMIN - 1)));
+    } else if (message.is("end") && (phase_ == Phase::running || phase_ == Phase::stopping)) {
+      fate_.elsewhere = true;
+      end_job();
+    }
+  }
+  const Clock::time_point now = Clock::now();
+  coordinator_->beat(now);
+  if (coordinator_->open() && !coordinator_->silent(now)) return;
+  coordinator_->close();
+  kill_job();
+}
+
+void Supervisor::reap() {
+  std::vector<int> ended;
+  for (;;) {
+    int status = 0;
+    const pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
+    if (pid <= 0) break;
+    const auto rank = std::find_if(ranks_.begin(), ranks_.end(),
+                                   [pid](const RankProcess& one) { return one.pid == pid; });
+    if (rank == ranks_.end()) continue;  // an orphan that a rank left behind
+    if (!WIFEXITED(status) && !WIFSIGNALED(status)) {
+      note_state(*rank, status);
+      continue;
+    }
+    rank->status = status;
+    ended.push_back(static_cast<int>(rank - ranks_.begin()));
+  }
+  judge_ends(ended);
+}
+
+void Supervisor::note_state(RankProcess& rank, int status) {
+  if (WIFCONTINUED(status)) rank.stopped = false;
+  if (!WIFSTOPPED(status) || suspended_ || phase_ != Phase::running) return;
+  rank.stopped = true;
+  const auto number = job_.cluster.first_rank() + (&rank - ranks_.data());
+  stderr_.append(-1,
+                 fmt::format("[zerorun] warning: rank {} (pid {} on {}) was stopped by {}: its "
+                             "peers wait for it; kill -CONT {} lets it go on\n",
+                             number, rank.pid, job_.host, signal_name(WSTOPSIG(status)), rank.pid));
+}
+
+void Supervisor::judge_ends(const std::vector<int>& ended) {
+  if (phase_ != Phase::running && phase_ != Phase::stopping) return;
+  std::optional<int> failed;
+  for (const int number : ended) {
+    const RankProcess& rank = ranks_[static_cast<size_t>(number)];
+    if (succeeded(*rank.status) || ended_by_request(rank)) continue;
+    // When ranks ended together, the one that a signal killed took the others with it.
+    if (!failed || WIFSIGNALED(*rank.status)) failed = number;
+  }
+  if (!failed || fate_.failed_rank) return;
+  if (phase_ == Phase::running) return fail_job(*failed);
+  // Asked to end, a rank failed, perhaps in saving; the others may still be able to. But where a
+  // rank had no handler and the signal killed it, its peers fail for want of it.
+  const bool killed = std::any_of(ranks_.begin(), ranks_.end(), [this](const RankProcess& rank) {
+    return rank.status && WIFSIGNALED(*rank.status) && ended_by_request(rank);
+  });
+  if (!killed) fate_.failed_rank = failed;
+}
+
+bool Supervisor::ended_by_request(const RankProcess& rank) const {
+  return fate_.stop_signal && exit_code_of(*rank.status) == 128 + *fate_.stop_signal;
+}
+
+void Supervisor::fail_job(int rank) {
+  fate_.failed_rank = rank;
+  if (coordinator_ != nullptr) coordinator_->send(ControlMessage("failed"));
+  end_job();
+}
+
+void Supervisor::end_job() {
+  phase_ = Phase::failing;
+  deadline_ = Clock::now() + kFailureGrace;
+  signal_ranks(SIGTERM, Reach::rank);
+}
+
+void Supervisor::stop_job(int signal) {
+  if (phase_ != Phase::running) {
+    // Only a repeated Ctrl-C means impatience: a closing terminal and `timeout` send their signals
+    // twice.
+    if (phase_ == Phase::stopping && signal == SIGINT) kill_job();
+    return;
+  }
+  phase_ = Phase::stopping;
+  fate_.stop_signal = signal;
+  deadline_ = Clock::now() + job_.grace_period;
+  if (coordinator_ != nullptr) {
+    coordinator_->send(ControlMessage("stopping").add("signal", signal));
+  } else {
+    stderr_.append(-1,
+                   fmt::format("[zerorun] {}: ending {} rank{} within {} s\n", signal_name(signal),
+                               ranks_.size(), ranks_.size() == 1 ? "" : "s",
+                               job_.grace_period.count() / 1000.0));
+  }
+  // A terminal's signals reach whole process groups. SIGTERM does not: a data loader's workers must
+  // live on while their rank saves.
+  signal_ranks(signal, signal == SIGTERM ? Reach::rank : Reach::group);
+}
+
+void Supervisor::kill_job() {
+  phase_ = Phase::killing;
+  deadline_ = Clock::now() + kEndTimeout;
+  kill_descendants();
+}
+
+void Supervisor::signal_ranks(int signal, Reach reach) {
+  for (const RankProcess& rank : ranks_) {
+    if (rank.pid <= 0 || rank.status) continue;
+    kill(reach == Reach::group ? -rank.pid : rank.pid, signal);
+  }
+}
+
+bool Supervisor::any_running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const RankProcess& rank) { return !rank.status; });
+}
+
+void Supervisor::wait_for_leftovers() {
+  // Helpers of Python end just after their parent.
+  constexpr std::chrono::milliseconds kUnsaid{300};
+  const Clock::time_point started = Clock::now();
+  const std::chrono::milliseconds grace = std::min(kLeftoverGrace, job_.grace_period);
+  const auto wait_until = [this](Clock::time_point end) {
+    while (has_children() && phase_ == Phase::running && !fate_.stop_signal && Clock::now() < end) {
+      deadline_ = end;
+      wait_and_handle();
+    }
+    deadline_.reset();
+    return !has_children();
+  };
+  if (wait_until(started + std::min(kUnsaid, grace))) return;
+  std::string names;
+  for (const pid_t pid : descendants()) {
+    names += fmt::format("{}{} (pid {})", names.empty() ? "" : ", ", process_name(pid), pid);
+  }
+  stderr_.append(-1, fmt::format("[zerorun] the ranks have ended and left processes behind; they "
+                                 "have {} s to end: {}\n",
+                                 grace.count() / 1000.0, names));
+  if (!wait_until(started + grace)) {
+    stderr_.append(-1, "[zerorun] warning: they have not ended and are killed\n");
+  }
+}
+
+void Supervisor::finish_output() {
+  for (RankProcess& rank : ranks_) {
+    for (RankStream& stream : rank.streams) stream.finish();
+  }
+  stdout_.drain();
+  stderr_.drain();
+}
+
+RankFailure Supervisor::describe_failed_rank() const {
+  const RankProcess& rank = ranks_[static_cast<size_t>(*fate_.failed_rank)];
+  RankFailure failure;
+  failure.rank = job_.cluster.first_rank() + *fate_.failed_rank;
+  failure.ranks = job_.cluster.world_size();
+  failure.pid = rank.pid;
+  failure.host = job_.host;
+  failure.status = *rank.status;
+  // Errors are on standard error; a program that keeps it empty has said it on standard output.
+  for (auto stream = rank.streams.rbegin(); stream != rank.streams.rend(); ++stream) {
+    if (!failure.last_lines.empty()) break;
+    failure.last_lines = stream->last_lines();
+    failure.lines_in_view = stream->last_lines_in_view();
+  }
+  // Other hosts may have said something since.
+  if (coordinator_ != nullptr) failure.lines_in_view = false;
+  failure.oom_kill = oom_kills_before_ && cgroup_.oom_kills() > oom_kills_before_;
+  failure.shm_available = free_space("/dev/shm");
+  failure.exception =
+      read_error_record(job_.ranks[static_cast<size_t>(*fate_.failed_rank)].error_file);
+  for (const RankProcess& one : ranks_) {
+    if (!one.stopped) continue;
+    failure.stopped.push_back(
+        {.rank = job_.cluster.first_rank() + static_cast<int>(&one - ranks_.data()),
+         .pid = one.pid});
+  }
+  return failure;
+}
+
+RunEnd Supervisor::conclude() {
+  if (fate_.failed_rank) {
+    const RankFailure failure = describe_failed_rank();
+    return {.cause = RunEnd::Cause::failure,
+            .code = exit_code_of(failure.status),
+            .by_signal = WIFSIGNALED(failure.status),
+            .report = describe_failure(failure),
+            .summary = summarize_failure(failure)};
+  }
+  using Cause = RunEnd::Cause;
+  if (fate_.stop_signal) return {.cause = Cause::request, .code = 128 + *fate_.stop_signal};
+  if (fate_.elsewhere) return {.cause = Cause::elsewhere, .code = 1};
+  // Nobody is left to be told why.
+  const bool alone = coordinator_ != nullptr && !coordinator_->open();
+  if (guardian_ < 0 || alone) return {.cause = Cause::orphaned, .code = 1};
+  return {};
+}
+
+}  // namespace zerorun

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/control/control_connection.h"
+#include "launcher/job.h"
+#include "launcher/ranks/error_folder.h"
+#include "launcher/ranks/output.h"
+#include "launcher/ranks/rank_process.h"
+#include "launcher/ranks/report.h"
+#include "os/cgroup.h"
+
+namespace zerorun {
+
+// How the ranks of one host ended.
+struct RunEnd {
+  enum class Cause : uint8_t {
+    success,
+    failure,    // a rank of this host failed
+    request,    // a signal asked for it
+    elsewhere,  // the coordinator asked for it: a rank failed on another host
+    orphaned,   // the guardian or the coordinator is gone
+  };
+  Cause cause = Cause::success;
+  int code = 0;            // the first failing rank's, or 128 + signal
+  bool by_signal = false;  // it failed by one
+  std::string report{};    // for the end of the job's output
+  std::string summary{};   // of the failure, in a few words
+};
+
+// Starts the ranks of a job, passes their output and the user's signals on, and ends all of them
+// when one fails, when asked to, or when the guardian dies. One thread, one poll() loop; everything
+// it waits for (signals included) is a file descriptor. Its process must be a subreaper and have
+// supervised_signals() blocked.
+class Supervisor {
+ public:
+  // `guardian` reads end-of-file when the guardian is dead. `coordinator` is the connection to it
+  // in a job of several hosts, else null. Both outlive the supervisor. Throws ConfigError when a
+  // log file cannot be opened.
+  Supervisor(Job job, const FileDescriptor& guardian, const sigset_t& rank_signal_mask,
+             ControlConnection* coordinator = nullptr);
+
+  // Until no process of the job is left. Throws ConfigError if the program cannot be executed.
+  RunEnd run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // running -> stopping (asked to) or failing (a rank failed) -> killing -> abandoned (ranks that
+  // not even SIGKILL ends: a hung driver or file system)
+  enum class Phase : uint8_t { running, stopping, failing, killing, abandoned };
+
+  void start_ranks();
+  void check_started(const FileDescriptor& failure);
+
+  void wait_and_handle();
+  int milliseconds_to_deadline() const;
+  void handle_deadline();
+  void handle_signals();
+  void handle_signal(int signal);
+  void handle_coordinator();
+  void reap();
+  void note_state(RankProcess& rank, int status);
+  // Decides what the ranks that ended together mean for the job.
+  void judge_ends(const std::vector<int>& ended);
+  bool ended_by_request(const RankProcess& rank) const;
+  void fail_job(int rank);
+  // Gives all ranks a moment to end.
+  void end_job();
+  void stop_job(int signal);
+  void kill_job();
+  // To each rank that runs: its whole process group, or itself only.
+  enum class Reach : uint8_t { group, rank };
+  void signal_ranks(int signal, Reach reach);
+
+  bool any_running() const;
+  // After success: a moment for processes that the ranks have left behind.
+  void wait_for_leftovers();
+  void finish_output();
+  RunEnd conclude();
+  RankFailure describe_failed_rank() const;
+
+  Job job_;
+  ErrorFolder error_folder_;
+  sigset_t rank_signal_mask_;
+  int guardian_;  // -1 once it is dead
+  ControlConnection* coordinator_;
+  FileDescriptor signals_;
+  OutputQueue stdout_;
+  OutputQueue stderr_;
+  std::vector<RankProcess> ranks_;
+  Phase phase_ = Phase::running;
+  std::optional<Clock::time_point> deadline_;  // of the present phase
+  // Why the ranks of this host ended.
+  struct Fate {
+    std::optional<int> stop_signal;  // somebody asked for it
+    std::optional<int> failed_rank;  // the first one of this host, from 0
+    bool elsewhere = false;          // the coordinator said so
+  } fate_;
+  bool suspended_ = false;  // by the user, with Ctrl-Z
+  ControlGroup cgroup_;
+  std::optional<int64_t> oom_kills_before_;
+};
+
+}  // namespace zerorun
