@@ -83,7 +83,7 @@ void NcclGroup::join() {
   }
   finish_call(result, kJoining);
   let_calls_block();
-  peers_.meet();
+  peers_.meet([this] { check(); });
   const std::lock_guard lock(mutex_);
   calling_.reset();
 }

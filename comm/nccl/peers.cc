@@ -85,16 +85,18 @@ void NcclPeers::fail_to_join() const {
 
 void NcclPeers::give_id(const std::string& id) { options_.store->set(key("id"), id); }
 
-std::string NcclPeers::wait_for_id(const std::function<void()>& check) const {
+std::string NcclPeers::wait_for_id(const Check& check) const { return wait_for("id", check); }
+
+std::string NcclPeers::wait_for(const std::string& what, const Check& check) const {
   while (true) {
     check();
-    if (std::optional<std::string> id = find(key("id"), kSlice)) return *std::move(id);
+    if (std::optional<std::string> value = find(key(what), kSlice)) return *std::move(value);
     if (gone_since_.load() <= Clock::now()) fail_to_join();
   }
 }
 
 // Rank 0 reads all entries and passes them on as one value.
-void NcclPeers::meet() {
+void NcclPeers::meet(const Check& check) {
   std::string all;
   if (options_.rank == 0) {
     for (int rank = 0; rank < options_.world_size; ++rank) {
@@ -107,7 +109,7 @@ void NcclPeers::meet() {
     }
     options_.store->set(key("met"), all);
   } else {
-    all = find(key("met"), options_.timeout).value_or("");
+    all = wait_for("met", check);
   }
   const auto ranks = static_cast<size_t>(options_.world_size);
   if (all.size() != ranks * sizeof(Presence)) {

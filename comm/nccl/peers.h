@@ -26,10 +26,11 @@ class NcclPeers {
   void arrive();
   // Passes rank 0's unique id to the others; while they wait they call `check`, which throws when
   // there is a reason to give up.
+  using Check = std::function<void()>;
   void give_id(const std::string& id);
-  std::string wait_for_id(const std::function<void()>& check) const;
+  std::string wait_for_id(const Check& check) const;
   // Waits until all have arrived, and learns who they are.
-  void meet();
+  void meet(const Check& check);
   int ranks_of_this_host() const;
   // The GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const;
@@ -70,6 +71,7 @@ class NcclPeers {
 
   std::string key(const std::string& what) const { return options_.name + "/nccl/" + what; }
   std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
+  std::string wait_for(const std::string& what, const Check& check) const;
   std::optional<std::string> find(const std::string& key, std::chrono::milliseconds timeout) const;
   std::optional<Presence> presence(int rank, std::chrono::milliseconds timeout) const;
   void show(const Presence& presence) const;

@@ -26,6 +26,7 @@ REGISTERS = {
     "attend": 128,
     "query_gradients": 128,
     "key_value_gradients": 160,
+    "token_gradients": 96,  # 82 from 10.0 on
 }
 OTHERS = 64
 

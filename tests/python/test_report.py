@@ -112,7 +112,7 @@ def test_a_timeline_is_shown_with_the_traces_own_figures(
     assert "no timeline (KeyError" in capsys.readouterr().err
     assert main([str(path), "--trace", str(trace), "--trace", str(trace), "-o", page]) == 2
     assert "expected one for each RUN at most" in capsys.readouterr().err
-    assert main([str(path), "--trace", str(tmp_path / "none"), "-o", page]) == 1
+    assert main([str(path), "--trace", str(tmp_path / "none"), "-o", page]) == 2
     assert f"cannot read the timeline {tmp_path / 'none'}: No such" in capsys.readouterr().err
 
 
