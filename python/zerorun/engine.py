@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
@@ -43,7 +42,6 @@ class ZeroEngine(ShardedModule):
     """
 
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
-    autocast: torch.dtype | None = None  # of the forward pass
     round_masters = False  # masters of 16-bit parameters begin at the unrounded values
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
@@ -69,24 +67,6 @@ class ZeroEngine(ShardedModule):
         self.meter.work.saw_inputs(args, kwargs)
         with self.meter.forward:
             return super().__call__(*args, **kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._check_open("forward")
-        if self.autocast is not None:
-            with torch.autocast(self.device.type, self.autocast):
-                return self.module(*args, **kwargs)
-        dtype = self._input_dtype()
-        if dtype is not None:
-
-            def cast(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-            args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
-        return self.module(*args, **kwargs)
-
-    def _input_dtype(self) -> torch.dtype | None:
-        """What forward casts floating-point inputs to; None: nothing."""
-        return torch.float16 if self.settings.precision.auto_cast_inputs else None
 
     def backward(
         self,
@@ -253,7 +233,3 @@ class ZeroEngine(ShardedModule):
     def get_global_grad_norm(self) -> float | None:
         """L2 norm of the averaged gradient of the last step, before clipping."""
         return None if self.last_step is None else self.last_step.grad_norm
-
-    @property
-    def skipped_steps(self) -> int:
-        return self.core.skipped_steps

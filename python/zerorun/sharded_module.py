@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, checkpoint, foreign_checkpoint, model_parts, torch_state_dicts
 from zerorun.agreement import all_or_none
@@ -43,6 +44,7 @@ def _load_whole(
 class ShardedModule(nn.Module):
     """A module that is its `module` in all but the places where the shards show."""
 
+    autocast: torch.dtype | None = None  # of the forward pass
     pickle_objects = False  # save_checkpoint refuses what JSON has no form for
 
     def __init__(self, model: nn.Module, shards: Shards) -> None:
@@ -84,6 +86,10 @@ class ShardedModule(nn.Module):
         return self.shards.ranks
 
     @property
+    def skipped_steps(self) -> int:
+        return self.core.skipped_steps
+
+    @property
     def device(self) -> torch.device:
         """The device of the model, where its inputs belong."""
         return self.shards.device
@@ -98,6 +104,24 @@ class ShardedModule(nn.Module):
             if name == "module":
                 raise
             return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_open("forward")
+        if self.autocast is not None:
+            with torch.autocast(self.device.type, self.autocast):
+                return self.module(*args, **kwargs)
+        dtype = self._input_dtype()
+        if dtype is not None:
+
+            def cast(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+            args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def _input_dtype(self) -> torch.dtype | None:
+        """What forward casts floating-point inputs to; None: nothing."""
+        return torch.float16 if self.settings.precision.auto_cast_inputs else None
 
     def state_dict(  # type: ignore[override]
         self, *args: Any, keep_vars: bool = False, **kwargs: Any

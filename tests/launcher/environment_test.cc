@@ -86,10 +86,10 @@ TEST(RankVariables, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
   };
   for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "no error");
   for (const char* threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_THAT(error_of(threads),
-                ::testing::StartsWith("environment variable OMP_NUM_THREADS='" +
-                                      std::string(threads) +
-                                      "': expected a number of threads from 1 to "));
+    EXPECT_THAT(
+        error_of(threads),
+        ::testing::StartsWith("environment variable OMP_NUM_THREADS='" + std::string(threads) +
+                              "': expected a number of threads from 1 to "));
   }
 }
 
