@@ -27,7 +27,11 @@ endif()
 target_compile_options(zerorun_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
 # For other machines: messages name sources without the folder that they were built in, and older C++
 # libraries suffice. As a rule for wheels.
-option(ZERORUN_PORTABLE "Build for other machines" ${SKBUILD})
+set(portable OFF)
+if(SKBUILD)  # a version's number, which option() would take for OFF
+  set(portable ON)
+endif()
+option(ZERORUN_PORTABLE "Build for other machines" ${portable})
 if(ZERORUN_PORTABLE)
   set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   target_compile_options(zerorun_options INTERFACE

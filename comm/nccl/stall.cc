@@ -124,6 +124,7 @@ RankActivity NcclStall::activity_of(int rank, Clock::time_point until) const {
 std::string NcclStall::publish(const std::string& reason, std::chrono::milliseconds patience) {
   const Clock::time_point until = Clock::now() + patience;
   std::vector<RankActivity> ranks;
+  ranks.reserve(static_cast<size_t>(options_.world_size));
   for (int rank = 0; rank < options_.world_size; ++rank) ranks.push_back(activity_of(rank, until));
   const auto waits = [](const RankActivity& rank) { return rank.state == kWaits; };
   const auto stuck = std::find_if_not(ranks.begin(), ranks.end(), waits);
