@@ -8,7 +8,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
 from deepspeed.moe.utils import (
@@ -21,7 +20,7 @@ from torch import nn
 
 from cases import dtensors, mesh
 from cases.models import RANK, WORLD_SIZE, assert_close, raises
-from cases.parts import train_divided, train_whole
+from cases.parts import squared_errors, train_divided, train_whole
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
 KEYS = {"gradient_clipping": 0.05, "zerorun": {"comm_timeout": 30}}
@@ -111,14 +110,7 @@ def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
 
 
-def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
-    x, y = data_of(step)
-    return F.mse_loss(model(x), y)
-
-
-def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
-    x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
-    return F.mse_loss(engine(x), y)
+whole_loss, own_loss = squared_errors(data_of)
 
 
 def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:

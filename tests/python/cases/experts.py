@@ -13,7 +13,7 @@ from torch import nn
 from zerorun import consolidate, experts
 
 from cases.models import RANK, WORLD_SIZE, assert_close, make, mean, raises
-from cases.parts import CLIP, adamw, train_divided, train_whole
+from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 WIDTH, HIDDEN, EXPERTS, ROWS, STEPS = 12, 20, 4, 16, 6
 
@@ -91,14 +91,7 @@ def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
 
 
-def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
-    x, y = data_of(step)
-    return F.mse_loss(model(x), y)
-
-
-def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
-    x, y = (part.chunk(WORLD_SIZE)[RANK] for part in data_of(step))
-    return F.mse_loss(engine(x), y)
+whole_loss, own_loss = squared_errors(data_of)
 
 
 def groups(size: int = 2, **options: Any) -> experts.ExpertGroups:

@@ -14,7 +14,7 @@ import zerorun
 from torch import nn
 
 from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
-from cases.parts import CLIP, adamw, train_divided, train_whole
+from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
 DATA = WORLD_SIZE // TENSOR
@@ -117,15 +117,7 @@ def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(ROWS, WIDTH, generator=generator)
 
 
-def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
-    x, y = data_of(step)
-    return F.mse_loss(model(x), y)
-
-
-def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
-    ranks = engine.communicator
-    x, y = (part.chunk(ranks.world_size)[ranks.rank] for part in data_of(step))
-    return F.mse_loss(engine(x), y)
+whole_loss, own_loss = squared_errors(data_of)
 
 
 def config(stage: int, **keys: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 import zerorun
 from torch import nn
 
@@ -14,6 +15,23 @@ CLIP = 0.05  # below the gradient's norm
 
 # The loss of a step's data: of all of it, or of this rank's rows.
 LossAt = Callable[[nn.Module, int], torch.Tensor]
+
+
+def squared_errors(
+    data_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[LossAt, LossAt]:
+    """Of all of a step's rows, and of those of an engine's data-parallel rank."""
+
+    def whole(model: nn.Module, step: int) -> torch.Tensor:
+        x, y = data_of(step)
+        return F.mse_loss(model(x), y)
+
+    def own(engine: nn.Module, step: int) -> torch.Tensor:
+        ranks = engine.communicator
+        x, y = (part.chunk(ranks.world_size)[ranks.rank] for part in data_of(step))
+        return F.mse_loss(engine(x), y)
+
+    return whole, own
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
