@@ -240,10 +240,11 @@ TEST_F(TwoHosts, AFailedJobStartsAnew) {
   EXPECT_THAT(job.errors(), HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on "));
 }
 
+const std::string kEndsAfterARestart =
+    "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting;
+
 TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
-  LauncherProcess job = start(
-      "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting,
-      {"--nnodes", "1:2", "--max_restarts", "1"});
+  LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
   await_ranks(job, 4);
   write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
@@ -254,9 +255,7 @@ TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
 }
 
 TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
-  LauncherProcess job = start(
-      "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting,
-      {"--nnodes", "1:2", "--max_restarts", "1"});
+  LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
   await_ranks(job, 4);
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 0);
