@@ -99,7 +99,7 @@ double sent_by_host(const StepCall& call, const HostGroup& group) {
   }
 }
 
-// Of a ring, of which one rank of a host sends to another host; of an exchange each does.
+// Counts a ring, of which one rank of a host sends to another host; in an exchange each does.
 double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
   if (group.hosts == 1) return 0;
   if (call.op != Collective::all_to_all) return sent;

@@ -20,9 +20,9 @@
 #include "tools/plan_snapshot.h"
 #include "tools/setting_file.h"
 #include "tools/simulation.h"
-#include "zero/link_savings.h"
+#include "zero/groups/link_savings.h"
 #include "zero/memory_plan.h"
-#include "zero/sharding.h"
+#include "zero/partition/sharding.h"
 
 namespace zerorun {
 

@@ -7,9 +7,9 @@
 
 #include "checkpoint/manifest.h"
 #include "tools/byte_size.h"
-#include "zero/link_savings.h"
+#include "zero/groups/link_savings.h"
 #include "zero/memory_plan.h"
-#include "zero/sharding.h"
+#include "zero/partition/sharding.h"
 #include "zerorun/version.h"
 
 namespace zerorun {

@@ -160,6 +160,8 @@ void expect_usage_error(const std::vector<std::string>& arguments, const std::st
 }
 
 TEST(UsageError, HasExitCode2AndOneLine) {
+  expect_usage_error({"--interface", "eth77", "true"},
+                     "--interface: 'eth77' is neither a network interface nor an address");
   const Scratch scratch;
   const std::string binary = scratch.write("binary", "no program\n", true).string();
   const std::string file = scratch.write("file", "").string();
