@@ -169,21 +169,24 @@ std::string table(std::vector<Choice> choices, std::optional<int64_t> device_mem
                         text_of(choice.step.link_bytes), text_of_seconds(choice.step.exposed_s),
                         text_of_seconds(choice.step.seconds()));
   }
+  if (choices.size() > kMax) text += fmt::format("and {} slower ones\n", choices.size() - kMax);
   return text;
 }
 
-// Sizes of shard groups that are worth a look: parts of a host, a host, and several up to all.
+// Sizes of shard groups that are worth a look: equal parts of a host, hosts, and equal parts of all
+// hosts.
 std::vector<int64_t> group_sizes(const Cluster& cluster) {
+  const int64_t ranks = cluster.ranks();
   std::vector<int64_t> sizes;
-  for (int64_t size = 1; size <= cluster.ranks(); size *= 2) {
-    const bool fits = size <= cluster.gpus ? cluster.gpus % size == 0 : size % cluster.gpus == 0;
-    if (fits && cluster.ranks() % size == 0) sizes.push_back(size);
+  for (int64_t size = 1; size <= ranks; size += size < cluster.gpus ? 1 : cluster.gpus) {
+    const bool fits = size >= cluster.gpus || cluster.gpus % size == 0;
+    if (fits && ranks % size == 0) sizes.push_back(size);
   }
-  if (sizes.empty() || sizes.back() != cluster.ranks()) sizes.push_back(cluster.ranks());
+  if (sizes.empty() || sizes.back() != ranks) sizes.push_back(ranks);
   return sizes;
 }
 
-// What shard groups of that size can have of the configuration's quantized traffic.
+// The part of the configuration's quantized traffic that shard groups of that size can have.
 ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& cluster) {
   ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
   fewer.hpz_partition_size = 1;
@@ -242,7 +245,7 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
   for (int stage = 1; stage <= 3; ++stage) {
     for (const int64_t group : group_sizes(cluster)) {
       look_at(stage, group, false);
-      if (stage == 3 && group > cluster.gpus) look_at(stage, group, true);
+      if (stage == 3 && cluster.gpus > 1 && group > cluster.gpus) look_at(stage, group, true);
     }
   }
   return text + table(std::move(choices), device_memory);

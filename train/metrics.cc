@@ -1,5 +1,7 @@
 #include "train/metrics.h"
 
+#include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -15,7 +17,7 @@ double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
 Metrics::Metrics(const std::string& path, Mode mode)
     : path_(path), file_(path, mode == Mode::append ? std::ios::app : std::ios::trunc) {
-  if (!file_) fail<IoError>("cannot write the metrics file {}", path_);
+  if (!file_) fail<IoError>("cannot write the metrics file {}: {}", path_, std::strerror(errno));
 }
 
 void Metrics::write(const StepReport& report) {

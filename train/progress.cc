@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kLines = 20;
 constexpr auto kRefresh = std::chrono::milliseconds(200);
-constexpr auto kLongestSilence = std::chrono::seconds(10);
+constexpr auto kMaxSilence = std::chrono::seconds(10);
 
 std::string rate_text(double rate) {
   if (rate < 10000.0) return fmt::format("{:.0f}", rate);
@@ -59,7 +59,7 @@ bool Progress::is_due(int64_t step) const {
   const auto silence = Clock::now() - shown_;
   if (options_.terminal) return silence >= kRefresh;
   const int64_t every = std::max<int64_t>(1, (options_.last_step - options_.first_step) / kLines);
-  return step % every == 0 || silence >= kLongestSilence;
+  return step % every == 0 || silence >= kMaxSilence;
 }
 
 void Progress::report(const StepReport& report) {

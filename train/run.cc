@@ -19,7 +19,10 @@ namespace {
 ClaimedFolder claim_folder(const TrainOptions& options, Communicator& comm, Device& device) {
   ClaimedFolder folder;
   Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    if (comm.rank() == 0 && !options.save.empty()) folder = ClaimedFolder(options, job_name());
+    if (comm.rank() != 0) return;
+    // Before an earlier run is moved away for one that cannot begin.
+    if (!options.metrics.empty()) prepare_output_file(options.metrics, "--metrics");
+    if (!options.save.empty()) folder = ClaimedFolder(options, job_name());
   });
   return folder;
 }

@@ -17,7 +17,7 @@ struct StepReport {
   double step_ms = 0.0;           // all of the following, the data and the ranks' agreement
   double fwd_bwd_ms = 0.0;        // forward and backward without communication
   double comm_ms = 0.0;           // doing or waiting for reductions and gathers
-  double optimizer_ms = 0.0;      // norm, update and publishing of the parameters
+  double optimizer_ms = 0.0;      // norm, update and all-gather of the parameters
   double tokens_per_s = 0.0;      // of all ranks
   std::optional<double> mfu{};    // part of the ranks' peak; unset: the peak is not known
   int64_t model_state_bytes = 0;  // of this rank, like the next

@@ -279,7 +279,7 @@ void define_steps(Engines& engine) {
           [](const EngineHandle& self) {
             unlocked(self, [](Engine& core) { core.states().refresh_from_masters(); });
           },
-          "Recasts the parameters from the masters and shares them. Collective.")
+          "Casts the masters into the parameters again, on all ranks. Collective.")
       .def(
           "accept_changes",
           [](const EngineHandle& self) {

@@ -228,6 +228,19 @@ TEST(SimulationTest, TenThousandRanksTakeSeconds) {
                             HasSubstr("second copy of 8"), Not(HasSubstr("stage 2, groups"))));
 }
 
+// Groups are equal parts of the hosts, whatever their number.
+TEST(SimulationTest, GroupsOfAnyNumberOfHostsAreCompared) {
+  PlanOptions options;
+  options.model = "7B";
+  options.simulate = "hosts=15,gpus=6";
+  options.link = "400Gbit";
+  options.nvlink = "450GB/s";
+  const std::string report = plan_report(options);
+  EXPECT_THAT(report, HasSubstr("slower ones"));
+  EXPECT_THAT(report, testing::AnyOf(HasSubstr("groups of 18 "), HasSubstr("groups of 30 ")));
+  EXPECT_THAT(report, Not(HasSubstr("second copy of 1 ")));
+}
+
 TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   PlanOptions options;
   options.model = "7B";

@@ -47,7 +47,7 @@ class GradientNorm {
   Result finish(Stream& stream, const Votes& votes);
 
  private:
-  // This rank's parts of `reduced`, which is as in `add`.
+  // This rank's parts of `reduced`, the stored range's elements from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
 
