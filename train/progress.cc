@@ -38,7 +38,8 @@ std::string progress_line(const StepReport& report, const ProgressOptions& optio
   if (options.breakdown) {
     line +=
         fmt::format("  ms: step {:.1f}, forward and backward {:.1f}, comm {:.1f}, optimizer {:.1f}",
-                    report.step_ms, report.fwd_bwd_ms, report.comm_ms, report.optimizer_ms);
+                    report.times.step_ms, report.times.fwd_bwd_ms, report.times.comm_ms(),
+                    report.times.optimizer_ms);
   }
   if (report.skipped) {
     line += fmt::format(

@@ -60,6 +60,7 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
     owner->parts.push_back(engine_base_of(py::reinterpret_borrow<py::object>(group)).comm);
     others.parts.push_back(owner->parts.back().get());
   }
+  owner->config = config;
   owner->device = owner->gpu == nullptr ? make_cpu_device() : owner->gpu->device();
   if (owner->gpu != nullptr) owner->gpu->follow();
   const py::gil_scoped_release release;
