@@ -121,6 +121,7 @@ void Run::open_metrics() {
   Agreement(comm_, device_.inline_stream()).run("outputs of the run", [&] {
     const std::string path = metrics_path(options_.metrics, comm_.rank());
     if (path.empty()) return;
+    prepare_output_file(path, "--metrics");  // on hosts without rank 0
     metrics_.emplace(path,
                      options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
   });
