@@ -177,7 +177,7 @@ std::string StallReport::json() const {
          '\n';
 }
 
-void StallReport::publish(int rank) const {
+void StallReport::write(int rank) const {
   std::string written;
   try {
     const auto given = read_environment("ZERORUN_STALL_FILE");

@@ -42,7 +42,7 @@ class StallReport {
   // Prints the table on standard error and writes the JSON to ZERORUN_STALL_FILE or to a new file
   // in the folder of temporary files, which the last line names.
   // `rank`, as the job numbers it, says it.
-  void publish(int rank) const;
+  void write(int rank) const;
 
  private:
   std::string reason_;

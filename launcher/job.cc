@@ -16,7 +16,9 @@
 #include "launcher/ranks/gpu_nodes.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/resources.h"
+#include "os/address.h"
 #include "os/cgroup.h"
+#include "zerorun/error.h"
 
 namespace zerorun {
 
@@ -62,6 +64,14 @@ Meeting decide_meeting(const LaunchOptions& options, const Cluster& cluster, con
   return meeting;
 }
 
+void check_interface(const std::string& interface) {
+  try {
+    own_address_of(interface, "");
+  } catch (const CommError& error) {
+    fail<ConfigError>("--interface: {}; `ip addr` lists both", error.what());
+  }
+}
+
 // The variables that tell ranks the options of the launcher.
 Environment variables_of_options(const LaunchOptions& options) {
   Environment variables;
@@ -69,6 +79,7 @@ Environment variables_of_options(const LaunchOptions& options) {
     variables["ZERORUN_COMM_TIMEOUT"] = fmt::format("{}", *options.hosts.comm_timeout_s);
   }
   if (!options.remote.interface.empty()) {
+    check_interface(options.remote.interface);
     variables["GLOO_SOCKET_IFNAME"] = options.remote.interface;
     variables["NCCL_SOCKET_IFNAME"] = options.remote.interface;
   }

@@ -48,7 +48,7 @@ def source_files(root: Path) -> Iterator[Path]:
 
 
 def excused(lines: list[str], line: int) -> bool:
-    """Whether a size comment stands on the (1-based) line or the one above."""
+    """True if a size comment stands on the (1-based) line or the one above."""
     return any(EXCEPTION.search(text) for text in lines[max(0, line - 2) : line])
 
 

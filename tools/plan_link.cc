@@ -5,7 +5,7 @@
 #include "tools/byte_size.h"
 #include "tools/cluster.h"
 #include "tools/step_calls.h"
-#include "zero/sharded_model.h"
+#include "zero/partition/sharded_model.h"
 
 namespace zerorun {
 

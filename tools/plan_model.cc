@@ -151,9 +151,9 @@ PlanModel plan_model(const std::string& name, DType activations) {
     return model_of(shape_of_count(*count), name, activations);
   }
   fail<ConfigError>(
-      "--model '{}': expected {}, the path of a Hugging Face config.json, or a number of "
+      "--model '{}'{}: expected {}, the path of a Hugging Face config.json, or a number of "
       "parameters (350M, 1.3B)",
-      name, train::preset_names());
+      name, train::suggest_preset(name), train::preset_names());
 }
 
 }  // namespace zerorun

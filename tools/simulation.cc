@@ -7,9 +7,9 @@
 
 #include "checkpoint/manifest.h"
 #include "tools/byte_size.h"
-#include "zero/link_savings.h"
+#include "zero/groups/link_savings.h"
 #include "zero/memory_plan.h"
-#include "zero/sharding.h"
+#include "zero/partition/sharding.h"
 #include "zerorun/version.h"
 
 namespace zerorun {
@@ -52,6 +52,9 @@ class Streams {
   }
   SimulatedStep finish() {
     wait_for(sent_);
+    if (cluster_.link_cpu > 0) {
+      step_.sending_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu;
+    }
     return step_;
   }
 
@@ -216,6 +219,9 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
       step.link_messages, text_of(step.near_bytes), step.messages, text_of_seconds(step.compute_s),
       cluster.flops > 0 ? "" : " (give --tflops, --micro_batch and --seq_len)",
       text_of_seconds(step.communication_s), text_of_seconds(step.exposed_s));
+  if (cluster.link_cpu > 0) {
+    text += fmt::format("  cores sending           {}\n", text_of_seconds(step.sending_s));
+  }
   text += growth(model, cluster);
   std::vector<Choice> choices;
   const auto look_at = [&](int stage, int64_t group, bool second_copy) {

@@ -1,7 +1,7 @@
 #include "tools/step_calls.h"
 
-#include "zero/quantized_gather.h"
-#include "zero/quantized_reduction.h"
+#include "zero/gradients/quantized_reduction.h"
+#include "zero/parameters/quantized_gather.h"
 
 namespace zerorun {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "zero/sharded_model.h"
+#include "zero/partition/sharded_model.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {

@@ -112,6 +112,13 @@ std::string preset_names() {
   return names;
 }
 
+std::string suggest_preset(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  const std::string nearest = nearest_name(name, names);
+  return nearest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", nearest);
+}
+
 std::optional<GptConfig> gpt_preset(const std::string& name) {
   for (const Preset& preset : kPresets) {
     if (preset.name != name) continue;
@@ -129,8 +136,8 @@ std::optional<GptConfig> gpt_preset(const std::string& name) {
 GptConfig gpt_config(const std::string& model) {
   if (const auto preset = gpt_preset(model)) return *preset;
   if (!model.ends_with(".json")) {
-    fail<ConfigError>("unknown model '{}': expected one of {}, or the path of a config.json", model,
-                      preset_names());
+    fail<ConfigError>("unknown model '{}'{}: expected one of {}, or the path of a config.json",
+                      model, suggest_preset(model), preset_names());
   }
   return gpt_config(HfConfig::read(model));
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace zerorun::train {
 
@@ -23,6 +24,8 @@ struct GptConfig {
 
 // The sizes of the bundled models: "nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl".
 std::string preset_names();
+// Returns ` (did you mean "gpt2"?)`, or nothing when no bundled model's name is near.
+std::string suggest_preset(std::string_view name);
 // One of them, or nothing for another name. Leaves the vocabulary to the data.
 std::optional<GptConfig> gpt_preset(const std::string& name);
 

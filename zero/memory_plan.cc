@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
-#include "zero/bucket_memory.h"
-#include "zero/chunk_storage.h"
-#include "zero/direction.h"
-#include "zero/gradient_pool.h"
-#include "zero/group_reduction.h"
-#include "zero/model_spec.h"
-#include "zero/offload.h"
-#include "zero/quantized_gather.h"
-#include "zero/quantized_reduction.h"
-#include "zero/sharded_model.h"
+#include "zero/gradients/gradient_pool.h"
+#include "zero/gradients/group_reduction.h"
+#include "zero/gradients/quantized_reduction.h"
+#include "zero/parameters/quantized_gather.h"
+#include "zero/partition/model_spec.h"
+#include "zero/partition/sharded_model.h"
+#include "zero/storage/bucket_memory.h"
+#include "zero/storage/chunk_storage.h"
+#include "zero/storage/direction.h"
+#include "zero/storage/offload.h"
 
 namespace zerorun {
 

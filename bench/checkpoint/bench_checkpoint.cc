@@ -31,7 +31,7 @@ constexpr double kGB = 1e9;
 constexpr double kBytesPerParameter = 12;  // master and two states
 constexpr int kRounds = 5;
 
-// Of all threads of this process, in the kernel too.
+// CPU time of all threads of this process, in the kernel too.
 double processor_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);

@@ -29,8 +29,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "python"))
+from environments import deepspeed_environment
 from host_namespaces import Hosts, rank_environment, why_not
-from peers import SHAPES, peers_python
+from peers import SHAPES
 from step_sides import SIDES, UNSHAPED, rate_of
 
 HERE = Path(__file__).resolve().parent
@@ -149,7 +150,7 @@ def main() -> int:
     if reason := why_not():
         print(f"cannot measure: {reason}", file=sys.stderr)
         return 3
-    environment = peers_python() if options.deepspeed else ""
+    environment = deepspeed_environment() if options.deepspeed else ""
     sides = [s for s in options.sides if options.deepspeed or not s.startswith("deepspeed")]
     best: dict[tuple[str, str], dict] = {}
     problems: dict[str, str] = {}

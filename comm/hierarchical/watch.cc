@@ -196,7 +196,7 @@ void Watch::ask_store() {
       asked_ = now;
       if (options_.rank == 0) {
         look_at_hosts();
-        if (was_handed_in()) publish_stall();
+        if (was_handed_in()) write_stall_report();
       } else {
         const int host = topology_.host_of(options_.rank);
         if (leads_) store_->set(key("alive", host), std::to_string(++beats_));
@@ -215,7 +215,7 @@ void Watch::ask_store() {
         "rank {} does not reach {} any more: its host is down, the process is "
         "stopped, or the link between the hosts is cut ({})",
         options_.own_number(), topology_.name_of_rank(0), error.what());
-    if (control_.claim_report()) publish_own_host(text);
+    if (control_.claim_report()) write_own_host_report(text);
     set_error(text);
   }
 }
@@ -236,7 +236,7 @@ void Watch::look_at_hosts() {
           "stopped, or the link between the hosts is cut",
           topology_.name_of_rank(rank), kSilence.count());
       if (control_.claim_report()) hand_in(text);
-      return publish_stall();
+      return write_stall_report();
     }
   }
 }
@@ -286,7 +286,7 @@ void Watch::report_stall(const std::string& reason) noexcept {
   try {
     hand_in(reason);
     if (options_.rank == 0 && std::this_thread::get_id() == thread_.get_id()) {
-      return publish_stall();
+      return write_stall_report();
     }
     const Clock::time_point until = Clock::now() + 2 * kAnswers;
     while (Clock::now() < until) {
@@ -296,7 +296,7 @@ void Watch::report_stall(const std::string& reason) noexcept {
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store is gone
   }
-  publish_own_host(reason);
+  write_own_host_report(reason);
 }
 
 bool Watch::was_handed_in() {
@@ -322,7 +322,7 @@ std::vector<std::string> Watch::collect_stall() {
   return parts;
 }
 
-void Watch::publish_stall() {
+void Watch::write_stall_report() {
   std::string reason;
   std::vector<RankActivity> ranks;
   for (const std::string& part : collect_stall()) {
@@ -334,17 +334,17 @@ void Watch::publish_stall() {
   }
   StallReport report(reason, options_.world_size, options_.job_size);
   report.add(ranks);
-  report.publish(options_.own_number());
+  report.write(options_.own_number());
   store_->set(key("error", 0), reason);
   std::this_thread::sleep_for(kHeard);
   set_error(reason);
 }
 
-void Watch::publish_own_host(const std::string& reason) noexcept {
+void Watch::write_own_host_report(const std::string& reason) noexcept {
   try {
     StallReport report(reason, options_.world_size, options_.job_size);
     report.add(control_.activities());
-    report.publish(options_.own_number());
+    report.write(options_.own_number());
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the error itself follows
   }
 }

@@ -78,9 +78,9 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   void report_stall(const std::string& reason) noexcept;
   void hand_in(const std::string& reason);
   bool was_handed_in();
-  void publish_stall();
+  void write_stall_report();
   std::vector<std::string> collect_stall();
-  void publish_own_host(const std::string& reason) noexcept;
+  void write_own_host_report(const std::string& reason) noexcept;
 
   const GroupOptions& options_;
   const Topology& topology_;

@@ -86,7 +86,7 @@ std::string NcclStall::answer(std::optional<double> waited_s) {
   const std::optional<std::string> reason = peers_.read(kAsked, kNow);
   if (!reason) return {};
   hand_in(waited_s);
-  return options_.rank == 0 ? publish(*reason, kAnswers) : "";
+  return options_.rank == 0 ? write_report(*reason, kAnswers) : "";
 }
 
 std::string NcclStall::ask(const std::string& reason, std::optional<double> waited_s) {
@@ -94,11 +94,11 @@ std::string NcclStall::ask(const std::string& reason, std::optional<double> wait
     if (!peers_.read(kAsked, kNow)) peers_.write(kAsked, reason);
     hand_in(waited_s);
   } catch (const CommError&) {  // the store is gone: this rank reports what it sees
-    return publish(reason, kNow);
+    return write_report(reason, kNow);
   }
-  if (options_.rank == 0) return publish(reason, kAnswers);
+  if (options_.rank == 0) return write_report(reason, kAnswers);
   if (std::optional<std::string> error = peers_.error(kReport)) return *error;
-  return publish(reason, kNow);
+  return write_report(reason, kNow);
 }
 
 // What the rank has handed in; else what can be seen of its process.
@@ -121,7 +121,7 @@ RankActivity NcclStall::activity_of(int rank, Clock::time_point until) const {
   return silent;
 }
 
-std::string NcclStall::publish(const std::string& reason, std::chrono::milliseconds patience) {
+std::string NcclStall::write_report(const std::string& reason, std::chrono::milliseconds patience) {
   const Clock::time_point until = Clock::now() + patience;
   std::vector<RankActivity> ranks;
   ranks.reserve(static_cast<size_t>(options_.world_size));
@@ -141,7 +141,7 @@ std::string NcclStall::publish(const std::string& reason, std::chrono::milliseco
   if (shown > kMaxNames) names += fmt::format("; and {} more", shown - kMaxNames);
   StallReport report(reason, options_.world_size, options_.job_size);
   report.add(ranks);
-  report.publish(options_.own_number());
+  report.write(options_.own_number());
   return reason + names;
 }
 

@@ -35,7 +35,7 @@ class NcclStall {
   using Clock = std::chrono::steady_clock;
 
   void hand_in(std::optional<double> waited_s);
-  std::string publish(const std::string& reason, std::chrono::milliseconds patience);
+  std::string write_report(const std::string& reason, std::chrono::milliseconds patience);
   RankActivity activity_of(int rank, Clock::time_point until) const;
 
   const GroupOptions& options_;

@@ -250,7 +250,7 @@ void Control::end_late_wait(Clock::duration waited, const std::string& text) {
     } else {
       StallReport report(text, world_size_, options_.job_size);
       report.add(activities());
-      report.publish(number(rank_));
+      report.write(number(rank_));
     }
   }
   fail(text);

@@ -36,7 +36,7 @@ class StreamErrors {
   std::vector<std::weak_ptr<const CudaStream::Watched>> watched_;
 };
 
-// A stream of its own, or one that a framework lends.
+// A stream of its own, or one of a framework.
 class CudaStreamImpl final : public CudaStream {
  public:
   enum class Priority { low, high };

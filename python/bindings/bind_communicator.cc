@@ -127,7 +127,7 @@ class BlockingCommunicator {
     }
     host.write_back();
   }
-  // Of tensors on the ranks' GPUs, by the engine's communicator.
+  // Collectives of tensors on the ranks' GPUs use the engine's communicator.
   void broadcast_on_gpu(py::handle tensor, int root, const std::string& label) {
     ZR_CHECK(engine_.gpu != nullptr, "broadcast_on_gpu '{}' without a GPU", label);
     const TensorView view = import_tensor(tensor, label, engine_.gpu->where());

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zerorun import experts, sequence, zero
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
-    from zerorun.optimizer import ZeroOptimizer
+    from zerorun.optimizers.optimizer import ZeroOptimizer
     from zerorun.sharded_optimizer import ShardedOptimizer
     from zerorun.sharding import shard
 
@@ -56,7 +56,7 @@ __all__ = [
 _LAZY = {
     "ShardedOptimizer": "zerorun.sharded_optimizer",
     "ZeroEngine": "zerorun.engine",
-    "ZeroOptimizer": "zerorun.optimizer",
+    "ZeroOptimizer": "zerorun.optimizers.optimizer",
     "initialize": "zerorun.initialization",
     "shard": "zerorun.sharding",
 }

@@ -1,4 +1,4 @@
-"""What the commands that are written in Python share: their options' errors, and their own."""
+"""The shared parts of commands written in Python: how they read options and tell errors."""
 
 from __future__ import annotations
 

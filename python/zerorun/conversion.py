@@ -16,13 +16,13 @@ from torch import nn
 
 from zerorun import _C, consolidate
 from zerorun.command_line import Parser, tell_error
+from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats
 from zerorun.interchange.distributed_out import write_distributed
 from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
-from zerorun.model_layout import DTYPES
-from zerorun.parameter_memory import tensor_of
+from zerorun.model.model_layout import DTYPES
 from zerorun.progress_bar import ProgressBar
 
 __all__ = ["export_distributed", "import_checkpoint", "main"]
@@ -138,7 +138,7 @@ def import_checkpoint(
 
 
 def _dtype_of(source: Source) -> str:
-    """That of most elements, as far as engines know it."""
+    """The dtype of most elements, as far as engines know it."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     numels: dict[str, int] = {}
     for parameter in source.parameters.values():

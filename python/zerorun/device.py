@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, environment
-from zerorun.partition import partition_of
+from zerorun.model.partition import partition_of
 
 __all__ = [
     "gpu_of",

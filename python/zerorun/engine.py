@@ -13,13 +13,13 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
+from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics import StepMeter
-from zerorun.module_zero_grad import ModuleZeroGrad
 from zerorun.monitor import MonitorMaster
-from zerorun.optimizer import ZeroOptimizer
+from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
-from zerorun.shards import Shards
+from zerorun.shards.shards import Shards
 
 __all__ = ["ZeroEngine"]
 
@@ -157,7 +157,7 @@ class ZeroEngine(ShardedModule):
             )
 
     def finish_reduction(self) -> bool:
-        """Whether reduced gradients are there: between a backward and the step. Collective."""
+        """True if reduced gradients are there: between a backward and the step. Collective."""
         self._reduce_open()
         return self.core.phase != "idle"
 
@@ -169,7 +169,7 @@ class ZeroEngine(ShardedModule):
     # --- accumulation ---
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the current micro-step completes a batch."""
+        """True if the current micro-step completes a batch."""
         return self.core.is_last_micro_step
 
     def set_batch(self, batch: BatchConfig) -> None:

@@ -41,7 +41,7 @@ class ExpertGroups:
 
 
 def is_expert(parameter: Any) -> bool:
-    """Whether other ranks hold another expert in its place."""
+    """True if other ranks hold another expert in its place."""
     return getattr(parameter, "allreduce", True) is False
 
 
@@ -84,7 +84,7 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
 
 
 def _make(lists: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Any]:
-    """Of the groups, which every rank makes all of, the one that this rank is in."""
+    """Makes all groups, as every rank has to, and returns the one that this rank is in."""
     made = [(ranks, torch.distributed.new_group(list(ranks))) for ranks in lists]
     return next(pair for pair in made if torch.distributed.get_rank() in pair[0])
 

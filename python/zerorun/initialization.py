@@ -13,22 +13,22 @@ from torch import nn
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.agreement import all_or_none
-from zerorun.buffers import cast_buffers
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
-from zerorun.expert_layout import place_experts
-from zerorun.leaf_modules import mark_configured
-from zerorun.lr_scheduler import LrScheduler
-from zerorun.mesh import EngineRanks, Mesh, mesh_of
-from zerorun.model_layout import ModelLayout, param_groups_of
+from zerorun.model.buffers import cast_buffers
+from zerorun.model.expert_layout import place_experts
+from zerorun.model.leaf_modules import mark_configured
+from zerorun.model.mesh import EngineRanks, Mesh, mesh_of
+from zerorun.model.model_layout import ModelLayout, param_groups_of
+from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
-from zerorun.optimizer import UpdateRule, ZeroOptimizer, rule_of
-from zerorun.partition import PrivatePartition, partition_of
+from zerorun.optimizers.lr_scheduler import LrScheduler
+from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.sequence.configured import start_configured
 from zerorun.sequence.groups import data_parallel_size
-from zerorun.shards import Shards, take_over
-from zerorun.unit_policy import UnitPolicy
+from zerorun.shards.shards import Shards, take_over
 
 __all__ = ["initialize"]
 
@@ -64,8 +64,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
       stepped with the engine. Schedulers that are not given here just change the groups' lr.
     - `mpu`, `device_mesh`, `mesh_param`: one of them, where ranks hold different parts of the model
-      (tensor or pipeline parallelism); see :func:`zerorun.mesh.mesh_of`. States are sharded and
-      gradients averaged over the data-parallel ranks; norm, overflow and loss scale are the job's.
+      (tensor or pipeline parallelism); see :func:`zerorun.model.mesh.mesh_of`. States are sharded
+      and gradients averaged over the data-parallel ranks; norm, overflow and loss scale are the
+      job's.
     - `units`: the modules that are gathered as one at stage 3; see :func:`zerorun.shard`.
 
     A model of another engine leaves that one, which ends as with :meth:`ZeroEngine.destroy`. An

@@ -9,18 +9,18 @@ from typing import Any, Protocol
 import torch
 
 from zerorun import _C
-from zerorun.flops import FlopsProfile
-from zerorun.mesh import EngineRanks
 from zerorun.metrics import CollectiveTable, MetricsFile, ProgressLines, StepMeter
+from zerorun.model.mesh import EngineRanks
 from zerorun.monitor import MonitorMaster, step_events
 from zerorun.monitor.master import SECTIONS
-from zerorun.timeline import Timeline
+from zerorun.profiling.flops import FlopsProfile
+from zerorun.profiling.timeline import Timeline
 
 __all__ = ["observe"]
 
 
 class _Engine(Protocol):
-    """What is needed of a ZeroEngine."""
+    """The part of a ZeroEngine that observers use."""
 
     module: torch.nn.Module
     monitor: MonitorMaster
@@ -41,7 +41,7 @@ _TRACED = (2, 4)  # steps, unless the configuration names others
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """What is set in a section; what is null has its default."""
+    """The settings of a section; what is null has its default."""
     prefix = f"/{name}/"
     return {
         key.removeprefix(prefix): value

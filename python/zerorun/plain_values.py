@@ -113,7 +113,7 @@ def _encode_tensor(value: torch.Tensor) -> dict[str, Any] | None:
 
 
 def decode(value: Any, *, allow_pickle: bool) -> Any:
-    """What `encode` was given. Tensors are on the CPU.
+    """The value that `encode` was given. Tensors are on the CPU.
 
     Raises CheckpointError for what it did not write, and for a pickle unless those are allowed.
     """

@@ -31,7 +31,7 @@ def encode(data: dict[str, Any], objects: dict[str, Any], *, allow_pickle: bool)
 
 
 def has_pickle(text: str) -> bool:
-    """Whether a load has to be allowed to unpickle."""
+    """True if a load has to be allowed to unpickle."""
     return plain_values.PICKLE_BEGIN in text  # within a string its quotes are escaped
 
 

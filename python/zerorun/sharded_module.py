@@ -10,16 +10,22 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from zerorun import _C, checkpoint, foreign_checkpoint, model_parts, torch_state_dicts
+from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.full_state import check_one_model, full_parameters_of, full_state_dict, save_full_state
-from zerorun.local_tensor import local_of, whole_of
-from zerorun.mesh import EngineRanks
-from zerorun.model_layout import ModelLayout
-from zerorun.optimizer import ZeroOptimizer
-from zerorun.parameter_memory import masters_from_parameters
-from zerorun.shards import Shards
-from zerorun.silent_results import EMPTY_PARAMETERS
+from zerorun.checkpoints import checkpoint, foreign_checkpoint, model_parts, torch_state_dicts
+from zerorun.checkpoints.full_state import (
+    check_one_model,
+    full_parameters_of,
+    full_state_dict,
+    save_full_state,
+)
+from zerorun.hooks.parameter_memory import masters_from_parameters
+from zerorun.hooks.silent_results import EMPTY_PARAMETERS
+from zerorun.model.local_tensor import local_of, whole_of
+from zerorun.model.mesh import EngineRanks
+from zerorun.model.model_layout import ModelLayout
+from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.shards.shards import Shards
 
 __all__ = ["ShardedModule"]
 
@@ -120,7 +126,7 @@ class ShardedModule(nn.Module):
         return self.module(*args, **kwargs)
 
     def _input_dtype(self) -> torch.dtype | None:
-        """What forward casts floating-point inputs to; None: nothing."""
+        """The dtype that forward casts floating-point inputs to; None: it casts nothing."""
         return torch.float16 if self.settings.precision.auto_cast_inputs else None
 
     def state_dict(  # type: ignore[override]

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, communicator, config, torch_state_dicts
+from zerorun import _C, communicator, config
 from zerorun.agreement import all_or_none
+from zerorun.checkpoints import torch_state_dicts
+from zerorun.checkpoints.shard_files import Chunks, assemble, parameter_names
 from zerorun.device import gpu_of, local_device, shared_device
-from zerorun.mesh import EngineRanks
-from zerorun.model_layout import ModelLayout
-from zerorun.optimizer import ShardOptimizer, rule_of
-from zerorun.parameter_memory import tensor_of
-from zerorun.shard_files import Chunks, assemble, parameter_names
-from zerorun.shards import Shards
+from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.model.mesh import EngineRanks
+from zerorun.model.model_layout import ModelLayout
+from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
+from zerorun.shards.shards import Shards
 
 __all__ = ["ShardedOptimizer"]
 

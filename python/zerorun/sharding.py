@@ -15,10 +15,10 @@ from zerorun import config as configuration
 from zerorun.device import local_device
 from zerorun.engine import ZeroEngine
 from zerorun.initialization import initialize
-from zerorun.materialization import Initializer, materialize
-from zerorun.model_layout import DTYPES
-from zerorun.optimizer import ZeroOptimizer
-from zerorun.unit_policy import UnitPolicy
+from zerorun.model.materialization import Initializer, materialize
+from zerorun.model.model_layout import DTYPES
+from zerorun.model.unit_policy import UnitPolicy
+from zerorun.optimizers.optimizer import ZeroOptimizer
 
 __all__ = ["shard"]
 

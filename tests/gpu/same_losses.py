@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether two runs of train have the same losses.
+"""True if two runs of train have the same losses.
 
     python tests/gpu/same_losses.py A B BOUND [LEAST]
 

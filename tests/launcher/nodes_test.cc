@@ -308,9 +308,9 @@ TEST_F(TwoHosts, AnUnauthenticatedClientIsNotLetIn) {
   const uint16_t port = free_port();
   LauncherProcess first =
       start_by_hand(0, port, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});
-  const FileDescriptor stranger =
+  const FileDescriptor unknown =
       connect_to("127.0.0.1", port, std::chrono::steady_clock::now() + std::chrono::seconds(30));
-  send_frame(stranger, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
+  send_frame(unknown, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
              std::chrono::steady_clock::now() + std::chrono::seconds(30));
   EXPECT_EQ(first.wait(), 1);
   EXPECT_THAT(first.errors(), HasSubstr("missing: (node 1)"));

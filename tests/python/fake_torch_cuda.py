@@ -256,7 +256,7 @@ class FakeTorchCuda:
         return self.library.fake_calls_on(stream)
 
     def is_the_engines(self, tensor: torch.Tensor) -> bool:
-        """Whether its memory is from the fake runtime's pools."""
+        """True if its memory is from the fake runtime's pools."""
         found = mark_of(tensor)
         return found is not None and not found.of_pytorch
 

@@ -29,8 +29,9 @@ TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
 }
 
 TEST(GptConfigTest, UnknownModelNamesThePresets) {
-  EXPECT_THAT(error_of([] { gpt_config("gpt3"); }),
-              AllOf(HasSubstr("'gpt3'"), HasSubstr("nano, mini, gpt2, gpt2-medium")));
+  EXPECT_THAT(error_of([] { gpt_config("gpt22"); }),
+              AllOf(HasSubstr("'gpt22' (did you mean \"gpt2\"?)"),
+                    HasSubstr("nano, mini, gpt2, gpt2-medium")));
 }
 
 TEST(GptConfigTest, UnreadableFileIsNamed) {

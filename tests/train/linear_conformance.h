@@ -171,8 +171,8 @@ TEST_P(LinearConformance, GeluFollowsTheProductAndItsDerivativeTheTransposed) {
   }
 }
 
-// At stage 3 parameters move in memory from step to step, by cache lines (zero/partition.cc).
-// Closer than that cuBLAS may well take another algorithm.
+// At stage 3 parameters move in memory from step to step, by cache lines
+// (zero/partition/partition.cc). Closer than that cuBLAS may well take another algorithm.
 TEST_P(LinearConformance, ResultsDoNotDependOnWhereWeightsLie) {
   const LinearShape shape{48, 32, 64};
   const DeviceTensor x = activation(random_floats(shape.rows * shape.in, 1));

@@ -12,7 +12,7 @@ namespace zerorun::train::testing {
 class ModelConformance : public ::testing::TestWithParam<KernelsUnderTest> {
  protected:
   DType parameters() const { return GetParam().parameters; }
-  // Of the same computation, with other things fused.
+  // Bound for the same computation with other things fused.
   void expect_same_loss(double loss, double expected, const GoldenModel& model) const {
     const double rounding = std::max(1e-6, model.activation_rounding());
     EXPECT_NEAR(loss, expected, GetParam().exact_fusion ? 0.0 : rounding * expected);

@@ -1,4 +1,4 @@
-#include "zero/bucket_schedule.h"
+#include "zero/gradients/bucket_schedule.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "zero/chunks.h"
+#include "zero/partition/chunks.h"
 
 #include <gtest/gtest.h>
 

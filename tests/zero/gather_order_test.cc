@@ -1,4 +1,4 @@
-#include "zero/gather_order.h"
+#include "zero/parameters/gather_order.h"
 
 #include <gtest/gtest.h>
 

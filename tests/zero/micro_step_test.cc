@@ -1,5 +1,5 @@
 // Rounds of gradients, contributions that come several times or late, and the order of buckets.
-#include "zero/micro_step.h"
+#include "zero/gradients/micro_step.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "zero/partition.h"
+#include "zero/partition/partition.h"
 
 #include <gtest/gtest.h>
 

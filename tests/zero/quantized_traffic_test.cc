@@ -12,7 +12,7 @@
 
 #include "core/check.h"
 #include "tests/zero/toy_run.h"
-#include "zero/quantized_reduction.h"
+#include "zero/gradients/quantized_reduction.h"
 
 namespace zerorun::quantized_traffic {
 namespace {

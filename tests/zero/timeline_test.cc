@@ -15,7 +15,7 @@
 #include "core/observers.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
-#include "zero/span_log.h"
+#include "zero/timeline/span_log.h"
 #include "zerorun/error.h"
 
 namespace zerorun::testing::timeline {

@@ -155,7 +155,7 @@ def _first_file(folder: str) -> str:
 
 
 def _dtype_of(config: Any) -> str | None:
-    """What a configuration says of the parameters."""
+    """The parameters' settings in a configuration."""
     sections = config if isinstance(config, dict) else {}
     for dtype, names in {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16",)}.items():
         if any((sections.get(name) or {}).get("enabled") is True for name in names):

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, block8
+from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.interchange import pickles
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.parameter_memory import tensor_of
-from zerorun.shards import Shards
+from zerorun.shards import block8
+from zerorun.shards.shards import Shards
 
 __all__ = ["Filling"]
 

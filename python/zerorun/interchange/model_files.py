@@ -86,7 +86,7 @@ class ModelTensor:
 def model_tensors(
     source: Source, dtype: torch.dtype | None = torch.float32, *, exclude_frozen: bool = False
 ) -> dict[str, ModelTensor]:
-    """What a state dict of the model holds, unread; tied names share an entry.
+    """The entries of a state dict of the model, unread; tied names share one.
 
     `dtype`: of floating-point tensors; None: as they are stored.
     """

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from zerorun import _C, program_state, saved_buffers
+from zerorun import _C, program_state
 from zerorun.interchange.source import Piece, Source, SourceParameter
-from zerorun.model_layout import DTYPES
+from zerorun.model import saved_buffers
+from zerorun.model.model_layout import DTYPES
 
 __all__ = ["open_own", "optimizer_of"]
 

@@ -17,7 +17,7 @@ _MOST = 1e300
 
 
 def is_figure(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that one can compute with."""
+    """True if a value is a number that one can compute with."""
     return isinstance(value, int | float) and -_MOST < value < _MOST
 
 

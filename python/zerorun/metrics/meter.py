@@ -116,7 +116,7 @@ class StepMeter:
             self._tell(metrics)
 
     def metrics(self) -> Metrics | None:
-        """Of the last step; None before the first one."""
+        """Figures of the last step; None before the first one."""
         if self._last is not None and "memory" not in self._last and not self._core.closed:
             self._add_state(self._last)
         return self._last
@@ -129,7 +129,7 @@ class StepMeter:
         return mean if math.isfinite(mean) else None
 
     def _take_collectives(self) -> dict[str, list[int]]:
-        """Those of the step, by operation."""
+        """The step's collectives, by operation."""
         before, self._counted = self._counted, self.figures.collectives()
         counts = {}
         for name, (calls, nbytes) in self._counted.items():
@@ -139,7 +139,7 @@ class StepMeter:
         return counts
 
     def _add_state(self, metrics: Metrics) -> None:
-        """What the rank holds now."""
+        """Bytes that the rank holds now."""
         held = self.figures.memory()
         metrics["memory"] = {name: now for name, (now, _) in held.items()}
         metrics["memory_peak"] = {name: most for name, (_, most) in held.items()}

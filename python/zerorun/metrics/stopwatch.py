@@ -56,7 +56,7 @@ class Stopwatch:
             self.spans.append((self.name, self._begin, end))
 
     def has_happened(self) -> bool:
-        """Whether the device is past the last block."""
+        """True if the device is past the last block."""
         return all(end.query() for _, end in self._events)
 
     def take_ms(self) -> float | None:
@@ -71,7 +71,7 @@ class Stopwatch:
 
 
 def captures() -> bool:
-    """Whether what a GPU's stream gets now is for a CUDA graph, which runs at other times."""
+    """True if what a GPU's stream gets now is for a CUDA graph, which runs at other times."""
     return torch.cuda.is_current_stream_capturing()
 
 

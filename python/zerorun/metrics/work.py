@@ -48,7 +48,7 @@ class StepWork:
             self.tokens += given.numel()
 
     def count_forward(self, flops: float) -> None:
-        """Of one rank's forward pass; backward takes two more."""
+        """Adds the operations of one rank's forward pass; backward takes twice as many."""
         self.counted = _FORWARD_AND_BACKWARD * flops
 
     def take(self, step_s: float) -> dict[str, float]:
@@ -65,7 +65,7 @@ class StepWork:
         return found
 
     def _flops(self) -> float | None:
-        """Of all ranks."""
+        """Operations of all ranks."""
         if self.counted is not None:
             return self.counted * self.micro_steps * self._world_size
         if self.tokens == 0:

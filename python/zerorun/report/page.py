@@ -47,7 +47,7 @@ def planned_bytes(run: Run) -> int | None:
 
 
 def data_of(runs: Sequence[Run], live: bool = False) -> dict[str, Any]:
-    """What the page shows."""
+    """The contents of the page."""
     return {"live": live, "version": _C.__version__, "runs": [plain(_run(run)) for run in runs]}
 
 

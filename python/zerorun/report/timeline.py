@@ -34,7 +34,7 @@ def find_trace(folder: Path) -> Path | None:
 
 
 def read_timeline(path: Path) -> dict[str, Any]:
-    """What a page shows of a trace. OSError, or ConfigError for a file of something else."""
+    """The part of a trace that a page shows. OSError; ConfigError for a file of something else."""
     try:
         facts = path.stat()
     except OSError as error:

@@ -26,7 +26,7 @@ class SequenceGroups:
 
     @classmethod
     def of(cls, group: Any) -> SequenceGroups:
-        """Of a process group of the program's: one of consecutive ranks."""
+        """Takes a process group of the program's, of consecutive ranks."""
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         return cls(size, group, rank, dist.get_rank() // size, dist.get_world_size() // size)
 

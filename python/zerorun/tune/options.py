@@ -35,7 +35,7 @@ _COMMAND = "--command="  # which command has started this, for those that are no
 
 @dataclass
 class Options:
-    """What is tuned, how, and within which bounds."""
+    """A search's settings: what is tuned, how, and within which bounds."""
 
     config: Path
     launcher: list[str]  # the command zerorun, with its options

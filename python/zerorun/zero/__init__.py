@@ -6,7 +6,7 @@ makes it full. The functions named ``safe_*`` read and write fp32 values, gradie
 states at any stage.
 """
 
-from zerorun.external import register_external_parameter, unregister_external_parameter
+from zerorun.hooks.external import register_external_parameter, unregister_external_parameter
 from zerorun.zero.gathered import GatheredParameters
 from zerorun.zero.init import Init
 from zerorun.zero.states import (

@@ -8,9 +8,9 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from zerorun.external import register_external_parameter
-from zerorun.local_tensor import local_of, place
-from zerorun.partition import Partition, partition_of
+from zerorun.hooks.external import register_external_parameter
+from zerorun.model.local_tensor import local_of, place
+from zerorun.model.partition import Partition, partition_of
 
 __all__ = ["GatheredParameters"]
 

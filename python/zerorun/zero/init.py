@@ -16,10 +16,10 @@ from torch import nn
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
-from zerorun.local_tensor import is_distributed
-from zerorun.mesh import data_communicator, mesh_of, ranks_of_group
-from zerorun.model_layout import DTYPES
-from zerorun.partition import PrivatePartition, partition_of
+from zerorun.model.local_tensor import is_distributed
+from zerorun.model.mesh import data_communicator, mesh_of, ranks_of_group
+from zerorun.model.model_layout import DTYPES
+from zerorun.model.partition import PrivatePartition, partition_of
 from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 

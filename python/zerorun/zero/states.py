@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.shards import shards_of
-from zerorun.state_access import StateAccess
+from zerorun.shards.shards import shards_of
+from zerorun.shards.state_access import StateAccess
 
 _MASTER = "fp32_param"
 _GRAD = "grad"

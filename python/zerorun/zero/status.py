@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from zerorun.partition import Partition
+from zerorun.model.partition import Partition
 
 __all__ = ["ZeroParamStatus", "status_of"]
 

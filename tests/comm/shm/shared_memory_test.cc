@@ -109,7 +109,7 @@ TEST(SharedMemoryTest, ASettledGatherNeedsNoHelpFromThePeers) {
       const TensorView in = view_of(memory, DType::fp32, 3 * part + 5).slice(first + 5, part);
       const Bytes mine = random_values(DType::fp32, part, static_cast<unsigned>(rank));
       std::copy(mine.begin(), mine.end(), in.data);
-      communicator.barrier(*stream, "settled");
+      communicator.barrier(*stream, "values are there");
       ASSERT_TRUE(communicator.reads_peers());
       // Each rank asks a different number of times; it counts, but does not disturb the others.
       for (int time = 0; time < rank; ++time) {

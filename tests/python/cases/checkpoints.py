@@ -350,7 +350,7 @@ def case_a_save_that_one_rank_cannot_make_fails_on_all(folder: Path) -> None:
 
 
 def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> None:
-    from zerorun.full_state import save_full_state
+    from zerorun.checkpoints.full_state import save_full_state
 
     file = folder / "file"
     if RANK == 0:

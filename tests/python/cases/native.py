@@ -9,7 +9,7 @@ import torch
 import zerorun
 from tied_model import Block
 from torch import nn
-from zerorun.units import find_units
+from zerorun.model.units import find_units
 
 from cases.models import (
     DEVICE,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
-from zerorun.full_memory import BucketMemory
+from zerorun.hooks.full_memory import BucketMemory
 from zerorun.zero import GatheredParameters
 
 from cases.models import RANK, adamw, config, make, train

@@ -10,8 +10,8 @@ import torch
 import zerorun
 from tied_model import Block
 from torch import nn
-from zerorun.partition import PrivatePartition, partition_of
-from zerorun.shards import shards_of
+from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.shards.shards import shards_of
 from zerorun.zero import GatheredParameters, Init
 
 from cases.models import (

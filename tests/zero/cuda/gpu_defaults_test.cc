@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/sharded_model.h"
+#include "zero/partition/sharded_model.h"
 #include "zerorun/config.h"
 
 namespace zerorun::gpu_defaults {

@@ -56,7 +56,7 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
 
 
 def _is_sizes(mesh_param: Any) -> bool:
-    """Whether it has the sizes of a mesh, and is none."""
+    """True if it has the sizes of a mesh, and is none."""
     return isinstance(mesh_param, Sequence)
 
 

@@ -83,7 +83,7 @@ def all_names(module: str) -> set[str]:
 
 
 def passed_on_by(package: str, module: str, name: str) -> bool:
-    """Whether `package` has `name` from `module`."""
+    """True if `package` has `name` from `module`."""
     names = names_of(package) or Names()
     return names.imports.get(name) == (module, name) or any(
         star == module or passed_on_by(star, module, name) for star in names.stars

@@ -14,7 +14,7 @@ def message(name: str) -> str:
 
 
 class AbsentAttributeError(AttributeError, NotImplementedError):
-    """Of an attribute that DeepSpeed has and zerorun does not, so that hasattr tells the truth."""
+    """Raised for an attribute that DeepSpeed has and zerorun does not: hasattr tells the truth."""
 
 
 class _Absent(type):

@@ -73,7 +73,7 @@ def is_initialized() -> bool:
 
 
 def _backend(asked: str | None) -> str:
-    """What serves the ranks' tensors."""
+    """The backend that serves the ranks' tensors."""
     own: str = get_accelerator().communication_backend_name()
     if asked != "nccl" or own == "nccl":
         return asked or own

@@ -18,7 +18,7 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 
 
 class ElasticityError(DeepSpeedConfigError):
-    """Of anything below."""
+    """The base of all errors below."""
 
 
 class ElasticityConfigError(ElasticityError):

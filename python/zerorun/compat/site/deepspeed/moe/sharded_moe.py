@@ -27,7 +27,7 @@ def _capacity(gates: torch.Tensor, factor: float, least: int) -> int:
 
 
 def _largest(counts: torch.Tensor, tokens: int, group: Any) -> int:
-    """Of the places that any expert needs on any of the group's ranks."""
+    """The most places that any expert needs on any of the group's ranks."""
     most = counts.max()
     if group is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)

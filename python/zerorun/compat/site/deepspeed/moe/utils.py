@@ -22,7 +22,7 @@ __all__ = [
 
 
 def has_moe_layers(m: nn.Module) -> tuple[bool, int]:
-    """Whether a layer is a MoE, and the experts of the first one."""
+    """True if a layer is a MoE, and the experts of the first one."""
     found = next((module for module in m.modules() if isinstance(module, MoE)), None)
     return found is not None, 0 if found is None else found.num_experts
 

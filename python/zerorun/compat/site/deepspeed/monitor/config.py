@@ -27,5 +27,5 @@ class DeepSpeedMonitorConfig:
 
 
 def get_monitor_config(param_dict: dict[str, Any]) -> DeepSpeedMonitorConfig:
-    """Of a whole configuration."""
+    """The section of a whole configuration."""
     return DeepSpeedMonitorConfig(**{name: param_dict.get(name) for name in _SECTIONS})

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from zerorun.external import external_parameters
-from zerorun.lr_scheduler import set_rate
-from zerorun.optimizer import ZeroOptimizer
-from zerorun.parameter_memory import masters_from_parameters
-from zerorun.state_access import StateAccess
+from zerorun.hooks.external import external_parameters
+from zerorun.hooks.parameter_memory import masters_from_parameters
+from zerorun.optimizers.lr_scheduler import set_rate
+from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.shards.state_access import StateAccess
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -50,7 +50,7 @@ class ParameterOffload:
 
 
 class _LossScaler:
-    """What a loss scaler is read for, at any time the current values."""
+    """The attributes of a loss scaler that scripts read, with the current values."""
 
     scale_factor = 2.0
 
@@ -102,7 +102,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """The dtype of the parameters."""
         return self.engine.get_data_types()[0]
 
     @property
@@ -111,7 +111,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     @property
     def averaged_gradients(self) -> dict[int, list[torch.Tensor | None]]:
-        """What this rank holds of the reduced gradients, flat, by group. Collective."""
+        """This rank's parts of the reduced gradients, flat, by group. Collective."""
         access = StateAccess(self.shards)
         groups = enumerate(self.param_groups)
         return {i: [access.get_local(p, "grad") for p in group["params"]] for i, group in groups}
@@ -121,7 +121,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         return {i: dict(enumerate(found)) for i, found in self.averaged_gradients.items()}
 
     def needs_scaler(self) -> bool:
-        """Whether backward() is for engine.scale(loss) only."""
+        """True if backward() is for engine.scale(loss) only."""
         return self.dtype == torch.float16
 
     def get_lr(self) -> Any:

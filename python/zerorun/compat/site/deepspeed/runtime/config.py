@@ -8,7 +8,7 @@ from typing import Any
 
 import zerorun
 from zerorun import config as configuration
-from zerorun.mesh import mesh_of
+from zerorun.model.mesh import mesh_of
 
 from deepspeed.utils.logging import logger
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 import zerorun
 from zerorun.agreement import all_or_none
+from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
-from zerorun.full_state import full_state_dict
 
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer

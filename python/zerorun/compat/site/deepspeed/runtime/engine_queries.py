@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from zerorun import config as configuration
-from zerorun.model_layout import DTYPES
+from zerorun.model.model_layout import DTYPES
 
 _ZERO = "/zero_optimization/"
 # Methods that return the value of a key. Of a key with two names the one that is given counts.

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from zerorun import config as configuration
-from zerorun.lr_scheduler import LrScheduler
+from zerorun.optimizers.lr_scheduler import LrScheduler
 
 LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST = "LRRangeTest"

@@ -38,7 +38,7 @@ def ensure_directory_exists(filename: str) -> None:
 
 
 def set_random_seed(seed: int) -> None:
-    """Of Python, PyTorch and, where it is there, NumPy."""
+    """Seeds Python, PyTorch and, where it is there, NumPy."""
     random.seed(seed)
     torch.manual_seed(seed)
     try:

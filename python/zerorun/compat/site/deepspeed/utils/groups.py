@@ -18,7 +18,7 @@ _TENSOR = ("tensor_parallel", "tp", "model_parallel", "model", "tensor")
 
 
 def _of_mpu(*names: str) -> Any:
-    """What the first of these methods that the mpu has gives; None without any."""
+    """Calls the first of these methods that the mpu has; None without any."""
     query = next((getattr(mpu, name) for name in names if hasattr(mpu, name)), None)
     return None if query is None else query()
 
@@ -253,7 +253,7 @@ def _get_expert_model_parallel_world_size() -> int:
 
 
 def _zero_param_parallel_is_initialized() -> bool:
-    """Whether there are secondary partitions (zero_hpz_partition_size)."""
+    """True if there are secondary partitions (zero_hpz_partition_size)."""
     return has_secondary_partitions
 
 

@@ -98,7 +98,7 @@ def get_log_level_from_string(log_level_str: str) -> int:
 def set_log_level_from_string(
     log_level_str: str, custom_logger: logging.Logger | None = None
 ) -> None:
-    """Of DeepSpeed's logger, or of another one, and of its handlers."""
+    """Sets the level of DeepSpeed's logger, or of another one, and of its handlers."""
     target = custom_logger or logger
     level = get_log_level_from_string(log_level_str)
     for each in (target, *target.handlers):
@@ -110,5 +110,5 @@ def get_current_level() -> int:
 
 
 def should_log_le(max_log_level_str: str) -> bool:
-    """Whether the level is at most this one, so that its messages are shown."""
+    """True if the level is at most this one, so that its messages are shown."""
     return get_current_level() <= get_log_level_from_string(max_log_level_str)

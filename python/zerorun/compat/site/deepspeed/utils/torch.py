@@ -9,7 +9,7 @@ import torch
 def required_torch_version(
     min_version: str | float | None = None, max_version: str | float | None = None
 ) -> bool:
-    """Whether PyTorch's version is within bounds that are included."""
+    """True if PyTorch's version is within bounds that are included."""
     if not (min_version or max_version):
         raise AssertionError("Must provide a min_version or max_version argument")
     reached = not min_version or torch.__version__ >= str(min_version)
@@ -17,7 +17,7 @@ def required_torch_version(
 
 
 def is_functorch_transforming() -> bool:
-    """Whether the caller runs inside torch.func.grad, vmap or the like."""
+    """True if the caller runs inside torch.func.grad, vmap or the like."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

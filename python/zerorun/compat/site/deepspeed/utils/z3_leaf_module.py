@@ -2,8 +2,14 @@
 
 import torch
 from torch import nn
-from zerorun.leaf_modules import is_leaf, mark_by_class, mark_by_name, mark_by_suffix, set_leaf
-from zerorun.partition import partition_of
+from zerorun.model.leaf_modules import (
+    is_leaf,
+    mark_by_class,
+    mark_by_name,
+    mark_by_suffix,
+    set_leaf,
+)
+from zerorun.model.partition import partition_of
 
 __all__ = [
     "get_z3_leaf_modules",
@@ -21,7 +27,7 @@ set_z3_leaf_module = set_leaf
 
 
 def z3_leaf_parameter(model: torch.nn.Parameter) -> bool:
-    """Whether an engine gathers the parameter with a leaf module."""
+    """True if an engine gathers the parameter with a leaf module."""
     unit = getattr(partition_of(model), "unit", None)
     return unit is not None and is_leaf(unit.module)
 

@@ -26,7 +26,7 @@ _NO_EFFECT = {
 
 @dataclass
 class _State:
-    """What configure() has set."""
+    """The settings of configure()."""
 
     mpu: Any = None
     configured: bool = False

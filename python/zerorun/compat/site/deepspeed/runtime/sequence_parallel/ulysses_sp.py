@@ -57,7 +57,10 @@ class UlyssesSPAttentionHF(torch.nn.Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of (module, query, key, value, mask, ...): [batch, heads, own tokens, size] each."""
+        """Computes attention of (module, query, key, value, mask, ...).
+
+        Query, key and value are [batch, heads, own tokens, size].
+        """
         context, weights = self._shared(*args, **kwargs)
         return context.flatten(2), weights
 

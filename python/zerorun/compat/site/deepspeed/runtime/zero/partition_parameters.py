@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import zerorun
-from zerorun.partition import partition_of
+from zerorun.model.partition import partition_of
 from zerorun.zero import GatheredParameters, ZeroParamStatus
 from zerorun.zero.status import status_of
 

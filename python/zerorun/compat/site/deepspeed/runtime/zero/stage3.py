@@ -23,7 +23,7 @@ __all__ = [
 
 
 class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
-    """What initialize returns at stage 3."""
+    """The optimizer that initialize returns at stage 3."""
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ __all__ = [
 
 
 class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
-    """What initialize returns at stages 1 and 2."""
+    """The optimizer that initialize returns at stages 1 and 2."""
 
 
 def estimate_zero2_model_states_mem_needs_all_cold(

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from zerorun.partition import partition_of
+from zerorun.model.partition import partition_of
 
 
 class ZeRORuntimeException(RuntimeError):  # noqa: N818 - DeepSpeed's name

@@ -1,0 +1,1 @@
+"""What is written into zerorun's checkpoints and read from them."""

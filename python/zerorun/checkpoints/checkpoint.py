@@ -1,0 +1,282 @@
+"""Saving and loading a model in training; docs/checkpoint_format.md specifies the bytes on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from zerorun import _C, program_state
+from zerorun.agreement import all_or_none
+from zerorun.checkpoints import shard_files
+from zerorun.model import saved_buffers
+from zerorun.optimizers.optimizer import ShardOptimizer
+from zerorun.rank_zero import text_of_rank_zero
+from zerorun.shards.shards import Shards
+
+__all__ = ["Training", "load", "save", "shared_tag", "tag_of"]
+
+_logger = logging.getLogger("zerorun")
+_LATEST = "latest"
+
+
+def _nothing() -> None:
+    """Follows a save that needs nothing more."""
+
+
+@dataclass
+class Training:
+    """The parts of a training that its shards do not hold."""
+
+    module: nn.Module
+    optimizer: ShardOptimizer | None
+    lr_scheduler: Any
+    global_steps: int
+    micro_steps: int
+    configuration: dict[str, Any]  # as the program gave it
+    pickle_objects: bool = False  # a save pickles what JSON has no form for
+
+    @property
+    def allow_pickle(self) -> bool:
+        """True if what JSON has no form for is pickled and unpickled."""
+        return self._is_on("pickle_client_state")
+
+    @property
+    def node_local(self) -> bool:
+        """True if each host keeps the files of its own ranks."""
+        return self._is_on("use_node_local_storage")
+
+    def _is_on(self, key: str) -> bool:
+        section = self.configuration.get("checkpoint")
+        return isinstance(section, dict) and section.get(key) is True
+
+
+def _encode(
+    shards: Shards, training: Training, data: dict[str, Any], objects: dict[str, Any]
+) -> str:
+    pickles = training.allow_pickle or training.pickle_objects
+    text = program_state.encode(data, objects, allow_pickle=pickles)
+    unasked = program_state.has_pickle(text) and not training.allow_pickle
+    if unasked and shards.communicator.rank == 0:
+        _logger.warning(
+            "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
+            'They are pickled; only with "checkpoint": {"pickle_client_state": true} will a load '
+            "read them, since that runs the pickle's code"
+        )
+    return text
+
+
+def _plain_text(configuration: dict[str, Any]) -> str:
+    """As JSON, which has no infinity: the text of one, as of every other value that it lacks."""
+    values = json.dumps(configuration, default=str)
+    return json.dumps(json.loads(values, parse_constant=str))
+
+
+def save(  # noqa: PLR0913 - the options of the engine's method
+    shards: Shards,
+    training: Training,
+    directory: str | os.PathLike[str],
+    tag: str | None,
+    client_state: dict[str, Any] | None,
+    *,
+    save_latest: bool,
+    exclude_frozen: bool,
+    blocking: bool,
+    part: dict[str, Any] | None = None,
+    committed: Callable[[], None] = _nothing,
+) -> str:
+    """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete.
+
+    `part`: what part of a model this is. `committed` is called on every rank when it is there.
+    Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
+    a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
+    """
+    shards.saver.wait()
+    folder = os.fspath(directory)
+    name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
+    data, objects = _data(shards, training, part), _objects(training, client_state)
+    with all_or_none(shards.communicator, "save_checkpoint"):
+        _check_disks(shards, training)
+        text = _encode(shards, training, data, objects)
+        buffers = saved_buffers.values(training.module)
+        configuration = _plain_text(training.configuration)
+    record: shard_files.Record | None = None
+    if shards.torch_states is not None:
+        record = data["shard_files"] = shard_files.save(shards, folder, name)
+        text = _encode(shards, training, data, objects)
+    keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
+    arguments = (
+        folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
+        training.node_local,
+    )  # fmt: skip
+
+    def discard() -> None:
+        if record is not None:
+            shard_files.discard(shards, folder, record)
+
+    def follow_up() -> None:
+        if shards.communicator.rank == 0:
+            with contextlib.suppress(OSError):  # the next save tries again
+                shard_files.remove_stale(folder, name, record)
+        committed()
+
+    try:
+        if not blocking:
+            shards.saver.save(arguments, committed=follow_up, failed=discard)
+            return name
+        _C.save_checkpoint(shards.core, *arguments)
+    except Exception:
+        discard()
+        raise
+    with all_or_none(shards.communicator, "save_checkpoint"):  # nobody returns before it is done
+        follow_up()
+    return name
+
+
+def _check_disks(shards: Shards, training: Training) -> None:
+    if training.node_local and shards.torch_states is not None:
+        raise _C.ConfigError(
+            "checkpoint.use_node_local_storage: the states of a torch optimizer need a file system "
+            "that all ranks share; save there, or take one of zerorun's rules"
+        )
+
+
+def shared_tag(
+    shards: Shards, training: Training, directory: str | os.PathLike[str], tag: str | None
+) -> str | None:
+    """The tag of what to load. Collective where each host keeps its own files: then every host has
+    the tables of that checkpoint afterwards."""
+    if not training.node_local:
+        return tag
+    shards.saver.wait()
+    folder = os.path.normpath(directory)
+    found = _C.share_checkpoint(shards.core, folder, "" if tag is None else str(tag))
+    return os.path.basename(found) if found and found != folder else tag
+
+
+def tag_of(training: Training, tag: str | None) -> str:
+    """The given one, or the default."""
+    return f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
+
+
+def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
+    """The package's own part."""
+    return {
+        "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
+        "optimizer": _optimizer_name(shards, training.optimizer),
+        "part": part,
+        "shard_files": None,
+    }
+
+
+def _objects(training: Training, client_state: dict[str, Any] | None) -> dict[str, Any]:
+    """The program's part, with values of classes that the package does not choose."""
+    optimizer, scheduler = training.optimizer, training.lr_scheduler
+    return {
+        "client_state": client_state or {},
+        "param_groups": None if optimizer is None else optimizer.group_settings(),
+        "lr_scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
+    }
+
+
+def _optimizer_name(shards: Shards, optimizer: ShardOptimizer | None) -> str | None:
+    """A name that two optimizers share when each understands the other's states."""
+    if optimizer is None:
+        return None
+    if shards.external:
+        return f"{type(optimizer.optimizer).__name__} of PyTorch"
+    rule = shards.settings.optimizer.type
+    # Adam and AdamW keep the same states.
+    return f"zerorun's {'Adam' if rule == 'AdamW' else rule}"
+
+
+def load(  # noqa: PLR0913 - likewise
+    shards: Shards,
+    training: Training,
+    directory: str | os.PathLike[str],
+    tag: str | None,
+    *,
+    strict: bool,
+    optimizer_states: bool,
+    lr_scheduler_states: bool,
+    counters: bool,
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Collective; (path, client_state), or (None, None) when there is no checkpoint.
+
+    Updates the counters of `training` if these are asked for. A checkpoint that is damaged or does
+    not fit is a CheckpointError on every rank, and nothing has changed. Unpickles what was pickled
+    of the client_state and the scheduler's state only if the configuration allows that.
+    """
+    shards.saver.wait()
+    folder = os.fspath(directory)
+    if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
+        _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
+        return None, None
+    name = "" if tag is None else str(tag)
+    optimizer = training.optimizer if optimizer_states else None
+    chunks: shard_files.Chunks | None = None
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        saved = _C.SavedModel(folder, name)
+        data = program_state.decode(saved.client_state)
+        objects = program_state.decode_objects(
+            saved.client_state, allow_pickle=training.allow_pickle
+        )
+        buffers = saved_buffers.read(saved)
+        if strict and data:  # the bundled train saves no buffers
+            saved_buffers.check(training.module, buffers, folder)
+        if optimizer is not None:
+            _check_optimizer(shards, optimizer, data, objects, folder)
+            if shards.external:
+                shard_files.verify(shards, folder, data["shard_files"])
+    if optimizer is not None and shards.external:
+        with all_or_none(shards.communicator, "load_checkpoint"):
+            chunks = shard_files.read(shards, folder, data["shard_files"], strict)
+    loaded = _C.load_checkpoint(shards.core, folder, name, strict)
+    saved_buffers.restore(training.module, buffers)
+    if optimizer is not None:
+        if objects.get("param_groups") is not None:
+            optimizer.load_group_settings(objects["param_groups"])
+        if chunks is not None:
+            shard_files.restore(shards, chunks)
+    elif training.optimizer is not None:
+        shards.core.reset_optimizer()
+        shards.core.refresh_from_masters()
+    scheduler, schedule = training.lr_scheduler, objects.get("lr_scheduler")
+    if lr_scheduler_states and schedule and hasattr(scheduler, "load_state_dict"):
+        scheduler.load_state_dict(schedule)
+    if counters:
+        progress = data.get("counters", {})
+        training.global_steps = progress.get("global_steps", loaded.step)
+        training.micro_steps = progress.get("micro_steps", 0)
+    return os.path.join(folder, loaded.tag), objects.get("client_state", {})
+
+
+def _check_optimizer(
+    shards: Shards,
+    optimizer: ShardOptimizer,
+    data: dict[str, Any],
+    objects: dict[str, Any],
+    folder: str,
+) -> None:
+    """Compares the saved optimizer with this one; the core compares the states of its own rules."""
+    own, saved = _optimizer_name(shards, optimizer), data.get("optimizer")
+    if (saved is None and not shards.external) or (
+        saved == own and (not shards.external or data["shard_files"])
+    ):
+        groups, present = objects.get("param_groups"), optimizer.param_groups
+        if groups is None or len(groups) == len(present):
+            return
+        raise _C.CheckpointError(
+            f"{folder}: the checkpoint has {len(groups)} parameter groups, this optimizer "
+            f"{len(present)}"
+        )
+    raise _C.CheckpointError(
+        f"{folder}: the checkpoint has the states of {saved or 'no optimizer'}, this engine's "
+        f"optimizer is {own}; load_optimizer_states=False loads the model alone"
+    )

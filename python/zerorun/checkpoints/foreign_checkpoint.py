@@ -1,0 +1,125 @@
+"""Continuing from another program's checkpoint, as load_checkpoint does from zerorun's."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.interchange import formats
+from zerorun.interchange.filling import Filling
+from zerorun.interchange.source import Source
+from zerorun.model import saved_buffers
+from zerorun.optimizers.optimizer import ShardOptimizer
+from zerorun.shards.shards import Shards
+
+__all__ = ["load"]
+
+_logger = logging.getLogger("zerorun")
+
+
+class _Training(Protocol):
+    """The parts of a training that its shards do not hold."""
+
+    module: nn.Module
+    optimizer: ShardOptimizer | None
+    lr_scheduler: Any
+    global_steps: int
+    micro_steps: int
+
+
+def load(  # noqa: PLR0913 - as checkpoint.load
+    shards: Shards,
+    training: _Training,
+    directory: str | os.PathLike[str],
+    tag: str | None,
+    *,
+    strict: bool,
+    optimizer_states: bool,
+    lr_scheduler_states: bool,
+    counters: bool,
+) -> tuple[str, dict[str, Any]] | None:
+    """As checkpoint.load; None for zerorun's own checkpoints, and where there is none.
+
+    A model without a training (Hugging Face's) starts the optimizer anew, with a warning. A
+    checkpoint that is damaged or does not fit is a CheckpointError on every rank, and nothing has
+    changed. No code that the files name is run.
+    """
+    optimizer = training.optimizer if optimizer_states else None
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        folder = formats.find(os.fspath(directory), None if tag is None else str(tag))
+    if folder is None:
+        return None
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        source = formats.open_source(folder, optimizer_states=optimizer is not None)
+        buffers = _take_buffers(training.module, source)
+        if strict:
+            saved_buffers.check(training.module, buffers, folder)
+        if source.is_model and optimizer is not None:
+            _logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
+            optimizer = None
+        groups = source.param_groups or []
+        filling = Filling(shards, source, strict=strict, states=optimizer is not None)
+        if optimizer is not None and groups:
+            _check_groups(shards, optimizer, groups, folder)
+    filling.check_files()
+    if optimizer is None and training.optimizer is not None:
+        shards.core.reset_optimizer()
+    filling.fill()
+    saved_buffers.restore(training.module, buffers)
+    if optimizer is not None and groups:
+        known = zip(optimizer.group_settings(), groups, strict=True)
+        optimizer.load_group_settings([own | _common(saved, own) for own, saved in known])
+    scheduler = training.lr_scheduler
+    if lr_scheduler_states and source.lr_scheduler and hasattr(scheduler, "load_state_dict"):
+        scheduler.load_state_dict(source.lr_scheduler)
+    if counters and not source.is_model:
+        training.global_steps = source.global_steps
+        training.micro_steps = source.global_steps * shards.core.accumulation_steps
+    return folder, source.client_state
+
+
+# Hyperparameters that say nothing of the rule: how torch or DeepSpeed computes it.
+_OF_ANY_RULE = {
+    *("foreach", "capturable", "differentiable", "fused", "maximize", "amsgrad", "initial_lr"),
+    *("decoupled_weight_decay", "step", "bias_correction", "name", "params", "lr", "weight_decay"),
+}
+
+
+def _check_groups(
+    shards: Shards, optimizer: ShardOptimizer, saved: list[dict[str, Any]], folder: str
+) -> None:
+    """Raises CheckpointError for another number of groups, or for an optimizer of torch's with
+    other hyperparameters: that its states are others shows in nothing else."""
+    own = optimizer.group_settings()
+    if len(saved) != len(own):
+        raise _C.CheckpointError(
+            f"{folder}: the checkpoint has {len(saved)} parameter groups, this optimizer {len(own)}"
+        )
+    names = {key for group in own for key in group} - _OF_ANY_RULE
+    others = {key for group in saved for key in group} - _OF_ANY_RULE
+    if shards.external and others and names != others:
+        raise _C.CheckpointError(
+            f"{folder}: the checkpoint's optimizer has {sorted(others)}, this engine's "
+            f"{type(optimizer.optimizer).__name__} {sorted(names)}; load_optimizer_states=False "
+            "loads the model alone"
+        )
+
+
+def _common(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of another program that this optimizer has, too."""
+    return {key: value for key, value in saved.items() if key in own}
+
+
+def _take_buffers(model: nn.Module, source: Source) -> dict[str, torch.Tensor]:
+    """The source's buffers; some formats do not tell them from parameters."""
+    for name in saved_buffers.names(model):
+        found = source.parameters.pop(name, None)
+        if found is not None:
+            source.buffers[name] = found.full()
+    return source.buffers

@@ -1,0 +1,249 @@
+"""The states of a torch optimizer that runs on shards, beside the checkpoint they belong to.
+
+One file per rank in a folder of its own; the checkpoint, which is written last, names the folder
+and keeps each file's size and hash. States are stored by parameter and element, so another world
+size may load them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from typing import IO, Any, cast
+
+import torch
+
+from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.shards.shards import Shards
+from zerorun.shards.torch_states import TorchStates
+
+__all__ = [
+    "Chunks",
+    "Record",
+    "assemble",
+    "discard",
+    "parameter_names",
+    "read",
+    "remove_stale",
+    "restore",
+    "save",
+    "verify",
+]
+
+# By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
+Chunk = tuple[int, int, dict[str, Any]]
+Chunks = dict[str, list[Chunk]]
+# An entry in the checkpoint: {"folder": name, "files": [(name, bytes, SHA-256), ...]}.
+Record = dict[str, Any]
+
+_PREFIX = "optimizer_shards"
+_HASH_NBYTES = 32
+_CHUNK_NBYTES = 1 << 20
+
+
+def save(shards: Shards, directory: str, tag: str) -> Record:
+    """Writes this rank's file. Collective; raises on every rank, with nothing left behind."""
+    ranks = shards.communicator
+    number = torch.tensor([secrets.randbits(62)])
+    ranks.broadcast(number, 0, "name of the optimizer's files")
+    record: Record = {"folder": f"{_PREFIX}.{tag}.{number.item():x}", "files": []}
+    own = torch.zeros(8 + _HASH_NBYTES, dtype=torch.uint8)
+    try:
+        with all_or_none(ranks, "saving optimizer states"):
+            folder = os.path.join(directory, record["folder"])
+            os.makedirs(directory, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+            size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_chunks(shards))
+            own = torch.tensor([*size.to_bytes(8, "big"), *digest], dtype=torch.uint8)
+    except Exception:
+        discard(shards, directory, record)
+        raise
+    table = torch.empty(own.numel() * ranks.world_size, dtype=torch.uint8)
+    ranks.all_gather(own, table, "sizes and hashes of optimizer states")
+    for rank, row in enumerate(table.view(ranks.world_size, -1).tolist()):
+        size, text = int.from_bytes(row[:8], "big"), bytes(row[8:]).hex()
+        record["files"].append((_name(rank), size, text))
+    return record
+
+
+def _name(rank: int) -> str:
+    return f"rank{rank}.pt"
+
+
+def _own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
+    names = parameter_names(shards)
+    return [
+        (
+            names[interval.parameter],
+            interval.begin,
+            interval.numel,
+            _states(shards).get(interval.parameter, interval.begin),
+        )
+        for interval in shards.core.state_intervals()
+        if interval.owned and interval.grad is not None
+    ]
+
+
+def _states(shards: Shards) -> TorchStates:
+    if shards.torch_states is None:
+        raise _C.InternalError("a torch optimizer's states, but there is no such optimizer")
+    return shards.torch_states
+
+
+def parameter_names(shards: Shards) -> dict[int, str]:
+    """The core's numbers of the parameters with names that no other rank's have."""
+    layout = shards.layout
+    return {index: layout.saved_name(parameter) for parameter, index in layout.ids.items()}
+
+
+class _HashedFile:
+    """A file under construction that knows the size and hash of what was written."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.size = 0
+        self.hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(path: str, chunks: list[Any]) -> tuple[int, bytes]:
+    with open(path, "wb") as file:
+        hashed = _HashedFile(file)
+        torch.save(chunks, cast("IO[bytes]", hashed))
+        file.flush()
+        os.fsync(file.fileno())
+    return hashed.size, hashed.hash.digest()
+
+
+def discard(shards: Shards, directory: str, record: Record) -> None:
+    """Removes the files of a save whose checkpoint failed."""
+    if shards.communicator.rank == 0:
+        shutil.rmtree(os.path.join(directory, record["folder"]), ignore_errors=True)
+
+
+def remove_stale(directory: str, tag: str, current: Record | None) -> None:
+    """Removes the folders of earlier checkpoints of the same tag."""
+    of_tag = re.compile(rf"{_PREFIX}\.{re.escape(tag)}\.[0-9a-f]+")
+    for name in os.listdir(directory):
+        if of_tag.fullmatch(name) and (current is None or name != current["folder"]):
+            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+
+
+def verify(shards: Shards, directory: str, record: Record) -> None:
+    """Each file is hashed by one rank: all are intact when this succeeds on all ranks.
+
+    Raises CheckpointError.
+    """
+    rank, world_size = shards.communicator.rank, shards.communicator.world_size
+    for index, (name, size, digest) in enumerate(record["files"]):
+        path = os.path.join(directory, record["folder"], name)
+        try:
+            _check(path, size, digest if index % world_size == rank else None)
+        except OSError as error:
+            raise _C.CheckpointError(f"optimizer states: {error}") from error
+
+
+def read(shards: Shards, directory: str, record: Record, strict: bool) -> Chunks:
+    """The content of a checkpoint's files, after a check that this rank's elements are there.
+
+    Not `strict`: parameters may be missing. The values stay on disk until they are used. Raises
+    CheckpointError.
+    """
+    chunks: Chunks = {}
+    for name, *_ in record["files"]:
+        path = os.path.join(directory, record["folder"], name)
+        try:
+            loaded = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+        except Exception as error:  # a state of a class that is not torch's, for one
+            raise _C.CheckpointError(f"optimizer states in {path}: {error}") from error
+        for parameter, *chunk in loaded:
+            chunks.setdefault(parameter, []).append(tuple(chunk))
+    names = parameter_names(shards)
+    for interval in shards.core.state_intervals():
+        if interval.grad is not None:
+            name = names[interval.parameter]
+            if strict or name in chunks:
+                _overlaps(chunks.get(name, []), interval.begin, interval.numel, name)
+    return chunks
+
+
+def _check(path: str, size: int, digest: str | None) -> None:
+    found = os.path.getsize(path)
+    if found != size:
+        raise _C.CheckpointError(f"{path}: got {found} bytes, {size} were saved; load another tag")
+    if digest is None:
+        return
+    hashed = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_NBYTES):
+            hashed.update(chunk)
+    if hashed.hexdigest() != digest:
+        raise _C.CheckpointError(
+            f"{path}: damaged: its SHA-256 is not that of what was saved; load another tag"
+        )
+
+
+def restore(shards: Shards, chunks: Chunks) -> None:
+    """Gives the optimizer the states of this rank's elements out of what read() returned."""
+    names = parameter_names(shards)
+    for interval in shards.core.state_intervals():
+        name = names[interval.parameter]
+        if interval.grad is not None and name in chunks:
+            state = assemble(chunks[name], interval.begin, interval.numel, name)
+            _states(shards).put(interval.parameter, interval.begin, state)
+
+
+def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str, Any]:
+    """The state of elements [begin, begin + numel) of a parameter."""
+    state: dict[str, Any] = {}
+    for low, high, chunk_begin, chunk_numel, values in _overlaps(chunks, begin, numel, name):
+        for key, value in values.items():
+            if not _is_per_element(value, chunk_numel):
+                state[key] = value.clone() if isinstance(value, torch.Tensor) else value
+                continue
+            if key not in state:
+                state[key] = torch.empty(numel, dtype=value.dtype)
+            part = value.flatten()[low - chunk_begin : high - chunk_begin]
+            state[key][low - begin : high - begin] = part
+    return state
+
+
+def _is_per_element(value: Any, numel: int) -> bool:
+    """True if a state has a number for each element; a step count has no dimension."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == numel
+
+
+def _overlaps(
+    chunks: list[Chunk], begin: int, numel: int, name: str
+) -> list[tuple[int, int, int, int, dict[str, Any]]]:
+    """The chunks with elements in [begin, begin + numel), each with these as [low, high)."""
+    found, filled = [], 0
+    for chunk_begin, chunk_numel, values in chunks:
+        low, high = max(begin, chunk_begin), min(begin + numel, chunk_begin + chunk_numel)
+        if low < high:
+            found.append((low, high, chunk_begin, chunk_numel, values))
+            filled += high - low
+    if filled != numel:
+        raise _C.CheckpointError(
+            f"optimizer state of {name}: {filled} of {numel} elements are in the checkpoint, which "
+            "is incomplete or another model's"
+        )
+    kinds = {tuple(sorted(values)) for *_, values in found}
+    if len(kinds) > 1:
+        raise _C.CheckpointError(
+            f"optimizer state of {name}: its parts have different states, {sorted(kinds)}"
+        )
+    return found

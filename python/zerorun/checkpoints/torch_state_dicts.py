@@ -1,0 +1,62 @@
+"""PyTorch's get_state_dict and set_state_dict for models and optimizers that belong to an engine.
+
+torch.distributed.checkpoint.state_dict would find empty parameters at stage 3, and at no stage the
+optimizer's states. Its functions call a few of its own, whose places are taken here: so they serve
+every program, by whatever name it has imported them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from typing import Any
+
+from zerorun.checkpoints.state_dict_in import load_model, load_optimizer
+from zerorun.checkpoints.state_dict_out import get_model, get_optimizer
+
+__all__ = ["serve"]
+
+_MODULE = "torch.distributed.checkpoint.state_dict"
+
+
+@functools.cache
+def serve() -> None:
+    """From the first call on, PyTorch's functions know engines, also when they are imported later:
+    importing them here would take a second."""
+    if _MODULE in sys.modules:
+        _take_places(sys.modules[_MODULE])
+    else:
+        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+
+
+class _Finder:
+    """Waits for the module to be imported."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _take_places(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _take_places(module: Any) -> None:
+    for name, replacement in (
+        ("_get_model_state_dict", get_model),
+        ("_load_model_state_dict", load_model),
+        ("_get_optim_state_dict", get_optimizer),
+        ("_load_optim_state_dict", load_optimizer),
+    ):
+        original = getattr(module, name, None)
+        if original is not None:  # else another PyTorch, of which warnings tell
+            setattr(module, name, functools.partial(replacement, module, original))

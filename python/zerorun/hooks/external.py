@@ -1,0 +1,49 @@
+"""Parameters that a module uses in its forward but does not own."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import nn
+
+from zerorun import _C
+from zerorun.model.partition import partition_of
+
+__all__ = ["external_parameters", "register_external_parameter", "unregister_external_parameter"]
+
+_registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
+
+
+def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Gathers `parameter` for `module`'s forward and backward.
+
+    Forward notices by itself when it reads another module's empty parameter; registering one
+    matters where a parameter is reached without its module's attribute. May be called before and
+    after zerorun.initialize.
+    """
+    if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
+        raise _C.ConfigError(
+            f"register_external_parameter: got {type(module)} and {type(parameter)}, expected a "
+            "module and a parameter"
+        )
+    known = _registered.setdefault(module, [])
+    if not any(p is parameter for p in known):
+        known.append(parameter)
+    partition = partition_of(parameter)
+    if partition is not None:
+        partition.watch(module)
+
+
+def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Takes back register_external_parameter."""
+    known = _registered.get(module, [])
+    known[:] = [p for p in known if p is not parameter]
+
+
+def external_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The registered ones that an engine shards."""
+    if not _registered:
+        return []
+    known = _registered.get(module, ())
+    found = [(p, partition_of(p)) for p in known]
+    return [p for p, partition in found if partition is not None and partition.in_engine]

@@ -1,0 +1,75 @@
+"""The memory of a stage-3 engine's full parameters while they are gathered."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.hooks.parameter_memory import full_view
+from zerorun.model.model_layout import DTYPES, ModelLayout
+
+__all__ = ["BucketMemory", "full_parameters"]
+
+
+class BucketMemory:
+    """PyTorch's memory for full parameters: one storage per bucket, which has memory while the
+    engine keeps the bucket gathered.
+
+    What autograd saved of a parameter (its transpose, say) views that storage, and so has the
+    values again when backward has gathered them. The engine keeps this, so this must not keep
+    tensors of the engine's.
+    """
+
+    def __init__(self, core: _C.Engine, device: torch.device) -> None:
+        self._dtype, self._device = DTYPES[core.param_dtype], device
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+        self.serve(core)
+
+    def serve(self, core: _C.Engine) -> None:
+        """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
+        core.use_full_memory(self._acquire, self._release)
+
+    def view(self, bucket: int, begin: int, numel: int, shape: torch.Size) -> torch.Tensor:
+        """A parameter in its bucket of `numel` elements. Before the first gather."""
+        if bucket not in self._flat:
+            self._flat[bucket] = torch.empty(numel, dtype=self._dtype, device=self._device)
+        return self._flat[bucket][begin : begin + shape.numel()].view(shape)
+
+    def empty(self, bucket: int) -> None:
+        """Once its views are made: a GPU that made all buckets first would hold the whole model."""
+        self._release(bucket)
+
+    def _acquire(self, bucket: int) -> int:
+        flat = self._flat[bucket]
+        flat.untyped_storage().resize_(flat.nbytes)
+        return flat.data_ptr()
+
+    def _release(self, bucket: int) -> None:
+        flat = self._flat[bucket]
+        if flat.is_cuda:  # which may be another stream than the one that it was allocated on
+            flat.record_stream(torch.cuda.current_stream(flat.device))
+        flat.untyped_storage().resize_(0)
+
+
+def full_parameters(
+    core: _C.Engine, layout: ModelLayout, memory: BucketMemory
+) -> dict[nn.Parameter, torch.Tensor]:
+    """Tensors of the full parameters, to be used while the engine has them gathered.
+
+    Parameters that the ranks of a host share, or that stay full, are in the engine's memory; others
+    come and go in PyTorch's.
+    """
+    full = {}
+    buckets: dict[int, list[tuple[nn.Parameter, tuple[int, int, int]]]] = {}
+    for parameter, index in layout.ids.items():
+        place = core.full_place(index)
+        if place is None:
+            full[parameter] = full_view(core, layout, parameter)
+        else:
+            buckets.setdefault(place[0], []).append((parameter, place))
+    for bucket, members in buckets.items():
+        for parameter, place in members:
+            full[parameter] = memory.view(*place, layout.shapes[parameter])
+        memory.empty(bucket)
+    return full

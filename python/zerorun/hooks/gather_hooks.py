@@ -1,0 +1,375 @@
+"""Stage 3: module hooks that make parameters full for as long as forward or backward uses them.
+
+A unit is acquired before its module's forward and released after it. For backward, a hook on the
+module's outputs acquires it again, and a hook on its inputs releases it: autograd runs the newest
+node first, so when the gradient of an input reaches the node that made it, all nodes of the module
+are done. A unit that no input ends (embeddings) is released at the end of backward.
+
+What forward hands out may lie in a unit's memory (a module that returns its parameter, or a view of
+it): the call around it holds the unit from then on, and the outermost one returns copies. Where
+nobody can tell when a unit is needed for the last time, it stays full until the step: its nodes in
+the graph of a gradient's own gradient, and results that cannot be looked into.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.hooks.external import external_parameters
+from zerorun.hooks.full_memory import BucketMemory, full_parameters
+from zerorun.hooks.results import Results, tensors_in, with_copies
+from zerorun.model.left_behind import ModuleHook
+from zerorun.model.local_tensor import LocalData, is_distributed, local_of, place
+from zerorun.model.model_layout import ModelLayout
+from zerorun.model.units import Unit
+
+__all__ = ["GatherHooks", "SharedUnit"]
+
+
+class SharedUnit:
+    """A unit of an engine: full while acquired, empty for this rank otherwise."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        core: _C.Engine,
+        layout: ModelLayout,
+        full: Mapping[nn.Parameter, torch.Tensor],
+    ) -> None:
+        self.name, self.module = unit.name, unit.module
+        self.parameters = unit.parameters
+        self.full = {parameter: full[parameter] for parameter in unit.parameters}
+        self.forwards = 0  # calls of forward that hold it
+        self._switch = _C.ParameterSwitch(core, unit.name)
+        self.acquire = self._switch.acquire
+        self.release = self._switch.release
+        sharded = {p: core.is_sharded(layout.ids[p]) for p in unit.parameters}
+        self._always_full = [p for p in unit.parameters if not sharded[p]]  # they are small
+        self.sharded = any(sharded.values())
+        for parameter, values in self.full.items():
+            if sharded[parameter]:
+                holder = LocalData(parameter) if is_distributed(parameter) else parameter
+                self._switch.add(holder, values, values.new_empty(0))
+
+    def place(self) -> None:
+        """Points the parameters at the engine's memory; from here on they come and go."""
+        for parameter in self._always_full:
+            place(parameter, self.full[parameter])
+        self.acquire()
+        self.release()
+
+    @property
+    def available(self) -> bool:
+        return self._switch.available
+
+
+class _Call:
+    """One forward of a module, and the backward that belongs to it."""
+
+    __slots__ = ("held", "hooks", "units")
+
+    def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
+        self.units = units  # from `begin` on, the acquired ones
+        self.hooks = hooks
+        self.held: list[SharedUnit] | None = None  # by backward
+
+    def begin(self) -> None:
+        units, self.units = self.units, []
+        for unit in units:
+            self.add(unit)
+
+    def add(self, unit: SharedUnit) -> None:
+        unit.acquire()
+        unit.forwards += 1
+        self.units.append(unit)
+
+    def end(self) -> None:
+        for unit in self.units:
+            unit.forwards -= 1
+            unit.release()
+
+    def begin_backward(self, _grad: Any = None) -> None:
+        if self.held is not None:
+            return
+        self.held = []
+        self.hooks.opened(self)
+        for unit in self.units:
+            unit.acquire()
+            self.held.append(unit)
+        if torch.is_grad_enabled():  # create_graph: other nodes will read what these read
+            self.hooks.keep(self.units)
+
+    def end_backward(self, _grad: Any = None) -> None:
+        if self.held is None:
+            return
+        held, self.held = self.held, None
+        for unit in held:
+            unit.release()
+        self.hooks.closed(self)
+
+
+class _WatchedParameters(dict[str, Any]):
+    """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
+    for that forward, without having been registered as external."""
+
+    def __init__(self, parameters: Mapping[str, Any], fetch: Callable[[Any], None]) -> None:
+        super().__init__(parameters)
+        self._fetch = fetch
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        if parameter is not None and _is_empty(parameter):
+            self._fetch(parameter)
+        return parameter
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+_EMPTY = torch.Size([0])
+
+
+def _is_empty(parameter: Any) -> bool:
+    return parameter.shape == _EMPTY or (
+        is_distributed(parameter) and local_of(parameter).shape == _EMPTY
+    )
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+def _running_modules(frame: FrameType | None) -> list[nn.Module]:
+    """The modules whose call is on Python's stack, the innermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
+
+
+class GatherHooks:
+    """The hooks of one stage-3 engine on its model."""
+
+    def __init__(
+        self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
+    ) -> None:
+        self.core, self.layout = core, layout
+        self.memory = BucketMemory(core, device)
+        full = full_parameters(core, layout, self.memory)
+        self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
+        self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
+        self._unit_in = {
+            full.untyped_storage()._cdata: unit
+            for unit in self.units
+            if unit.sharded
+            for parameter, full in unit.full.items()
+            if core.is_sharded(layout.ids[parameter])
+        }
+        # The running calls; without a _Call where one further out holds everything.
+        self._stack: list[tuple[nn.Module, _Call | None]] = []
+        self._kept: dict[SharedUnit, None] = {}  # full until the step
+        self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
+        self._queued: set[int] = set()  # graph tasks whose end will be told
+        self._handles: list[Any] = []
+        self._model = model
+        self._watched: set[nn.Module] = set()
+
+    def attach(self) -> None:
+        """Puts the hooks on the modules, whose parameters are placed."""
+        blocks = {unit.module: unit for unit in self.layout.units if unit.name}
+        for module in self._model.modules():
+            whole = module in blocks
+            units: list[SharedUnit] = []
+            for parameter in module.parameters(recurse=whole):
+                unit = self.unit_of.get(parameter)
+                if unit is not None and unit.sharded and unit not in units:
+                    units.append(unit)
+            if whole:
+                # Forward may skip the units further inside (experts), which have their own hooks.
+                name = blocks[module].name
+                units = [unit for unit in units if not unit.name.startswith(name + ".")]
+            # Modules of PyTorch read no parameters but their own.
+            foreign = not type(module).__module__.startswith("torch.nn.")
+            if units or foreign or external_parameters(module):
+                self.watch(module, units)
+
+    def watch(self, module: nn.Module, units: Sequence[SharedUnit] = ()) -> None:
+        """Gathers `units`, and what else the module's forward turns out to need, for each call."""
+        if module in self._watched:
+            return
+        self._watched.add(module)
+        before, after = ModuleHook(self._before_forward, units), ModuleHook(self._after_forward)
+        self._handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, always_call=True),
+        ]
+        if any(p is not None and _is_empty(p) for p in module._parameters.values()):
+            module._parameters = _WatchedParameters(module._parameters, self._fetch)
+
+    # --- forward ---
+
+    def _before_forward(
+        self, units: Sequence[SharedUnit], module: nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        if any(module is called for called, _ in self._stack):
+            self._forget_interrupted(_running_modules(sys._getframe(1))[1:])  # before this call
+        if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
+            self.release_open()  # of a backward that ended with an error
+        external = external_parameters(module)
+        if external:
+            more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
+            units = [*units, *(unit for unit in more if unit not in units)]
+        if self._stack and all(unit.forwards for unit in units):
+            self._stack.append((module, None))  # a call further out holds everything
+            return
+        call = _Call(list(units), self)
+        self._stack.append((module, call))
+        call.begin()
+        if torch.is_grad_enabled():
+            for tensor in tensors_in((args, kwargs)):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(call.end_backward)
+
+    def _after_forward(self, _module: nn.Module, _args: Any, result: Any) -> Any:
+        _, call = self._stack.pop()
+        if call is None:
+            return None
+        results = Results(result)
+        if torch.is_grad_enabled():
+            for tensor in results.tensors:
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(call.begin_backward)
+        try:
+            return self._hand_out(call, result, results)
+        finally:
+            call.end()
+
+    def _hand_out(self, call: _Call, result: Any, results: Results) -> Any:
+        """Sees to what may be read of the call's units after its end; None or another result."""
+        views = {id(tensor): (tensor, unit) for tensor, unit in self._views_in(results.tensors)}
+        around = self._call_around()
+        if around is not None:
+            escaping = [unit for _, unit in views.values()]
+            for unit in dict.fromkeys([*escaping, *([] if results.complete else call.units)]):
+                if unit not in around.units:
+                    around.add(unit)
+            return None
+        if not results.complete and torch.is_grad_enabled():
+            self.keep(call.units)
+        if not views:
+            return None
+        copies = {key: tensor.clone() for key, (tensor, _) in views.items()}
+        for made in copies.values():
+            if made.requires_grad:
+                made.register_hook(call.begin_backward)  # parameters are full for their gradients
+        return with_copies(result, copies)
+
+    def _views_in(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, SharedUnit]]:
+        """The tensors that lie in gathered memory, which is gone after the release."""
+        found = []
+        for tensor in tensors:
+            try:
+                memory = local_of(tensor) if is_distributed(tensor) else tensor
+                unit = self._unit_in.get(memory.untyped_storage()._cdata)
+            except NotImplementedError:  # sparse ones, and those of torch.func's transforms
+                continue
+            if unit is not None:
+                found.append((tensor, unit))
+        return found
+
+    def _call_around(self) -> _Call | None:
+        return next((call for _, call in reversed(self._stack) if call is not None), None)
+
+    def _fetch(self, parameter: nn.Parameter) -> None:
+        unit = self.unit_of.get(parameter)
+        call = self._call_around()
+        if unit is not None and call is not None:
+            call.add(unit)
+
+    def _forget_interrupted(self, running: list[nn.Module]) -> None:
+        """Ends the calls that are running no more: PyTorch calls no hook after an exception like
+        KeyboardInterrupt. `running`: as of _running_modules."""
+        stack, self._stack = self._stack, []
+        for module, call in reversed(stack):
+            if module in running:
+                running = running[running.index(module) + 1 :]
+                self._stack.insert(0, (module, call))
+            elif call is not None:
+                call.end()
+
+    # --- backward ---
+
+    def opened(self, call: _Call) -> None:
+        task = torch._C._current_graph_task_id()
+        self._open[call] = task
+        if task not in self._queued:
+            self._queued.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: self._end_of_task(task)
+            )
+
+    def closed(self, call: _Call) -> None:
+        self._open.pop(call, None)
+
+    def _end_of_task(self, task: int) -> None:
+        self._queued.discard(task)
+        for call in [call for call, of in self._open.items() if of == task]:
+            call.end_backward()
+
+    def keep(self, units: Sequence[SharedUnit]) -> None:
+        """Keeps units full until the step."""
+        for unit in units:
+            if unit not in self._kept:
+                unit.acquire()
+                self._kept[unit] = None
+
+    def drop_copies(self) -> None:
+        """Drops full copies that the engine has kept for their next use."""
+        self.memory.serve(self.core)
+
+    def release_all(self) -> None:
+        """Releases all that is held for graphs and for calls that did not come to their end.
+
+        Before parameters change, outside of forward and backward.
+        """
+        if self._stack:
+            self._forget_interrupted(_running_modules(sys._getframe(1)))
+        self.release_open()
+        kept, self._kept = self._kept, {}
+        for unit in kept:
+            unit.release()
+
+    def check_released(self) -> None:
+        """Raises ConfigError while a program holds parameters, whose copies a step would miss."""
+        held = next((unit.name for unit in self.units if unit.available), None)
+        if held is not None:
+            raise _C.ConfigError(
+                f"step: parameters of {held or 'the model'} are held full by the program: step "
+                "outside of GatheredParameters, and after partition() of what all_gather() made "
+                "full"
+            )
+
+    def release_open(self) -> None:
+        """Releases what a backward left that did not come to its end."""
+        self._queued.clear()
+        for call in list(self._open):
+            call.end_backward()
+
+    def remove(self) -> None:
+        """Takes all hooks off the model."""
+        self.release_all()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._watched.clear()
+        for module in self._model.modules():
+            if isinstance(module._parameters, _WatchedParameters):
+                module._parameters = dict(module._parameters)

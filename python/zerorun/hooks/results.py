@@ -1,0 +1,120 @@
+"""The tensors in what a module's forward takes and returns."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Results", "tensors_in", "with_copies"]
+
+_MAX_OBJECTS = 1000  # looked into; a result that refers to a data set must not cost a walk of it
+_NO_TENSORS = (str, bytes, int, float, complex, torch.dtype, torch.device, nn.Module, type)
+_ITEMS = (list, tuple, set, frozenset, deque)
+# Code that runs later, with tensors that nobody sees until then.
+_CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's arguments, as far as they are in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from tensors_in(vars(value))
+
+
+class Results:
+    """The tensors in what a forward returned, in containers and objects of any kind.
+
+    `complete` is False where more may be in what cannot be looked into: functions, generators.
+    """
+
+    __slots__ = ("_seen", "complete", "tensors")
+
+    def __init__(self, value: Any) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.complete = True
+        self._seen: set[int] = set()
+        self._visit(value)
+
+    def _visit(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            return
+        if value is None or isinstance(value, _NO_TENSORS) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        children = _children(value)
+        if children is None or len(self._seen) > _MAX_OBJECTS:
+            self.complete = False
+            return
+        for child in children.values():
+            self._visit(child)
+
+
+def _children(value: Any) -> Mapping[Any, Any] | None:
+    """The objects that an object refers to, by key, index or attribute; None if it hides them."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, _ITEMS):
+        return dict(enumerate(value))
+    if isinstance(value, _CLOSED):
+        return None
+    slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return attributes | getattr(value, "__dict__", {})
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(
+        f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+        for name in names
+        if name not in {"__dict__", "__weakref__"}
+    )
+
+
+def with_copies(
+    value: Any, copies: Mapping[int, torch.Tensor], around: frozenset[int] = frozenset()
+) -> Any:
+    """The value with other tensors in the place of those whose id is in `copies`.
+
+    What holds one of them is copied too, since the module may have kept it. `around`: the objects
+    that led here.
+    """
+    if isinstance(value, torch.Tensor):
+        return copies.get(id(value), value)
+    if value is None or isinstance(value, _NO_TENSORS) or id(value) in around:
+        return value
+    around |= {id(value)}
+    changed = {}
+    for key, child in (_children(value) or {}).items():
+        replacement = with_copies(child, copies, around)
+        if replacement is not child:
+            changed[key] = replacement
+    if not changed:
+        return value
+    if isinstance(value, tuple | set | frozenset):
+        items = [changed.get(index, item) for index, item in enumerate(value)]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    result = copy.copy(value)
+    for key, replacement in changed.items():
+        if isinstance(value, Mapping | list | deque):
+            result[key] = replacement
+        else:
+            object.__setattr__(result, key, replacement)
+    return result

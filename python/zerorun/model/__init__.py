@@ -1,0 +1,1 @@
+"""How a PyTorch model is divided: its parts, units of gathering, dtypes and places on ranks."""

@@ -1,0 +1,103 @@
+"""Which ranks hold which experts of a model, and under which names they are saved."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from torch import nn
+
+from zerorun import _C, experts
+from zerorun.model.mesh import EngineRanks
+from zerorun.model.model_layout import ModelLayout
+from zerorun.model.partition import partition_of
+from zerorun.rank_zero import texts_of_all
+
+__all__ = ["place_experts"]
+
+_NUMBERED = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
+
+
+def place_experts(layout: ModelLayout, ranks: EngineRanks) -> None:
+    """Gives `ranks` a communicator for each group of experts and the layout their places.
+
+    Collective; does nothing where no rank has an expert. Raises ConfigError.
+    """
+    marked = {p: name for p, name in layout.names.items() if experts.is_expert(p)}
+    own = sorted({str(getattr(p, "group_name", None)) for p in marked})
+    used = {name for text in texts_of_all(json.dumps(own), ranks.job) for name in json.loads(text)}
+    if not used:
+        return
+    _check(marked, ranks)
+    groups = [experts.named(name, _example(marked, name)) for name in sorted(used)]
+    for each in groups:
+        if each.size == 1:
+            continue  # every rank has all experts
+        first, place = min(each.data_ranks), each.data_ranks.index(ranks.job.rank)
+        label = f"ranks of expert {each.rank} of {each.name}"
+        ranks.experts[each.name] = ranks.job.split(first, place, label)
+        index = len(ranks.experts)
+        members = [p for p in marked if getattr(p, "group_name", None) == each.name]
+        layout.ranks_of.update(dict.fromkeys(members, index))
+        layout.saved_names.update(_global_names(members, layout, each))
+    _add_elsewhere(layout, ranks)
+
+
+def _example(marked: dict[nn.Parameter, str], group: str) -> str:
+    named = (name for p, name in marked.items() if str(getattr(p, "group_name", None)) == group)
+    return next(named, "of another rank")
+
+
+def _check(marked: dict[nn.Parameter, str], ranks: EngineRanks) -> None:
+    if ranks.model_size > 1:
+        raise _C.ConfigError(
+            "expert parallelism in a model that is divided among "
+            f"{ranks.model_size} model-parallel ranks is not supported: use one of the two"
+        )
+    for parameter, name in marked.items():
+        if partition_of(parameter) is not None:
+            raise _C.ConfigError(
+                f"parameter {name} is an expert's (allreduce = False), made under zero.Init, "
+                "where all ranks have rank 0's: make the experts without zero.Init"
+            )
+
+
+def _global_names(
+    members: list[nn.Parameter], layout: ModelLayout, groups: experts.ExpertGroups
+) -> dict[nn.Parameter, str]:
+    """Names that tell the experts of all ranks apart. DeepSpeed's numbered ones get their numbers
+    in the whole layer, so that any number of ranks can share them later."""
+    counts: dict[str, int] = {}
+    matches = {p: _NUMBERED.fullmatch(layout.names[p]) for p in members}
+    for match in matches.values():
+        if match:
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    found = {}
+    for parameter, match in matches.items():
+        if match:
+            number = groups.rank * counts[match[1]] + int(match[2])
+            found[parameter] = f"{match[1]}{number}{match[3]}"
+        else:
+            found[parameter] = f"{layout.names[parameter]}.expert_rank_{groups.rank}"
+    return found
+
+
+def _add_elsewhere(layout: ModelLayout, ranks: EngineRanks) -> None:
+    """The experts of other ranks, as checkpoints have to know them."""
+    own = [
+        (
+            layout.saved_names[p],
+            list(layout.shapes[p]),
+            layout.group_of.get(p, 0),
+            layout.is_trainable(p),
+        )
+        for p in layout.ranks_of
+    ]
+    have = set(layout.saved_names.values())
+    found = {}
+    for text in texts_of_all(json.dumps(own), ranks.job):
+        found.update({name: values for name, *values in json.loads(text) if name not in have})
+    for name, (shape, group, trainable) in sorted(found.items()):
+        spec = _C.ParameterSpec(name, shape, "", group, trainable)
+        spec.ranks = _C.ELSEWHERE
+        layout.elsewhere.append(spec)

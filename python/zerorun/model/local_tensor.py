@@ -1,0 +1,125 @@
+"""This rank's tensor of a parameter: its own, or its piece of torch's DTensor."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+
+__all__ = [
+    "LocalData",
+    "check_placements",
+    "is_distributed",
+    "is_replica",
+    "like",
+    "local_gradient",
+    "local_of",
+    "mesh_ranks_of",
+    "place",
+    "whole_of",
+]
+
+
+def is_distributed(tensor: Any) -> bool:
+    """True for a DTensor."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The memory that this rank has of it, without autograd's part."""
+    return tensor._local_tensor if is_distributed(tensor) else tensor.detach()
+
+
+def place(parameter: Any, values: torch.Tensor) -> None:
+    """Makes `values` the parameter's memory."""
+    if is_distributed(parameter):
+        # `.data` of a DTensor is made anew at each look.
+        parameter._local_tensor = values
+    else:
+        parameter.data = values
+
+
+class LocalData:
+    """Stands for a DTensor where code assigns to ``.data``: this rank's piece takes its place."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self._parameter._local_tensor
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self._parameter._local_tensor = values
+
+
+def whole_of(tensor: Any) -> torch.Tensor:
+    """All of it: of a DTensor the pieces together, which is collective among its ranks."""
+    return tensor.detach().full_tensor() if is_distributed(tensor) else tensor.detach()
+
+
+def like(tensor: Any, local: torch.Tensor) -> torch.Tensor:
+    """`local` as a DTensor like `tensor`, if that is one."""
+    if not is_distributed(tensor):
+        return local
+    return type(tensor).from_local(
+        local,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def local_gradient(parameter: Any) -> torch.Tensor | None:
+    """This rank's piece of `.grad`, placed like the parameter. Among the ranks of a DTensor that
+    is collective where autograd has left it placed otherwise (a sum to be made)."""
+    gradient: Any = parameter.grad
+    if gradient is None or not is_distributed(parameter):
+        return gradient
+    if not is_distributed(gradient):
+        raise _C.ConfigError(
+            f"a DTensor parameter of shape {tuple(parameter.shape)} has a .grad that is none"
+        )
+    if gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    local = gradient._local_tensor
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def is_replica(tensor: Any) -> bool | None:
+    """True if a DTensor's piece here is a copy of one that the first rank of a dimension of its
+    mesh has; None for other tensors."""
+    if not is_distributed(tensor):
+        return None
+    coordinate = tensor.device_mesh.get_coordinate()
+    return any(
+        placement.is_replicate() and at > 0
+        for placement, at in zip(tensor.placements, coordinate, strict=True)
+    )
+
+
+def mesh_ranks_of(tensor: Any) -> set[int] | None:
+    """The ranks that have a piece of a DTensor; None for other tensors."""
+    return set(tensor.device_mesh.mesh.flatten().tolist()) if is_distributed(tensor) else None
+
+
+def check_placements(name: str, parameter: nn.Parameter) -> None:
+    """Raises ConfigError for a DTensor whose pieces have no values of their own."""
+    if not is_distributed(parameter):
+        return
+    placements: Any = getattr(parameter, "placements", ())
+    if any(placement.is_partial() for placement in placements):
+        raise _C.ConfigError(
+            f"parameter {name} is a DTensor placed {tuple(placements)}, of which each rank has an "
+            "addend: expected Shard or Replicate in each dimension"
+        )
+    if parameter.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+        raise _C.ConfigError(f"parameter {name} is a DTensor of which this rank has no piece")

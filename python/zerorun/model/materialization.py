@@ -1,0 +1,184 @@
+"""Values for a model on the meta device, module by module, so that no rank holds all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.rank_zero import share
+
+__all__ = ["Initializer", "materialize"]
+
+Initializer = Callable[[nn.Module], object]
+
+
+def materialize(
+    model: nn.Module,
+    communicator: _C.Communicator,
+    *,
+    device: torch.device,
+    partition: bool,
+    init: Initializer | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Gives everything of the model that is on the meta device memory and values. Collective.
+
+    Parameters stay the objects that they are, and get rank 0's values.
+
+    - `partition`: each rank keeps only its part of each parameter, as under zero.Init.
+    - `init`: writes the values of a module's own parameters and buffers; default: the module's
+      ``reset_parameters()``.
+    - `weights`: values by name as in ``model.state_dict()``, read one at a time; only rank 0's
+      are used, the others may give ``{}``. `init` is asked for what they cannot have (buffers that
+      no state dict holds).
+
+    Raises ConfigError naming what has no value then, or no place in the model.
+    """
+    with all_or_none(communicator, "zerorun.shard"):
+        source = None if weights is None else _Weights(model, weights, communicator.rank == 0)
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            metas = {name: tensor for name, tensor in _own(module) if tensor.is_meta}
+            if not metas:
+                continue
+            with all_or_none(communicator, "zerorun.shard"), _Held(module):
+                for tensor in metas.values():
+                    torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
+                _fill(path, module, metas, init, source)
+            for tensor in metas.values():
+                if partition and isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+                    share(tensor, communicator, f"initial values of {path}")
+                    PrivatePartition(tensor, communicator)
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The module's own parameters and buffers."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+
+
+class _Held:
+    """A module's parameters that have values already, since they are tied to another module's: full
+    for the block, and what they were after it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        tied = [p for p in module.parameters(recurse=False) if not p.is_meta]
+        self._partitions = [part for part in map(partition_of, tied) if part is not None]
+        self._whole = [(p, p.clone()) for p in tied if partition_of(p) is None]
+
+    def __enter__(self) -> None:
+        for partition in self._partitions:
+            partition.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        for parameter, values in self._whole:
+            parameter.copy_(values)
+        for partition in self._partitions:
+            partition.release()  # which drops the gathered copy
+
+
+class _Weights:
+    """Values from outside, which must be those of the model, no fewer and no more."""
+
+    def __init__(
+        self, model: nn.Module, values: Mapping[str, torch.Tensor], is_source: bool
+    ) -> None:
+        self._values = values
+        self._is_source = is_source
+        self._names: dict[torch.Tensor, str] = {}  # for a tied one that which has a value
+        for name, tensor in _saved(model):
+            if name in values or tensor not in self._names:
+                self._names[tensor] = name
+        if not is_source:
+            return
+        known = {name for name, _ in _saved(model)}
+        missing = [n for t, n in self._names.items() if t.is_meta and n not in values]
+        unknown = [name for name in values if name not in known]
+        if missing or unknown:
+            raise _C.ConfigError(
+                f"weights: {_some(missing)} of the model's names are missing, and {_some(unknown)} "
+                "are not the model's: give the values of one state dict of this model"
+            )
+
+    def have(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._names
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """The tensor's value; on ranks whose values are not used, zero."""
+        if not self._is_source:
+            tensor.zero_()
+            return
+        name = self._names[tensor]
+        value = self._values[name]
+        if value.shape != tensor.shape:
+            raise _C.ConfigError(
+                f"weights: {name} has shape {tuple(value.shape)}, expected the model's "
+                f"{tuple(tensor.shape)}"
+            )
+        tensor.copy_(value)
+
+
+def _saved(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state dict, with all names of a tied tensor."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in _own(module):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, tensor
+
+
+def _some(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:5])})" if names else "none"
+
+
+def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Memory in which a value that was never written shows."""
+    values = torch.empty_like(meta, device=device)
+    if meta.is_floating_point():
+        values.fill_(torch.nan)
+    elif meta.dtype != torch.bool:
+        values.fill_(torch.iinfo(meta.dtype).min)
+    if not isinstance(meta, nn.Parameter):
+        return values
+    parameter = nn.Parameter(values, requires_grad=meta.requires_grad)
+    vars(parameter).update(vars(meta))
+    return parameter
+
+
+def _is_unset(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point():
+        return bool(tensor.isnan().any())
+    return tensor.dtype != torch.bool and bool((tensor == torch.iinfo(tensor.dtype).min).any())
+
+
+def _fill(
+    path: str,
+    module: nn.Module,
+    metas: Mapping[str, torch.Tensor],
+    init: Initializer | None,
+    weights: _Weights | None,
+) -> None:
+    """Writes one module's values, which are all unset."""
+    given = [tensor for tensor in metas.values() if weights is not None and weights.have(tensor)]
+    if len(given) < len(metas):
+        if init is not None:
+            init(module)
+        elif hasattr(module, "reset_parameters"):
+            cast("Any", module).reset_parameters()
+    for tensor in given:
+        assert weights is not None
+        weights.write(tensor)
+    unset = [name for name, tensor in metas.items() if _is_unset(tensor)]
+    if unset:
+        means = "init" if init is not None else "reset_parameters"
+        without = "" if init is not None or hasattr(module, means) else ", which it does not have,"
+        raise _C.ConfigError(
+            f"module '{path}' ({type(module).__name__}) on the meta device: {means}(){without} "
+            f"gave no value to {_some(unset)}: give zerorun.shard an init= that writes them, or "
+            "their values in weights="
+        )

@@ -1,0 +1,238 @@
+"""A PyTorch model as an engine sees it: its parameters, once each, with their groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.model.local_tensor import check_placements, local_of
+from zerorun.model.mesh import Mesh, check_mesh
+from zerorun.model.partition import partition_of
+from zerorun.model.unit_policy import UnitPolicy
+from zerorun.model.units import Unit, find_units
+
+__all__ = ["DTYPES", "ModelLayout", "param_groups_of"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def param_groups_of(model: nn.Module, model_parameters: Any) -> list[dict[str, Any]]:
+    """`model_parameters` (None: all that require a gradient) as a list of torch's group dicts."""
+    if model_parameters is None:
+        return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    given = list(model_parameters)
+    if given and isinstance(given[0], Mapping):
+        for group in given:
+            params = group["params"]
+            group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+        return given
+    return [{"params": [p for p in given if p.requires_grad]}] if given else []
+
+
+@dataclass
+class ModelLayout:
+    """A model's parameters in the engine's order (`ids`), with their first names and units."""
+
+    names: dict[nn.Parameter, str] = field(default_factory=dict)
+    shapes: dict[nn.Parameter, torch.Size] = field(default_factory=dict)
+    aliases: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    group_of: dict[nn.Parameter, int] = field(default_factory=dict)
+    units: list[Unit] = field(default_factory=list)
+    ids: dict[nn.Parameter, int] = field(default_factory=dict)
+    trainable: set[nn.Parameter] = field(default_factory=set)  # when the engine was made
+    frozen: set[nn.Parameter] = field(default_factory=set)  # likewise
+    # Frozen parameters of a dtype that the engine does not keep (quantized weights, say), with
+    # their names: they stay as they are, in full on every rank.
+    outside: dict[nn.Parameter, str] = field(default_factory=dict)
+    group_count: int = 0
+    dtype: str = "fp32"  # of the parameters: fp32, bf16 or fp16
+    # Of experts, which other ranks have others of: who has them (ParameterSpec.ranks), and a name
+    # that tells them apart from those. `elsewhere`: the others.
+    ranks_of: dict[nn.Parameter, int] = field(default_factory=dict)
+    saved_names: dict[nn.Parameter, str] = field(default_factory=dict)
+    elsewhere: list[_C.ParameterSpec] = field(default_factory=list)
+    mesh: Mesh | None = None  # where ranks hold different parts of a model
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        groups: Iterable[Mapping[str, Any]],
+        dtype: str,
+        units: UnitPolicy | None = None,
+        mesh: Mesh | None = None,
+    ) -> ModelLayout:
+        """`dtype`: the configuration's; 16 bits are for all parameters, fp32 is for none: they have
+        what they have. Raises ConfigError for parameters without data, for those of dtypes that
+        cannot be trained together, and for groups that are not the model's."""
+        parameters = model.named_parameters(remove_duplicate=False)
+        layout = cls.of_parameters(parameters, groups, dtype, mesh)
+        for unit in find_units(model, units):
+            unit.parameters = [p for p in unit.parameters if p not in layout.outside]
+            if unit.parameters:
+                layout.units.append(unit)
+        return layout
+
+    @classmethod
+    def of_parameters(
+        cls,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        groups: Iterable[Mapping[str, Any]],
+        dtype: str,
+        mesh: Mesh | None = None,
+    ) -> ModelLayout:
+        """The layout of parameters that belong to no module in particular."""
+        layout = cls(mesh=mesh)
+        given = list(parameters)
+        layout.dtype = _common_dtype(given) if dtype == "fp32" else dtype
+        kept = set(DTYPES.values()) if dtype != "fp32" else {DTYPES[layout.dtype]}
+        for name, parameter in given:
+            if parameter.dtype not in kept:
+                _check_outside(name, parameter, layout.dtype)
+                layout.outside.setdefault(parameter, name)
+                continue
+            if parameter in layout.names:
+                layout.aliases.append((name, parameter))
+                continue
+            _check(name, parameter)
+            check_mesh(name, parameter, mesh)
+            layout.names[parameter] = name
+            layout.shapes[parameter] = getattr(parameter, "ds_shape", local_of(parameter).shape)
+        layout._assign_groups(groups)
+        layout.trainable = {p for p in layout.group_of if p.requires_grad}
+        layout.frozen = {p for p in layout.names if not p.requires_grad} | layout.outside.keys()
+        return layout
+
+    def _assign_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        for index, group in enumerate(groups):
+            self.group_count = index + 1
+            for position, parameter in enumerate(group["params"]):
+                where = f"parameter {position} of optimizer group {index}"
+                if parameter in self.outside:
+                    continue  # it is frozen
+                if parameter not in self.names:
+                    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+                    raise _C.ConfigError(
+                        f"{where}, of shape {shape}, is not a parameter of the model: make the "
+                        "optimizer from model.parameters() of the model given to initialize"
+                    )
+                if parameter in self.group_of:
+                    raise _C.ConfigError(f"{where}, {self.names[parameter]}, is in two groups")
+                self.group_of[parameter] = index
+
+    def is_trainable(self, parameter: nn.Parameter) -> bool:
+        return parameter in self.trainable
+
+    def frozen_since(self) -> list[nn.Parameter]:
+        """Parameters that could be trained when the engine was made, and are frozen now."""
+        return [p for p in self.group_of if not p.requires_grad and p in self.trainable]
+
+    def check_unchanged(self, model: nn.Module) -> None:
+        """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter in self.frozen:
+                raise _C.ConfigError(
+                    f"parameter {name} was frozen when initialize was called, and cannot be "
+                    "trained now: unfreeze it before"
+                )
+            if parameter.requires_grad and parameter not in self.names:
+                raise _C.ConfigError(
+                    f"parameter {name} joined the model after initialize, and would never be "
+                    "trained: change the model before"
+                )
+
+    def specs(self) -> list[_C.ParameterSpec]:
+        """The engine's list; sets `ids`."""
+        unit_of = {p: unit.name for unit in self.units for p in unit.parameters}
+        specs: list[_C.ParameterSpec] = []
+        for parameter in self.names:
+            self.ids[parameter] = len(specs)
+            specs.append(
+                _C.ParameterSpec(
+                    self.saved_name(parameter),
+                    list(self.shapes[parameter]),
+                    unit_of.get(parameter, ""),
+                    self.group_of.get(parameter, 0),
+                    self.is_trainable(parameter),
+                )
+            )
+            specs[-1].use_muon = self._takes_muon(parameter)
+            specs[-1].ranks = self.ranks_of.get(parameter, 0)
+            specs[-1].counted = self.mesh is None or self.mesh.counts(parameter)
+        for name, parameter in self.aliases:
+            if parameter in self.ranks_of:
+                raise _C.ConfigError(f"{name} is tied to an expert's parameter: copy it instead")
+            owner = specs[self.ids[parameter]]
+            specs.append(
+                _C.ParameterSpec(
+                    name, owner.shape, owner.module, owner.group, owner.trainable, owner.name
+                )
+            )
+        return specs + self.elsewhere
+
+    def saved_name(self, parameter: nn.Parameter) -> str:
+        """The parameter's name among those of all ranks."""
+        return self.saved_names.get(parameter, self.names[parameter])
+
+    def _takes_muon(self, parameter: nn.Parameter) -> bool:
+        """Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed."""
+        name = self.names[parameter].lower()
+        inside = not any(part in name for part in ("embed", "lm_head"))
+        is_matrix = len(self.shapes[parameter]) == 2
+        return is_matrix and getattr(parameter, "use_muon", inside)
+
+
+def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
+    """The trainable parameters' dtype; without any that of most elements. Raises ConfigError for
+    several."""
+    elements: Counter[torch.dtype] = Counter()
+    trainable: dict[torch.dtype, str] = {}
+    for name, parameter in parameters:
+        elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
+        if parameter.requires_grad:
+            trainable.setdefault(parameter.dtype, name)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    found = [dtype for dtype in trainable if dtype in names]
+    if len(found) > 1:
+        examples = " and ".join(f"{trainable[dtype]} is {dtype}" for dtype in found[:2])
+        raise _C.ConfigError(
+            f"parameters that are trained have several dtypes: {examples}. Cast the model to one "
+            "(model.float()), or let bf16.enabled or fp16.enabled make all of them 16 bits"
+        )
+    candidates = found or [dtype for dtype, _ in elements.most_common() if dtype in names]
+    return names[candidates[0]] if candidates else "fp32"
+
+
+def _check_outside(name: str, parameter: nn.Parameter, dtype: str) -> None:
+    """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
+    if parameter.requires_grad:
+        raise _C.ConfigError(
+            f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of what is "
+            "trained: cast the model (model.float()), or freeze the parameter"
+        )
+    if partition_of(parameter) is not None:
+        raise _C.ConfigError(
+            f"parameter {name}, which zero.Init has partitioned, is {parameter.dtype}, and what is "
+            f"trained is {dtype}: give zero.Init the engine's configuration, which makes all "
+            "parameters of one dtype"
+        )
+
+
+def _check(name: str, parameter: nn.Parameter) -> None:
+    check_placements(name, parameter)
+    if getattr(parameter, "_zerorun_shards", None) is not None:
+        raise _C.ConfigError(
+            f"parameter {name} belongs to an engine already: call that engine's destroy() first"
+        )
+    if parameter.is_meta:
+        raise _C.ConfigError(
+            f"parameter {name} is on the meta device and has no values: give zerorun.shard its "
+            "init= or weights=, or materialise the model (model.to_empty(device='cpu') and its "
+            "initialisation, or from_pretrained) before initialize"
+        )

@@ -1,0 +1,248 @@
+"""Parameters that are empty on this rank unless somebody holds them: full values on demand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.model.left_behind import LeftBehind
+from zerorun.model.local_tensor import is_distributed, like, local_of, place
+
+__all__ = ["Partition", "PrivatePartition", "partition_of"]
+
+_ids = itertools.count()
+_ATTRIBUTE = "_zerorun_partition"
+
+
+class _Method(LeftBehind):
+    """A function as an attribute of a parameter."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+class _CopyOf(LeftBehind):
+    """The ``__deepcopy__`` of a parameter that is empty most of the time."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def __call__(self, memo: dict[int, Any]) -> nn.Parameter:
+        made = self._partition.copy()
+        memo[id(self._partition.parameter)] = made
+        return made
+
+
+def partition_of(parameter: Any) -> Partition | None:
+    """The partition that manages a parameter, if one does."""
+    return getattr(parameter, _ATTRIBUTE, None)
+
+
+class Partition(LeftBehind):
+    """Makes one parameter full and empty again, and gives it the ``ds_*`` attributes."""
+
+    in_engine = False  # whether an engine's hooks gather the parameter
+    home: Any = None  # with drop_copies(), which forgets changes in memory that came alone
+
+    def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
+        self.parameter: Any = parameter
+        self._before: list[torch.Tensor] = []  # the data before each gather of the program's
+        self.shape = shape
+        self.numel = shape.numel()
+        setattr(parameter, _ATTRIBUTE, self)
+        for name, value in self._attributes().items():
+            setattr(parameter, name, value)
+        if "ds_id" not in vars(parameter):  # it stays for life
+            vars(parameter)["ds_id"] = next(_ids)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {
+            "ds_shape": self.shape,
+            "ds_numel": self.numel,
+            "ds_persist": False,
+            "ds_active_sub_modules": set(),
+            "ds_process_group": None,
+            "ds_tensor": None,
+            "partition_numel": _Method(self.local_numel),
+            "all_gather": _Method(self._gather),
+            "partition": _Method(self._partition),
+            "__deepcopy__": _CopyOf(self),
+        }
+
+    def _gather(self, param_list: Iterable[nn.Parameter] | None = None, *_: Any, **__: Any) -> None:
+        """DeepSpeed's all_gather: makes this parameter full, or those listed. Collective.
+
+        What a rank changes is its own, since ranks may share what they read.
+        """
+        for each in self._listed(param_list):
+            each.acquire()
+            each._before.append(local_of(each.parameter))
+            place(each.parameter, each._before[-1].clone())
+
+    def _partition(
+        self,
+        param_list: Iterable[nn.Parameter] | None = None,
+        hierarchy: int = 0,
+        has_been_updated: bool = False,
+        free_data: bool = True,
+    ) -> None:
+        """DeepSpeed's partition: ends all_gather. With `has_been_updated` changes, which are the
+        same on every rank, stay. Collective."""
+        for each in self._listed(param_list):
+            if not each._before:
+                continue
+            if has_been_updated:
+                each.keep_changes(each._before[-1])
+            place(each.parameter, each._before.pop())
+            each.release()
+
+    def _listed(self, parameters: Iterable[nn.Parameter] | None) -> list[Partition]:
+        given = [self.parameter] if parameters is None else parameters
+        found = (partition_of(parameter) for parameter in given)
+        return [partition for partition in found if partition is not None]
+
+    def keep_changes(self, before: torch.Tensor, root: int | None = None) -> None:
+        """Takes over what ``parameter.data`` has become since it was `before`. Collective.
+
+        `root`: the rank whose values all ranks take; None: they are the same on every rank.
+        """
+        values = local_of(self.parameter)
+        if values.shape != self.shape:
+            raise _C.ConfigError(
+                f"a gathered parameter of shape {tuple(self.shape)} has become "
+                f"{tuple(values.shape)}; its shape cannot change"
+            )
+        flat = values.contiguous().flatten()
+        if root is not None:
+            self.broadcast(flat, root)
+        self.store(flat)
+        if not self.is_stored_in(before):
+            before.copy_(flat.view(self.shape))  # whoever gathered it before sees the change
+
+    def detach(self) -> None:
+        """Makes the parameter an ordinary one."""
+        for name in (_ATTRIBUTE, *self._attributes()):
+            if hasattr(self.parameter, name):
+                delattr(self.parameter, name)
+
+    @property
+    def available(self) -> bool:
+        """True while the parameter is full on this rank."""
+        raise NotImplementedError
+
+    @property
+    def comes_alone(self) -> bool:
+        """True if an acquire makes memory that nobody else reads and that goes with the release."""
+        return not self.available
+
+    def is_stored_in(self, data: torch.Tensor) -> bool:
+        """True if `data` shows what store() takes."""
+        return False
+
+    def local_numel(self) -> int:
+        """Elements that this rank keeps."""
+        raise NotImplementedError
+
+    def acquire(self) -> None:
+        """Makes ``parameter.data`` full; nested calls count."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Ends one acquire."""
+        raise NotImplementedError
+
+    def store(self, values: torch.Tensor) -> None:
+        """Takes new full values, the same on every rank."""
+        raise NotImplementedError
+
+    def broadcast(self, values: torch.Tensor, root: int) -> None:
+        """Overwrites `values` with the root's. Collective."""
+        raise NotImplementedError
+
+    def watch(self, module: nn.Module) -> None:
+        """Tells the engine, if there is one, that the module's forward may use the parameter."""
+
+    def gather_full(self) -> torch.Tensor:
+        """A copy of the full values, in shape. Collective."""
+        self.acquire()
+        try:
+            return local_of(self.parameter).clone()
+        finally:
+            self.release()
+
+    def copy(self) -> nn.Parameter:
+        """A parameter with the same values: an ordinary one. Collective unless this one is full."""
+        parameter = self.parameter
+        values = local_of(parameter).clone() if self.available else self.gather_full()
+        if is_distributed(parameter):
+            return nn.Parameter(like(parameter, values), parameter.requires_grad)
+        return type(parameter)(values, parameter.requires_grad)
+
+
+class PrivatePartition(Partition):
+    """A parameter before there is an engine: each rank keeps a part of it in its own memory."""
+
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        communicator: _C.Communicator,
+        ranks: tuple[int, ...] | None = None,
+    ) -> None:
+        """`ranks`: those of the communicator in the job, where they are not all."""
+        self._communicator = communicator
+        self.ranks = ranks
+        self._holders = 0
+        values = parameter.detach().flatten()
+        world_size = communicator.world_size
+        self._shard_numel = max(1, -(-values.numel() // world_size))
+        begin = min(values.numel(), communicator.rank * self._shard_numel)
+        self._own = slice(begin, min(values.numel(), begin + self._shard_numel))
+        self._shard = values.new_zeros(self._shard_numel)
+        super().__init__(parameter, parameter.shape)
+        self.store(values)
+        self._empty = values.new_empty(0)
+        self.parameter.ds_tensor = self._shard
+        self.parameter.data = self._empty
+
+    @property
+    def available(self) -> bool:
+        return self._holders > 0
+
+    def local_numel(self) -> int:
+        return self._own.stop - self._own.start
+
+    def acquire(self) -> None:
+        self._holders += 1
+        if self._holders > 1:
+            return
+        full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
+        self._communicator.all_gather(self._shard, full, f"parameter {self.parameter.ds_id}")
+        self.parameter.data = full[: self.numel].view(self.shape)
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self.parameter.data = self._empty
+
+    def store(self, values: torch.Tensor) -> None:
+        own = values.detach().flatten()[self._own]
+        self._shard[: own.numel()].copy_(own)
+
+    def broadcast(self, values: torch.Tensor, root: int) -> None:
+        self._communicator.broadcast(values, root, f"parameter {self.parameter.ds_id}")
+
+    def copy(self) -> nn.Parameter:
+        """Partitioned like this one while this one is empty."""
+        partitioned = not self.available
+        made = super().copy()
+        if partitioned:
+            PrivatePartition(made, self._communicator, self.ranks)
+        return made

@@ -1,0 +1,121 @@
+"""Units: the modules whose parameters are gathered together at stage 3.
+
+Elements of a ``ModuleList`` (the blocks of a transformer, the experts of a mixture) are units, the
+innermost ones where lists are nested; and so are modules of one class side by side in any other
+module. Parameters outside of them form one unit per module that owns them, except small ones, which
+join the unit around them. A leaf module is one unit with all that is inside it. A program may name
+its units instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from zerorun.model.leaf_modules import is_leaf
+from zerorun.model.unit_policy import UnitPolicy, UnitRule, unit_rule
+
+__all__ = ["Unit", "find_units"]
+
+_SMALL = 16384  # elements
+
+
+@dataclass
+class Unit:
+    """A module and the parameters (owned by it or by modules inside) that are gathered with it."""
+
+    name: str
+    module: nn.Module
+    parameters: list[nn.Parameter] = field(default_factory=list)
+
+
+def _lists_of(module: nn.Module) -> list[nn.ModuleList | nn.ModuleDict]:
+    return [
+        child
+        for child in module.modules()
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) and _blocks_of(child)
+    ]
+
+
+def _blocks_of(container: nn.Module) -> list[nn.Module]:
+    return [child for child in container.children() if any(True for _ in child.parameters())]
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return any(True for child in module.children() for _ in child.parameters())
+
+
+def _repeated(container: nn.Module) -> list[nn.Module]:
+    """The children that are of one class with another, and made of modules themselves.
+
+    A Sequential is no such class: what it holds may repeat.
+    """
+    children = [
+        child
+        for child in container.children()
+        if _is_composite(child) and type(child) is not nn.Sequential
+    ]
+    count = Counter(type(child) for child in children)
+    return [child for child in children if count[type(child)] > 1]
+
+
+class _Finder:
+    def __init__(self, rule: UnitRule | None) -> None:
+        self.units: dict[str, Unit] = {}
+        self.unit_of: dict[nn.Parameter, Unit] = {}
+        self._rule = rule
+
+    def visit(
+        self, name: str, module: nn.Module, around: Unit, whole: bool, in_list: bool = False
+    ) -> None:
+        """`around`: the unit that small parameters join; `whole`: all parameters do; `in_list`:
+        the module is inside of a list's element, where only further lists have units."""
+        if is_leaf(module):
+            self._take(module.parameters(), self.unit(name, module))
+            return
+        own = [p for p in module.parameters(recurse=False) if p not in self.unit_of]
+        if own:
+            large = not whole and sum(_numel(p) for p in own) >= _SMALL
+            self._take(own, self.unit(name, module) if large else around)
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        repeated = [] if is_list or whole or in_list else _repeated(module)
+        for child_name, child in module.named_children():
+            path = f"{name}.{child_name}" if name else child_name
+            if self._rule is not None:
+                if self._rule(path, child):
+                    self.visit(path, child, self.unit(path, child), whole=True)
+                else:
+                    self.visit(path, child, around, whole, in_list=True)
+            elif is_list:
+                self.visit(path, child, self.unit(path, child), not _lists_of(child), True)
+            elif child in repeated:
+                inner = _lists_of(child) or any(map(_repeated, child.modules()))
+                self.visit(path, child, self.unit(path, child), not inner)
+            else:
+                self.visit(path, child, around, whole, in_list)
+
+    def _take(self, parameters: Iterable[nn.Parameter], unit: Unit) -> None:
+        for parameter in parameters:
+            if parameter not in self.unit_of:
+                unit.parameters.append(parameter)
+                self.unit_of[parameter] = unit
+
+    def unit(self, name: str, module: nn.Module) -> Unit:
+        return self.units.setdefault(name, Unit(name, module))
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    return getattr(parameter, "ds_numel", parameter.numel())
+
+
+def find_units(model: nn.Module, policy: UnitPolicy | None = None) -> list[Unit]:
+    """The units of a model, in its order; every parameter is in exactly one.
+
+    `policy`: the modules that are units, instead of those found; see :func:`unit_policy.unit_rule`.
+    """
+    finder = _Finder(None if policy is None else unit_rule(model, policy))
+    finder.visit("", model, finder.unit("", model), whole=False)
+    return [unit for unit in finder.units.values() if unit.parameters]

@@ -1,0 +1,212 @@
+"""Optimizers with torch's interface whose step is the core's, on this rank's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.optimizers.lr_scheduler import set_rate
+from zerorun.optimizers.optimizer_probe import check_elementwise
+from zerorun.shards.shard_states import ShardStates
+from zerorun.shards.shards import Shards
+from zerorun.shards.state_access import StateAccess
+from zerorun.shards.torch_states import MODES, TorchStates
+
+__all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "load_group_settings", "rule_of"]
+
+_COMMON = "zerorun_common_states"  # a key of group settings
+
+
+class UpdateRule:
+    """How an engine updates its shards: a fused rule of the core, or torch's on the shards."""
+
+    def __init__(self, name: str | None, hyperparameters: dict[str, Any] | None = None) -> None:
+        self.name = name  # a value of OptimizerConfig.type; None: the configuration's
+        self.hyperparameters = hyperparameters or {}
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
+    """The core's AdamW or Adam for torch's where they compute the same, else the optimizer itself.
+
+    The same: exactly torch's class (or one that says so with `zerorun_rule`), with numbers as
+    hyperparameters, and neither amsgrad nor maximize. Raises ConfigError for an optimizer that
+    cannot run on shards.
+    """
+    groups = optimizer.param_groups
+    kind = type(optimizer)
+    named = getattr(kind, "zerorun_rule", None)
+    if named is not None:
+        return UpdateRule(named)
+    decoupled = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
+    unusual = any(group.get("amsgrad") or group.get("maximize") for group in groups)
+    tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
+    known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
+    if not known or unusual or tensors or len(decoupled) != 1:
+        check_elementwise(optimizer)
+        return UpdateRule(_C.EXTERNAL_OPTIMIZER)
+    is_adamw = decoupled.pop()
+    return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
+
+
+def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:
+    """Gives parameter groups the hyperparameters of others, in their order. Raises CheckpointError
+    for another number of them."""
+    if len(settings) != len(groups):
+        raise _C.CheckpointError(
+            f"optimizer state has {len(settings)} groups, this optimizer {len(groups)}"
+        )
+    for group, values in zip(groups, settings, strict=True):
+        group.update({k: v for k, v in values.items() if k not in {"params", "lr"}})
+        if "lr" in values:
+            set_rate(group, values["lr"])
+
+
+class ShardOptimizer(torch.optim.Optimizer):
+    """Updates a model's shards with the hyperparameters of a torch optimizer.
+
+    ``param_groups`` are the very dictionaries of the optimizer that was given (`optimizer`), so
+    schedulers made for either of the two change the learning rate of both. ``lr`` and
+    ``weight_decay``, ``betas`` or ``momentum``, and ``eps`` are read from them at every step.
+    """
+
+    def __init__(self, shards: Shards, basic: torch.optim.Optimizer) -> None:
+        super().__init__(basic.param_groups, basic.defaults)
+        self.param_groups = basic.param_groups
+        self.state = basic.state
+        self.optimizer = basic
+        self.overflow = False
+        self.shards = shards
+        if shards.external:
+            shards.torch_states = TorchStates(
+                shards.core, shards.layout, basic, shards.communicator
+            )
+
+    def update(self) -> _C.StepResult:
+        """Updates the parameters from the reduced gradients. Collective."""
+        core, states = self.shards.core, self.shards.torch_states
+        frozen = self.shards.layout.frozen_since()
+        if states is None:
+            self._set_hyperparameters()
+        if states is not None:
+            indices = [self.shards.layout.ids[parameter] for parameter in frozen]
+            result = core.step_with(lambda _: states.step(indices))
+        elif frozen:
+            result = StateAccess(self.shards).keep(frozen, core.step)
+        else:
+            result = core.step()
+        self.overflow = not result.applied
+        # torch's schedulers look here for whether the optimizer has stepped.
+        vars(self.optimizer)["_opt_called"] = True
+        return result
+
+    def _set_hyperparameters(self) -> None:
+        """Tells the core's rule what the groups say; another optimizer reads its own."""
+        for target, group in zip(self.shards.core.groups(), self.param_groups, strict=True):
+            target.lr = float(group["lr"])
+            target.weight_decay = float(group.get("weight_decay", 0.0))
+            if "betas" in group:
+                target.beta1, target.beta2 = map(float, group["betas"])
+            elif "momentum" in group:
+                target.beta1 = float(group["momentum"])
+            if "eps" in group:
+                target.eps = float(group["eps"])
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss before backward; 1 unless parameters are fp16."""
+        return self.shards.core.loss_scale
+
+    cur_scale = loss_scale
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "shards"):
+            raise _C.ConfigError(
+                "add_param_group after initialize: the parameters are sharded already; make all "
+                "groups before initialize"
+            )
+        super().add_param_group(param_group)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MODES:  # where the optimizer has them
+            return getattr(self.optimizer, name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def group_settings(self) -> list[dict[str, Any]]:
+        """The groups' hyperparameters; in the first those states that belong to no parameter."""
+        settings = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.param_groups
+        ]
+        states = self.shards.torch_states
+        common = {} if states is None else states.common()
+        if common:
+            settings[0][_COMMON] = {
+                key: {"tensor": value.tolist()} if isinstance(value, torch.Tensor) else value
+                for key, value in common.items()
+            }
+        return settings
+
+    def load_group_settings(self, settings: list[dict[str, Any]]) -> None:
+        """Takes over what group_settings() gave. Raises CheckpointError for another number."""
+        own = [{k: v for k, v in group.items() if k != _COMMON} for group in settings]
+        load_group_settings(self.param_groups, own)
+        for group in settings:
+            if _COMMON in group and self.shards.torch_states is not None:
+                self.shards.torch_states.put_common(
+                    {
+                        key: torch.tensor(value["tensor"]) if isinstance(value, dict) else value
+                        for key, value in group[_COMMON].items()
+                    }
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part: hyperparameters of the groups, and what the rank keeps of each
+        parameter, flat, by the parameter's name and its elements (``"weight[0:128]"``): the
+        optimizer's states and, as ``master``, the fp32 values of 16-bit parameters.
+
+        Each rank has its own; :meth:`ZeroEngine.save_checkpoint` saves for any number of ranks.
+        """
+        return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what state_dict() gave on this rank of as many. Collective.
+
+        Raises CheckpointError on every rank, before anything changes, for another rank's.
+        """
+        states = ShardStates(self.shards)
+        with all_or_none(self.shards.communicator, "load_state_dict"):
+            states.check(state_dict.get("state", {}))
+        self.load_group_settings(state_dict["param_groups"])
+        states.put(state_dict["state"])
+
+
+class TrainingLoop(Protocol):
+    """The engine of a ZeroOptimizer."""
+
+    module: nn.Module
+
+    def step(self) -> None: ...
+    def zero_grad(self) -> None: ...
+
+
+class ZeroOptimizer(ShardOptimizer):
+    """The optimizer that :func:`zerorun.initialize` returns; it steps a :class:`ZeroEngine`."""
+
+    def __init__(self, engine: TrainingLoop, shards: Shards, basic: torch.optim.Optimizer) -> None:
+        super().__init__(shards, basic)
+        self.engine = engine
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """The engine's step, which acts at the end of a batch of micro-steps."""
+        if closure is not None:
+            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As :meth:`ZeroEngine.zero_grad`."""
+        self.engine.zero_grad()

@@ -1,0 +1,162 @@
+"""True if a torch optimizer treats every element alike, found out by running it on a small one."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.optimizers.whole_tensors import WholeTensors
+
+__all__ = ["check_elementwise"]
+
+_SHAPE = (16, 24)
+_CUT = 152  # elements of the first part
+_STEPS = 30  # some begin to look at whole tensors after 25
+# The differences that rounding makes between equal updates: of the largest change, and of values
+# below 0.5. An update that depends on other elements differs by far more.
+_RELATIVE, _ABSOLUTE = 1e-4, 6e-8
+_LEAST_DECAY = 0.1  # of a group that has weight decay: its usual values are below what shows
+# Attributes that a copy, which runs by itself, does without: hooks, and a step that a scheduler has
+# wrapped.
+_LEFT_OUT = (
+    "step",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+)
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigError for an optimizer that needs whole parameters, all of them, or a closure.
+
+    A copy of it, with the hyperparameters of each group, steps a small matrix once as a whole and
+    once as two flat parts that know nothing of each other, as the shards of two ranks do. Some
+    measure whole tensors long before it shows in what they change (Prodigy, Shampoo, SWATS), so
+    a step that does is refused too. The optimizer that was given stays as it is.
+    """
+    name = type(optimizer).__name__
+    cpu = torch.device("cpu")
+    device = next((p.device for g in optimizer.param_groups for p in g["params"]), cpu)
+    tried: set[str] = set()
+    for index, group in enumerate(optimizer.param_groups):
+        settings = repr({key: value for key, value in group.items() if key != "params"})
+        if settings in tried or not group["params"]:
+            continue
+        tried.add(settings)
+        watch = WholeTensors()
+        try:
+            whole = _changes(optimizer, index, device, watch, parts=False)
+        except Exception as error:  # of whatever the program has brought
+            raise _C.ConfigError(
+                f"{name} cannot run on shards: its step on a small matrix failed with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if watch.noticed is not None:
+            raise _needs_whole(name, f"its step takes '{watch.noticed}' of whole tensors")
+        try:
+            cut = _changes(optimizer, index, device, watch, parts=True)
+        except Exception as error:  # likewise
+            raise _needs_whole(name, f"flat parts give {type(error).__name__}: {error}") from error
+        largest = whole.abs().max().item()
+        if largest == 0:
+            raise _C.ConfigError(
+                f"{name} cannot be tried: {_STEPS} of its steps change nothing of a small matrix. "
+                "Give it a learning rate above 0; a scheduler may begin at 0"
+            )
+        if not torch.allclose(cut, whole, rtol=0, atol=_RELATIVE * largest + _ABSOLUTE):
+            raise _needs_whole(name, "a matrix that is cut in two is updated differently")
+
+
+def _needs_whole(name: str, why: str) -> _C.ConfigError:
+    return _C.ConfigError(
+        f"{name} needs whole parameters, which shards cannot give ({why}): use an optimizer that "
+        "treats elements alike, or Lamb or Muon from the configuration"
+    )
+
+
+def _changes(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    device: torch.device,
+    watch: WholeTensors,
+    *,
+    parts: bool,
+) -> torch.Tensor:
+    """What some steps change of a matrix, flat, in multiples of the first part's largest change."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(_SHAPE, generator=generator) / 16
+    noise = torch.randn(_STEPS, *_SHAPE, generator=generator)
+    cuts = [slice(0, _CUT), slice(_CUT, None)] if parts else [slice(None)]
+    changes = []
+    with torch.random.fork_rng(devices=[]):
+        for cut in cuts:
+            values = start.flatten()[cut] if parts else start
+            parameter = nn.Parameter(values.to(device, copy=True))
+            twin = _twin(optimizer, group, parameter)
+            train = getattr(type(optimizer), "train", None)
+            if callable(train):  # some begin in evaluation
+                train(twin)
+            for gradient in _gradients(start, noise):
+                part = gradient.flatten()[cut] if parts else gradient
+                parameter.grad = part.to(device, copy=True)
+                with watch:
+                    type(optimizer).step(twin)
+            changes.append((parameter.detach().cpu() - values).flatten())
+    return torch.cat(changes)
+
+
+def _gradients(start: torch.Tensor, noise: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Of one sign in the first part, and small and without direction in the second, so that what
+    an optimizer measures of both is not what it measures of one. The first is orthogonal to the
+    matrix's rows, for optimizers that look for that."""
+    along = (noise[0] * start).sum(1, keepdim=True) / start.square().sum(1, keepdim=True)
+    yield noise[0] - along * start
+    for step in range(1, _STEPS):
+        gradient = noise[step].clone()
+        flat = gradient.flatten()
+        flat[:_CUT] = flat[:_CUT].abs() * 4 + 1
+        flat[_CUT:] /= 16
+        yield flat.view(_SHAPE)
+
+
+def _twin(
+    optimizer: torch.optim.Optimizer, group: int, parameter: nn.Parameter
+) -> torch.optim.Optimizer:
+    """A copy with `parameter` as the only one, and without states."""
+    twin = object.__new__(type(optimizer))
+    # Whatever refers to the optimizer, its states or a parameter refers to the copy's.
+    memo: dict[int, Any] = {id(optimizer): twin, id(optimizer.state): collections.defaultdict(dict)}
+    memo |= {id(p): parameter for g in optimizer.param_groups for p in g["params"]}
+    attributes = vars(twin)
+    for key, value in vars(optimizer).items():
+        if key in _LEFT_OUT:
+            continue
+        try:
+            attributes[key] = copy.deepcopy(value, memo)
+        except Exception:  # something that cannot be copied is shared
+            attributes[key] = value
+    for hooks in _LEFT_OUT[1:]:
+        if hasattr(optimizer, hooks):
+            attributes[hooks] = collections.OrderedDict()
+    for index, copied in enumerate(attributes["param_groups"]):
+        copied["params"] = [parameter] if index == group else []
+        _enlarge(copied, vars(optimizer).get("defaults", {}))
+    return twin
+
+
+def _enlarge(group: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Gives a group a learning rate, which a scheduler may have set to 0, and a weight decay, if it
+    has one, whose effects show within a few steps."""
+    rate = group.get("lr")
+    if isinstance(rate, float | int | torch.Tensor):
+        rates = (group.get("initial_lr"), rate, defaults.get("lr"))
+        found = next((float(r) for r in rates if r is not None and float(r) != 0), 1e-3)
+        group["lr"] = torch.full_like(rate, found) if isinstance(rate, torch.Tensor) else found
+    decay = group.get("weight_decay")
+    if isinstance(decay, float) and decay > 0:
+        group["weight_decay"] = max(decay, _LEAST_DECAY)

@@ -1,0 +1,1 @@
+"""FLOPs of a model, and the timeline of its steps."""

@@ -1,0 +1,83 @@
+"""A parameter of a stage-3 engine, which the engine's hooks make full and empty again."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.hooks.gather_hooks import GatherHooks, SharedUnit
+from zerorun.hooks.parameter_memory import tensor_of, write_full
+from zerorun.model.partition import Partition
+
+__all__ = ["EnginePartition"]
+
+
+class EnginePartition(Partition):
+    """A parameter that belongs to a unit; it is full while the unit is."""
+
+    in_engine = True
+
+    def __init__(
+        self,
+        hooks: GatherHooks,
+        communicator: _C.Communicator,
+        unit: SharedUnit,
+        parameter: nn.Parameter,
+        intervals: list[_C.StateInterval],
+    ) -> None:
+        self.home = self._hooks = hooks
+        self._communicator = communicator
+        self.unit = unit
+        self._id = hooks.layout.ids[parameter]
+        self._full = unit.full[parameter]
+        self._intervals = intervals  # this rank's
+        super().__init__(parameter, self._full.shape)
+        self.parameter.ds_persist = not self._is_sharded
+        parts = [tensor_of(interval.param) for interval in intervals]
+        self.parameter.ds_tensor = parts[0] if len(parts) == 1 else self._full.new_empty(0)
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self._hooks.core.is_sharded(self._id)
+
+    @property
+    def _comes_and_goes(self) -> bool:
+        return self._hooks.core.full_place(self._id) is not None
+
+    @property
+    def available(self) -> bool:
+        return self.unit.available or not self._is_sharded
+
+    def local_numel(self) -> int:
+        return sum(interval.numel for interval in self._intervals)
+
+    def acquire(self) -> None:
+        self.unit.acquire()
+
+    def release(self) -> None:
+        self.unit.release()
+
+    @property
+    def comes_alone(self) -> bool:
+        return self._comes_and_goes and not self.unit.available
+
+    def is_stored_in(self, data: torch.Tensor) -> bool:
+        return data.data_ptr() == self._full.data_ptr()
+
+    def gather_full(self) -> torch.Tensor:
+        # Memory that is always there needs no other rank, which may be gone when the engine ends.
+        return super().gather_full() if self._comes_and_goes else self._full.clone()
+
+    def store(self, values: torch.Tensor) -> None:
+        flat = values.detach().flatten()
+        if self._comes_and_goes:
+            self._full.copy_(flat.view(self.shape))  # it may stay for the next use
+        write_full(self._hooks.core, self._id, flat)
+
+    def watch(self, module: nn.Module) -> None:
+        self._hooks.watch(module)
+
+    def broadcast(self, values: torch.Tensor, root: int) -> None:
+        label = f"parameter {self._hooks.layout.names[self.parameter]}"
+        self._communicator.broadcast(values, root, label)

@@ -1,0 +1,317 @@
+"""Shards: a model's states in the core's memory, sharded over the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C, experts, torch_groups
+from zerorun.hooks.gather_hooks import GatherHooks
+from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
+from zerorun.hooks.silent_results import warn_of_clipping, warn_of_empty_state
+from zerorun.model.buffers import share_buffers
+from zerorun.model.left_behind import LeftBehind
+from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
+from zerorun.model.mesh import EngineRanks
+from zerorun.model.model_layout import ModelLayout
+from zerorun.model.partition import Partition, PrivatePartition, partition_of
+from zerorun.rank_zero import share
+from zerorun.shards.background_saver import BackgroundSaver
+from zerorun.shards.engine_partition import EnginePartition
+from zerorun.shards.torch_states import TorchStates
+
+__all__ = ["CHECK_PARTS", "Shards", "shards_of", "take_over"]
+
+_ATTRIBUTE = "_zerorun_shards"
+CHECK_PARTS = 16  # calls of check_places() that look at every parameter once
+
+
+class _Reference(LeftBehind):
+    """The shards that a parameter belongs to."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards  # they live as long as the model, whoever drops the engine
+
+
+def shards_of(parameter: nn.Parameter) -> Shards | None:
+    """The shards that a parameter belongs to, if it belongs to any."""
+    reference = getattr(parameter, _ATTRIBUTE, None)
+    return None if reference is None else reference.shards
+
+
+def take_over(parameters: Iterable[nn.Parameter]) -> None:
+    """Ends the engines that parameters belong to, so that they can be given to another one.
+
+    As Shards.close, also in what is collective.
+    """
+    found = dict.fromkeys(shards_of(parameter) for parameter in parameters)
+    for shards in found:
+        if shards is not None:
+            shards.close()
+
+
+def _belongs_to_engine(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, _ATTRIBUTE)
+
+
+def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
+    return [local_of(p).data_ptr() if is_distributed(p) else p.data_ptr() for p in parameters]
+
+
+class _LocalHook:
+    """Hands this rank's piece of a DTensor's gradient to a hook that looks for it in ``.grad``."""
+
+    def __init__(self, hook: Callable[[Any], None]) -> None:
+        self._hook = hook
+        self.grad: torch.Tensor | None = None
+
+    def __call__(self, parameter: Any) -> None:
+        local = local_gradient(parameter)
+        self.grad = None if local is None else local.contiguous()
+        self._hook(self)
+        parameter.grad = None
+
+
+class Shards:
+    """A model in a core engine, from the making of the engine until close().
+
+    Checkpoints, single states, optimizers and the training loop work on this. Making it is one
+    step: the engine is made, takes the model's values (rank 0's), and the parameters become views
+    of its memory; at stage 3 hooks gather them. When a part of that fails, the model is given back
+    as it was. As a context manager it does so for the block too.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        settings: _C.Config,
+        ranks: EngineRanks,
+        device: torch.device,
+        model: nn.Module | None = None,
+        *,
+        round_masters: bool = False,
+    ) -> None:
+        """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
+        the parameters are not of one module, and somebody else calls the collector.
+        `round_masters`: as in load_parameters()."""
+        torch_groups.end_at_exit()
+        warn_of_clipping(_belongs_to_engine)
+        self.layout = layout
+        self.settings = settings
+        self.ranks = ranks
+        communicator = ranks.data
+        self.device = device  # where the parameters are
+        self.gather_hooks: GatherHooks | None = None  # at stage 3
+        self.torch_states: TorchStates | None = None  # of an external optimizer
+        # Ends an open micro-step and tells whether there are reduced gradients; the loop sets it.
+        self.finish_reduction: Callable[[], bool] = bool
+        self._handles: list[Any] = []
+        # Parameters that were partitioned before, and are so again when this ends.
+        self._partitioned = {p for p in layout.names if partition_of(p) is not None}
+        self._placed: list[nn.Parameter] = []  # those that keep their place
+        self._addresses: list[int] = []
+        self._trained = [p for p in layout.names if layout.is_trainable(p)]
+        self._checks = 0
+        groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
+        self.core = _C.Engine(
+            settings,
+            communicator,
+            layout.specs(),
+            groups,
+            job=ranks.job,
+            part=(ranks.part, ranks.model_size),
+            parts=list(ranks.experts.values()),
+        )
+        with self:
+            if model is not None:
+                share_buffers(model, communicator)
+            for parameter, name in layout.outside.items():
+                share(parameter, communicator, f"initial values of {name}")
+            load_parameters(self.core, layout, ranks, round_masters=round_masters)
+            self.collector = _C.GradientCollector(self.core)
+            if model is not None:
+                self._collect_gradients()
+            self._place(model)
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.close(as_before=True)
+
+    @property
+    def communicator(self) -> _C.Communicator:
+        """The communicator of the ranks that hold the same part of the model."""
+        return self.ranks.data
+
+    def communicator_of(self, parameter: nn.Parameter) -> _C.Communicator:
+        """The communicator of the ranks that have the parameter; an expert is not on all."""
+        return self.ranks.holding(self.layout.ranks_of.get(parameter, 0))
+
+    @property
+    def stage(self) -> int:
+        return self.settings.zero.stage
+
+    @property
+    def external(self) -> bool:
+        """True if a torch optimizer updates the shards, instead of a rule of the core's."""
+        return self.settings.optimizer.type == _C.EXTERNAL_OPTIMIZER
+
+    @functools.cached_property
+    def saver(self) -> BackgroundSaver:
+        """The thread that saves beside the training."""
+        return BackgroundSaver(self.core, self.settings, self.communicator)
+
+    def _collect_gradients(self) -> None:
+        for parameter, index in self.layout.ids.items():
+            if self.layout.is_trainable(parameter):
+                hook = self.collector.hook(index)
+                if is_distributed(parameter):
+                    hook = _LocalHook(hook)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _place(self, model: nn.Module | None) -> None:
+        """Makes the parameters views of the engine's memory."""
+        reference = _Reference(self)
+        for parameter in self._trained:
+            parameter.grad = None  # of a training before this one
+        if self.stage < 3 or model is None:
+            for parameter in self.layout.names:
+                setattr(parameter, _ATTRIBUTE, reference)
+                partition = partition_of(parameter)
+                if partition is not None:
+                    partition.detach()
+                place(parameter, full_view(self.core, self.layout, parameter))
+            self._placed = list(self.layout.names)
+            self._addresses = _addresses_of(self._placed)
+            return
+        hooks = GatherHooks(model, self.core, self.layout, self.device)
+        self.gather_hooks = hooks
+        intervals = by_parameter(self.core)
+        for unit in hooks.units:
+            for parameter in unit.parameters:
+                own = intervals.get(self.layout.ids[parameter], [])
+                setattr(parameter, _ATTRIBUTE, reference)
+                EnginePartition(hooks, self.communicator_of(parameter), unit, parameter, own)
+            unit.place()
+        hooks.attach()
+        names = [*self.layout.names.items(), *((p, name) for name, p in self.layout.aliases)]
+        sharded = {name for p, name in names if self.core.is_sharded(self.layout.ids[p])}
+        self._handles.append(warn_of_empty_state(model, sharded))
+
+    def until_closed(self, handle: Any) -> None:
+        """Calls `handle.remove()` when this ends or nobody will step any more."""
+        self._handles.append(handle)
+
+    def release_all(self) -> None:
+        """Releases what forward and backward have left gathered, before parameters change.
+
+        Raises ConfigError where the program itself has gathered parameters.
+        """
+        if self.gather_hooks is not None:
+            self.gather_hooks.release_all()
+            self.gather_hooks.check_released()
+
+    def check_places(self) -> None:
+        """Raises ConfigError naming a parameter whose memory the program has replaced, or to which
+        it has assigned a gradient.
+
+        Each call looks at a part of the parameters, so that a step does not pay for all.
+        """
+        part = slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
+        self._checks += 1
+        for parameter in self._trained[part]:
+            if parameter.grad is not None:
+                raise _C.ConfigError(
+                    f"parameter {self.layout.names[parameter]} has a .grad that was assigned to "
+                    "it, which a step would not use: gradients come from backward, or are set with "
+                    "zerorun.zero.safe_set_full_grad"
+                )
+        parameters, expected = self._placed[part], self._addresses[part]
+        found = _addresses_of(parameters)
+        if found == expected:
+            return
+        pairs = zip(parameters, expected, found, strict=True)
+        name = next(self.layout.names[p] for p, address, now in pairs if address != now)
+        raise _C.ConfigError(
+            f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
+            "reach it: change the values in place (parameter.data.copy_(values)), and move or cast "
+            "the model before initialize"
+        )
+
+    def leave_gradients(self) -> None:
+        """Lets gradients stay with the parameters; nobody will step any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.finish_reduction = bool
+
+    def close(self, as_before: bool = False) -> None:
+        """Gives the memory back and takes all hooks off the model, which stays usable.
+
+        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init,
+        or with `as_before` only of those that were like that before. A second call does nothing.
+        Waits for a save that is under way, and raises its error when all else is done. Collective
+        at stage 3 where ranks do not share parameters (on GPUs); else it only must not come while
+        another rank is within a step.
+        """
+        if self.core.closed:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.saver.close)
+            self._give_back(as_before)
+
+    def _give_back(self, as_before: bool) -> None:
+        try:
+            self.leave_gradients()
+            if self.gather_hooks is not None:
+                self.gather_hooks.remove()
+            with torch.no_grad():
+                if self.gather_hooks is None:
+                    self._return(list(self.layout.names), as_before)
+                else:
+                    for unit in self.layout.units:
+                        self._return(unit.parameters, as_before)
+        finally:
+            self.gather_hooks = None
+            if self.torch_states is not None:
+                self.torch_states.clear()
+            self.__dict__.pop("collector", None)
+            self.core.close()
+
+    def _return(self, parameters: list[nn.Parameter], as_before: bool) -> None:
+        """Makes parameters ordinary ones, or at stage 3 a unit's ones of zero.Init."""
+        full: dict[Partition, torch.Tensor] = {}  # of the unit; its releases empty all of them
+        for parameter in parameters:
+            if not hasattr(parameter, _ATTRIBUTE):
+                continue  # it was not placed yet
+            parameter.grad = None
+            delattr(parameter, _ATTRIBUTE)
+            partition = partition_of(parameter)
+            if partition is None:
+                place(parameter, full_view(self.core, self.layout, parameter).clone())
+            elif partition.in_engine:
+                full[partition] = partition.gather_full()
+        for partition, values in full.items():
+            parameter = partition.parameter
+            partition.detach()
+            place(parameter, values)
+            if is_distributed(parameter):
+                continue  # zero.Init has none: its piece stays whole
+            if parameter in self._partitioned or not as_before:
+                communicator = self.communicator_of(parameter)
+                is_expert = communicator is not self.communicator
+                ranks = experts.named(parameter.group_name, "").data_ranks if is_expert else None
+                PrivatePartition(parameter, communicator, ranks or self.ranks.data_ranks)

@@ -1,0 +1,198 @@
+"""Reading and writing the states of one parameter, on this rank or on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.model.local_tensor import like, local_of
+from zerorun.shards import block8
+from zerorun.shards.shards import Shards
+
+__all__ = ["StateAccess"]
+
+# This rank's intervals of a parameter, with views of their values in the engine's memory.
+_Parts = list[tuple[_C.StateInterval, torch.Tensor]]
+
+
+class StateAccess:
+    """States by name: "fp32_param", "grad", and the optimizer's ("exp_avg", ...)."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def get_full(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
+        if not self._prepare(parameter, name):
+            return None
+        shape = self._shards.layout.shapes[parameter]
+        full = torch.zeros(shape.numel(), dtype=torch.float32, device=self._shards.device)
+        found = 0
+        for interval, values in self._parts(parameter, name):
+            if interval.owned:
+                full[interval.begin : interval.begin + interval.numel] = values
+                found += interval.numel
+        if self._found(parameter, name, found) != shape.numel():
+            return None
+        label = f"{name} of {self._shards.layout.names[parameter]}"
+        self._shards.communicator_of(parameter).all_reduce(full, "sum", label)
+        if name == "grad":
+            full *= self._average()
+        return like(parameter, full.view(shape))
+
+    def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
+        shape = self._shards.layout.shapes[parameter]
+        value = local_of(value)
+        parts = self._parts_to_set(parameter, name)
+        with all_or_none(self._shards.communicator, f"set {name}"):
+            if value.shape != shape:
+                raise self._error(
+                    parameter, name, f"got shape {tuple(value.shape)}, expected {tuple(shape)}"
+                )
+        flat = value.detach().flatten().float()
+        self._write(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
+
+    def set_all(self, values: Iterable[tuple[nn.Parameter, str, torch.Tensor]]) -> None:
+        """Whole states of many parameters, which exist and whose shapes fit. Collective."""
+        for parameter, name, value in values:
+            flat = local_of(value).flatten().float()
+            parts = list(self._parts(parameter, name))
+            self._copy(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
+            self._shards.core.accept_changes()  # in files: one at a time is in memory
+        self._shards.core.refresh_from_masters()
+
+    def get_local(self, parameter: nn.Parameter, name: str) -> torch.Tensor | None:
+        if not self._prepare(parameter, name):
+            return None
+        device = self._shards.device
+        parts = [values.to(device, torch.float32) for _, values in self._parts(parameter, name)]
+        local = torch.cat(parts) if parts else torch.empty(0, device=device)
+        return local * self._average() if name == "grad" else local
+
+    def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
+        parts = self._parts_to_set(parameter, name)
+        numels = [interval.numel for interval, _ in parts]
+        with all_or_none(self._shards.communicator, f"set {name}"):
+            if value.numel() != sum(numels):
+                raise self._error(
+                    parameter,
+                    name,
+                    f"got {value.numel()} elements, this rank holds {sum(numels)}",
+                )
+        self._write(name, parts, value.detach().flatten().float().split(numels))
+
+    def keep(
+        self, parameters: Sequence[nn.Parameter], step: Callable[[], _C.StepResult]
+    ) -> _C.StepResult:
+        """Steps, and leaves values and states of `parameters` as they were. Collective.
+
+        The update takes a bucket as a whole, so what it changed of them is put back.
+        """
+        core = self._shards.core
+        before = [[values.clone() for values in self._held(p)] for p in parameters]
+        result = step()
+        if result.applied:
+            for parameter, saved in zip(parameters, before, strict=True):
+                for values, old in zip(self._held(parameter), saved, strict=True):
+                    values.copy_(old)
+            core.refresh_from_masters()
+        return result
+
+    def _held(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+        """All that this rank holds of a parameter but its gradient."""
+        for interval in self._shards.core.state_intervals(self._shards.layout.ids[parameter]):
+            yield tensor_of(interval.param if interval.master is None else interval.master)
+            for state in interval.states:
+                yield tensor_of(state)
+
+    def _write(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
+        self._copy(name, parts, values)
+        if name == "grad":
+            self._shards.core.accept_gradients()  # the norm was that of the values before
+        else:
+            # Updates the copies of the values, on other ranks (stage 0) or in a file.
+            self._shards.core.refresh_from_masters()
+
+    def _copy(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
+        for (interval, target), part in zip(parts, values, strict=True):
+            if self._is_8bit(interval, name):
+                for stored, coded in zip(
+                    self._codes(interval, name), block8.encode(part, _is_signed(name)), strict=True
+                ):
+                    stored.copy_(coded)
+            else:
+                target.copy_(part / self._average() if name == "grad" else part)
+
+    def _error(self, parameter: nn.Parameter, name: str, text: str) -> _C.ConfigError:
+        return _C.ConfigError(f"{name} of {self._shards.layout.names[parameter]}: {text}")
+
+    def _parts_to_set(self, parameter: nn.Parameter, name: str) -> _Parts:
+        """This rank's part of a state that exists. Collective; ConfigError on every rank if not."""
+        if name == "grad" and self._shards.stage == 0:
+            raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
+        parts = list(self._parts(parameter, name)) if self._prepare(parameter, name) else []
+        owned = sum(interval.numel for interval, _ in parts if interval.owned)
+        found = self._found(parameter, name, owned)
+        if found != self._shards.layout.shapes[parameter].numel():
+            raise self._error(
+                parameter,
+                name,
+                "there is no such state to set: names are those of the optimizer, frozen "
+                "parameters have none, and gradients are there between backward and step",
+            )
+        return parts
+
+    def _found(self, parameter: nn.Parameter, name: str, owned: int) -> int:
+        """Elements that all ranks together own; this one `owned`. Collective."""
+        count = torch.tensor([owned])
+        label = f"{name} of {self._shards.layout.names[parameter]}"
+        self._shards.communicator_of(parameter).all_reduce(count, "sum", label)
+        return int(count.item())
+
+    def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
+        """True if the state exists, on all ranks alike. Collective for gradients."""
+        trainable = self._shards.layout.is_trainable(parameter)
+        if name == "grad":
+            return trainable and self._shards.finish_reduction()
+        return trainable
+
+    def _average(self) -> float:
+        return self._shards.core.gradient_average
+
+    def _parts(
+        self, parameter: nn.Parameter, name: str
+    ) -> Iterator[tuple[_C.StateInterval, torch.Tensor]]:
+        """This rank's intervals with their values: views of the engine's memory, or a copy of what
+        it keeps in 8 bits."""
+        core = self._shards.core
+        torch_states = self._shards.torch_states
+        for interval in core.state_intervals(self._shards.layout.ids[parameter]):
+            if name == "fp32_param":
+                held = interval.param if interval.master is None else interval.master
+                yield interval, tensor_of(held)
+            elif name == "grad":
+                yield interval, tensor_of(interval.grad)
+            elif self._is_8bit(interval, name):
+                yield interval, block8.decode(*self._codes(interval, name), _is_signed(name))
+            elif name in (names := core.state_names(interval.parameter)):
+                yield interval, tensor_of(interval.states[names.index(name)])
+            elif torch_states is not None:
+                value = torch_states.get(interval.parameter, interval.begin).get(name)
+                if isinstance(value, torch.Tensor) and value.shape == (interval.numel,):
+                    yield interval, value
+
+    def _is_8bit(self, interval: _C.StateInterval, name: str) -> bool:
+        return f"{name}_scale" in self._shards.core.state_names(interval.parameter)
+
+    def _codes(self, interval: _C.StateInterval, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """A state's codes and scales, views of the engine's memory."""
+        names, states = self._shards.core.state_names(interval.parameter), interval.states
+        return tensor_of(states[names.index(name)]), tensor_of(states[names.index(f"{name}_scale")])
+
+
+def _is_signed(name: str) -> bool:
+    return name != "exp_avg_sq"

@@ -1,0 +1,157 @@
+"""The states that a torch optimizer keeps of this rank's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.model.model_layout import ModelLayout
+
+__all__ = ["MODES", "TorchStates"]
+
+# Methods of optimizers that evaluate other parameters than they train (schedule-free ones).
+MODES = ("train", "eval")
+
+
+class TorchStates:
+    """A torch optimizer that steps this rank's flat fp32 shards instead of the model's parameters.
+
+    The states that the optimizer has already are cut like the parameters. Raises ConfigError on
+    every rank, and changes nothing, for states that cannot be.
+    """
+
+    def __init__(
+        self,
+        core: _C.Engine,
+        layout: ModelLayout,
+        optimizer: torch.optim.Optimizer,
+        ranks: _C.Communicator,
+    ) -> None:
+        _check_states(optimizer, layout)
+        self._core, self._ranks = core, ranks
+        self._optimizer = optimizer
+        self._torch_step = optimizer.step  # the program's handle may become the engine's
+        self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
+        self._members: list[list[torch.nn.Parameter]] = [[] for _ in optimizer.param_groups]
+        parameter_of = {index: parameter for parameter, index in layout.ids.items()}
+        states: dict[torch.Tensor, dict[str, Any]] = {}
+        for interval in core.state_intervals():
+            if interval.grad is None:
+                continue
+            parameter = parameter_of[interval.parameter]
+            shard = torch.nn.Parameter(tensor_of(interval.master))
+            shard.grad = tensor_of(interval.grad)
+            self._shards[interval.parameter, interval.begin] = shard
+            self._members[layout.group_of[parameter]].append(shard)
+            given = optimizer.state.get(parameter)
+            if given is not None:
+                part = slice(interval.begin, interval.begin + interval.numel)
+                states[shard] = {
+                    key: value.detach().flatten()[part].to(shard.device, copy=True)
+                    if _is_cut(key, value, layout.shapes[parameter])
+                    else value
+                    for key, value in given.items()
+                }
+        common = self.common()
+        optimizer.state.clear()
+        optimizer.state.update(states)
+        self.put_common(common)
+        for mode in MODES:
+            method = getattr(optimizer, mode, None)
+            if callable(method):
+                vars(optimizer)[mode] = self._switching(method)
+
+    def common(self) -> dict[str, Any]:
+        """The states that belong to no parameter, such as MADGRAD's count of steps."""
+        states: Iterable[tuple[Any, Any]] = self._optimizer.state.items()
+        return {key: value for key, value in states if not isinstance(key, torch.Tensor)}
+
+    def put_common(self, values: dict[Any, Any]) -> None:
+        self._optimizer.state.update(values)
+
+    def get(self, parameter: int, begin: int) -> dict[str, Any]:
+        """The states of the shard that begins at an element of a parameter."""
+        return self._optimizer.state.get(self._shards[parameter, begin], {})
+
+    def put(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
+        """Replaces the states of a shard."""
+        shard = self._shards[parameter, begin]
+        self._optimizer.state[shard] = {
+            key: value if _is_number(value) else value.to(shard.device)
+            for key, value in state.items()
+        }
+
+    def clear(self) -> None:
+        """Drops the shards and their states."""
+        for mode in MODES:
+            vars(self._optimizer).pop(mode, None)
+        self._optimizer.state.clear()
+        self._shards.clear()
+        self._members.clear()
+
+    def step(self, frozen: Iterable[int] = ()) -> None:
+        """Steps the shards, whose gradients the engine has prepared, but for those of `frozen`."""
+        left = {shard: shard.grad for (index, _), shard in self._shards.items() if index in frozen}
+        for shard in left:
+            shard.grad = None
+        try:
+            self._on_shards(self._torch_step)
+        finally:
+            for shard, gradient in left.items():
+                shard.grad = gradient
+
+    def _switching(self, method: Callable[[], None]) -> Callable[[], None]:
+        """The optimizer's method, which changes values, for the model's parameters. Collective."""
+
+        def switch() -> None:
+            self._ranks.barrier(method.__name__)  # until none reads the values
+            self._on_shards(method)
+            self._core.refresh_from_masters()
+
+        return switch
+
+    def _on_shards(self, method: Callable[[], Any]) -> None:
+        # The shards' gradients view the engine's memory, which holds their new values. Outside of
+        # this step the groups have the model's parameters, which is what programs expect there.
+        groups = self._optimizer.param_groups
+        given = [group["params"] for group in groups]
+        try:
+            for group, shards in zip(groups, self._members, strict=True):
+                group["params"] = shards
+            with torch.enable_grad():
+                method()
+        finally:
+            for group, params in zip(groups, given, strict=True):
+                group["params"] = params
+
+
+def _is_number(value: Any) -> bool:
+    """True for a state that is not one per element: a step count, as a tensor or not."""
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
+
+
+def _is_cut(key: str, value: Any, shape: torch.Size) -> bool:
+    """True for a state with an element for each of the parameter's."""
+    if key == "step" or not isinstance(value, torch.Tensor):
+        return False
+    return value.dim() > 0 or len(shape) == 0
+
+
+def _check_states(optimizer: torch.optim.Optimizer, layout: ModelLayout) -> None:
+    """Raises ConfigError for a state that the optimizer has already and that cannot be cut.
+
+    It looks at all parameters, whichever rank keeps them, so that no rank goes on alone.
+    """
+    for parameter in layout.group_of:
+        name, shape = layout.names[parameter], layout.shapes[parameter]
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if _is_cut(key, value, shape) and value.shape != shape:
+                raise _C.ConfigError(
+                    f"{key} of {name} has shape {tuple(value.shape)}, the parameter "
+                    f"{tuple(shape)}: an optimizer whose states are not its parameters' shape, or "
+                    "are made from partitioned parameters, cannot run on shards"
+                )

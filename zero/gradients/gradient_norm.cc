@@ -1,0 +1,93 @@
+#include "zero/gradients/gradient_norm.h"
+
+#include <cmath>
+#include <vector>
+
+namespace zerorun {
+
+namespace {
+
+// True if `count` numbers are the same, from their sum and the sum of their squares: only then is
+// the mean of the squares the square of the mean.
+bool all_equal(int count, int64_t sum, int64_t squares) {
+  return static_cast<__int128>(count) * squares == static_cast<__int128>(sum) * sum;
+}
+
+}  // namespace
+
+GradientNorm::GradientNorm(const EngineContext& context)
+    : context_(context), has_host_(context.offloads_states()), votes_(vote_count()) {
+  const int64_t numel =
+      int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(votes_.size());
+  words_ =
+      context.device.allocate(static_cast<size_t>(numel) * sizeof(int64_t), MemoryCategory::other);
+  view_ = view_of(words_, DType::int64, numel);
+  restart(context_.device.inline_stream());
+}
+
+void GradientNorm::add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream) {
+  context_.device.sum_of_squares(stream, reduced, segments_of(bucket, reduced, begin),
+                                 view_.slice(0, ExactSum::kWords));
+}
+
+void GradientNorm::add_host(const Bucket& bucket, const BucketGradients& gradients,
+                            HostPipeline& pipeline) {
+  const TensorView reduced = gradients.host_reduced;
+  pipeline.stream().wait(gradients.host_ready);
+  pipeline.host().sum_of_squares(pipeline.stream(), reduced,
+                                 segments_of(bucket, reduced, bucket.stored.host_from),
+                                 view_of(std::span<int64_t>(host_)));
+  host_done_ = pipeline.stream().record();
+}
+
+std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, TensorView reduced,
+                                                      int64_t begin) const {
+  std::vector<SquaresSegment> segments;
+  for (const Interval& part : bucket.owned_intervals(begin, reduced.numel)) {
+    if (!context_.specs[static_cast<size_t>(part.parameter)].counted) continue;
+    segments.push_back({.begin = part.offset - bucket.stored.begin - begin, .numel = part.numel});
+  }
+  return segments;
+}
+
+void GradientNorm::restart(Stream& stream) {
+  host_done_.synchronize();
+  host_ = {};
+  context_.device.fill(stream, view_, 0.0F);
+}
+
+GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
+  std::vector<int64_t> words(static_cast<size_t>(view_.numel));
+  const int64_t order = votes.gather_order;
+  const size_t own = kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part);
+  votes_.assign(votes_.size(), 0);
+  votes_[0] = votes.any ? 1 : 0;
+  votes_[1] = votes.late ? 1 : 0;
+  votes_[own] = votes.new_order ? 1 : 0;
+  votes_[own + 1] = order;
+  votes_[own + 2] = order * order;
+  const auto tail = static_cast<int64_t>(votes_.size());
+  context_.device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
+  if (has_host_) {
+    host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
+    context_.device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
+  }
+  context_.job().all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream,
+                            "gradient norm");
+  context_.device.download(stream, view_, words.data());
+  stream.synchronize();
+  restart(stream);
+  ExactSum sum = ExactSum::from_words(std::span(words).first(ExactSum::kWords));
+  if (has_host_) {
+    sum.merge(ExactSum::from_words(std::span(words).subspan(ExactSum::kWords, ExactSum::kWords)));
+  }
+  const std::span<const int64_t> total = std::span(words).last(votes_.size());
+  return {.norm = std::sqrt(sum.value()),
+          .finite = sum.non_finite_terms() == 0,
+          .any = total[0] > 0,
+          .late = total[1] > 0,
+          .new_order = total[own] > 0,
+          .same_gathers = all_equal(context_.world_size, total[own + 1], total[own + 2])};
+}
+
+}  // namespace zerorun

@@ -1,0 +1,92 @@
+#include "zero/gradients/gradient_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+// One bucket fills, one is reduced, and one (tied embeddings) waits for the end of backward.
+constexpr int kSlots = 3;
+// One bucket is cast, one is reduced.
+constexpr int kCommSlots = 2;
+}  // namespace
+
+GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots)
+    : context_(context), dtype_(dtype) {
+  const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(dtype);
+  const size_t nbytes = slot_nbytes * static_cast<size_t>(slots);
+  if (context.shards().reads_peers()) {
+    std::optional<Buffer> arena = context.shards().allocate(nbytes, Sharing::per_rank);
+    ZR_CHECK(arena, "transport {} gives no per-rank memory", context.shards().transport());
+    arena_ = std::move(*arena);
+    ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
+  } else {
+    arena_ = context.device.allocate(nbytes, MemoryCategory::buckets);
+  }
+  for (int i = 0; i < slots; ++i) {
+    Slot slot;
+    slot.view = view_of(arena_, dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);
+    slots_.push_back(std::move(slot));
+  }
+}
+
+int GradientPool::acquire(int64_t numel) {
+  Slot* found = nullptr;
+  const auto before = [](const Slot& a, const Slot& b) {
+    return std::pair(!a.shared, a.released) < std::pair(!b.shared, b.released);
+  };
+  for (Slot& slot : slots_) {
+    if (slot.in_use || slot.view.numel < numel) continue;
+    if (found == nullptr || before(slot, *found)) found = &slot;
+  }
+  if (found == nullptr) {
+    Slot slot;
+    slot.shared = false;
+    slot.private_memory = context_.device.allocate(static_cast<size_t>(numel) * size_of(dtype_),
+                                                   MemoryCategory::buckets);
+    slot.view = view_of(slot.private_memory, dtype_, numel);
+    slots_.push_back(std::move(slot));
+    found = &slots_.back();
+  }
+  context_.device.inline_stream().wait(found->free_after);
+  found->in_use = true;
+  return static_cast<int>(found - slots_.data());
+}
+
+TensorView GradientPool::view(int slot, int64_t numel) const {
+  return slots_.at(static_cast<size_t>(slot)).view.slice(0, numel);
+}
+
+void GradientPool::release(int slot, Event after) {
+  Slot& released = slots_.at(static_cast<size_t>(slot));
+  released.in_use = false;
+  released.free_after = std::move(after);
+  released.released = releases_++;
+}
+
+void GradientPool::trim() {
+  while (!slots_.empty() && !slots_.back().shared && !slots_.back().in_use &&
+         slots_.back().free_after.ready()) {
+    slots_.pop_back();
+  }
+}
+
+GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets) {
+  GradientPools pools;
+  int trainable = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable) continue;
+    ++trainable;
+    pools.slot_numel = std::max(pools.slot_numel, bucket.layout.padded_numel());
+  }
+  if (sharding.policy.shard_grads) pools.slots = std::min(kSlots, trainable);
+  if (sharding.comm_dtype != sharding.param_dtype) {
+    pools.comm_slots = std::min(kCommSlots, trainable);
+  }
+  return pools;
+}
+
+}  // namespace zerorun

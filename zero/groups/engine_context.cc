@@ -1,0 +1,162 @@
+// Makes the groups of the engine's ranks.
+#include "zero/groups/engine_context.h"
+
+#include <fmt/ranges.h>
+
+#include <string_view>
+#include <vector>
+
+#include "comm/agreement.h"
+#include "comm/link_bound.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "zero/groups/link_savings.h"
+#include "zero/partition/sharding.h"
+
+namespace zerorun {
+
+namespace {
+
+// The same on every rank, or an error there.
+int64_t ranks_of_host(Communicator& comm, Stream& stream, std::string_view key) {
+  const int64_t here = comm.local_world_size();
+  Agreement agreement(comm, stream);
+  const int64_t least = agreement.reduce(here, ReduceOp::min);
+  const int64_t most = agreement.reduce(here, ReduceOp::max);
+  if (least == most) return here;
+  fail<ConfigError>(
+      "{} needs as many ranks on each host, but hosts have from {} to {} ranks{}", key, least, most,
+      key == kShardGroupKey || key == kSecondaryKey ? ": give a number in the place of \"auto\""
+                                                    : "");
+}
+
+// Throws ConfigError for groups that contradict each other or what the configuration asks for.
+void check_groups(const Config& config, std::span<const ParameterSpec> specs,
+                  const Communicator& comm, const EngineGroups& groups) {
+  const int job = groups.job != nullptr ? groups.job->world_size() : comm.world_size();
+  if (groups.part < 0 || groups.part >= groups.part_count ||
+      comm.world_size() * groups.part_count != job) {
+    fail<ConfigError>(
+        "part {} of a model of {} parts with {} ranks each: the job has {} ranks, expected as many "
+        "as all parts together",
+        groups.part, groups.part_count, comm.world_size(), job);
+  }
+  for (const ParameterSpec& spec : specs) {
+    if (spec.ranks >= kElsewhere && spec.ranks <= static_cast<int>(groups.parts.size())) continue;
+    fail<ConfigError>("parameter {}: ranks is {}, but the engine has {} groups of its ranks",
+                      spec.name, spec.ranks, groups.parts.size());
+  }
+  const bool divided = groups.part_count > 1 || !groups.parts.empty();
+  if (divided && (config.optimizer.type == "Lamb" || config.optimizer.type == "Muon")) {
+    fail<ConfigError>(
+        "/optimizer/type is \"{}\", which looks at whole parameters, and this model is divided "
+        "among ranks (model or expert parallelism): use AdamW, Adam, Adagrad, Lion or SGD",
+        config.optimizer.type);
+  }
+  if (groups.parts.empty()) return;
+  std::vector<std::string_view> refused = link_savings(config.zero);
+  if (config.zero.shard_group_size != 0) refused.push_back(kShardGroupKey);
+  if (refused.empty()) return;
+  fail<ConfigError>(
+      "{}: not for a model with expert parallelism, whose experts have groups of their own: leave "
+      "it out",
+      fmt::join(refused, ", "));
+}
+
+// The groups of ranks that share a copy, and of those that hold the same shard.
+struct CopyGroups {
+  CopyGroups(const ZeroConfig& zero, Communicator& comm) {
+    const RankPlace place{comm.world_size(), comm.rank(), shard_ranks_of(zero, comm.world_size())};
+    if (place.replicas() == 1) return;
+    const int replica_number = place.replica();
+    const int shard_number = place.shard_rank();
+    shard = comm.split(replica_number, shard_number, fmt::format("shard group {}", replica_number));
+    replica =
+        comm.split(shard_number, replica_number, fmt::format("replicas of shard {}", shard_number));
+  }
+  Communicator& shards(Communicator& comm) const { return shard ? *shard : comm; }
+
+  std::shared_ptr<Communicator> shard;
+  std::shared_ptr<Communicator> replica;
+};
+
+// Drops what saves nothing among these ranks, and says so.
+void resolve_link_savings(ZeroConfig& zero, Communicator& shards, Stream& stream) {
+  const std::vector<std::string_view> asked = link_savings(zero);
+  if (asked.empty()) return;
+  if (shards.local_world_size() == shards.world_size()) {
+    Logger(shards.rank(), shards.world_size())
+        .warning(
+            "no effect: {} (less traffic between hosts; the ranks that share a copy of the model "
+            "are on one host)",
+            fmt::join(asked, ", "));
+    zero = without_link_savings(zero);
+    return;
+  }
+  if (zero.hpz_partition_size == kRanksOfHost) {
+    zero.hpz_partition_size = ranks_of_host(shards, stream, kSecondaryKey);
+  }
+}
+
+// Groups for the two hops of quantized gradients.
+void add_hops(EngineContext& context) {
+  constexpr std::string_view kGradients = "/zero_optimization/zero_quantized_gradients";
+  if (context.replicas() > 1) {
+    fail<ConfigError>(
+        "{} is true, but {} has {} groups of {} ranks, which add their sums as they are; leave one "
+        "of them out",
+        kGradients, kShardGroupKey, context.replicas(), context.shard_ranks);
+  }
+  Communicator& all = context.shards();
+  Stream& stream = context.device.inline_stream();
+  context.host_ranks = static_cast<int>(ranks_of_host(all, stream, kGradients));
+  const int host = all.rank() / context.host_ranks;
+  const int number = all.rank() % context.host_ranks;
+  context.host_group = all.split(host, number, fmt::format("host {}", host));
+  context.cross_group = all.split(number, host, fmt::format("rank {} of each host", number));
+  const int64_t here = context.host_group->local_world_size();
+  if (Agreement(all, stream).reduce(here, ReduceOp::min) < context.host_ranks) {
+    fail<ConfigError>("{} is true, but the ranks of a host are not neighbours in rank order",
+                      kGradients);
+  }
+}
+
+}  // namespace
+
+EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
+                           const Optimizer& rule, Device& device, Communicator& comm,
+                           const EngineGroups& groups) {
+  check_groups(config, specs, comm, groups);
+  Config resolved = config;
+  ZeroConfig& zero = resolved.zero;
+  if (zero.shard_group_size == kRanksOfHost) {
+    zero.shard_group_size =
+        zero.stage > 0 ? ranks_of_host(comm, device.inline_stream(), kShardGroupKey) : 0;
+  }
+  overlap_between_hosts(zero, comm.world_size(), comm.local_world_size());
+  const CopyGroups copies(zero, comm);
+  Communicator& shards = copies.shards(comm);
+  resolve_link_savings(zero, shards, device.inline_stream());
+  EngineContext context{
+      make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
+      device, comm, copies.shard, copies.replica};
+  context.groups = groups;
+  for (const Communicator* part : groups.parts) {
+    const int ranks = part->world_size();
+    context.parts.push_back({.world_size = ranks, .rank = part->rank(), .shard_ranks = ranks});
+  }
+  if (context.has_second_copy()) {
+    const int copy = context.shard_rank() / context.secondary_ranks;
+    context.secondary_group =
+        context.shards().split(copy, context.secondary_rank(), fmt::format("second copy {}", copy));
+  }
+  if (zero.quantized_gradients) add_hops(context);
+  if (const auto dtype = config.precision.communication_dtype) {
+    bound_link(comm, *dtype);
+    if (context.shard_group) bound_link(*context.shard_group, *dtype);
+    if (context.replica_group) bound_link(*context.replica_group, *dtype);
+  }
+  return context;
+}
+
+}  // namespace zerorun

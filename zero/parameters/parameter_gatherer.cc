@@ -1,0 +1,242 @@
+#include "zero/parameters/parameter_gatherer.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr int kPrefetchModules = 16;
+
+std::vector<int64_t> sharded_numels(std::span<const Bucket> buckets, int module_count) {
+  std::vector<int64_t> numels(static_cast<size_t>(module_count), 0);
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    numels.at(static_cast<size_t>(bucket.plan.module)) += bucket.layout.padded_numel();
+  }
+  return numels;
+}
+
+}  // namespace
+
+ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
+                                     BucketMemory& memory, int module_count, Stream& stream,
+                                     OffloadedParameters* parameters)
+    : context_(context),
+      buckets_(buckets),
+      bucket_memory_(memory),
+      stream_(stream),
+      parameters_(parameters),
+      quantized_(context, buckets),
+      memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
+        return device.allocate(nbytes, MemoryCategory::buckets);
+      }),
+      modules_(static_cast<size_t>(module_count)),
+      order_(sharded_numels(buckets, module_count)),
+      residences_(buckets.size()) {
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    Module& module = modules_.at(static_cast<size_t>(bucket.plan.module));
+    module.buckets.push_back(bucket.index);
+    module.numel += bucket.layout.padded_numel();
+  }
+}
+
+void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
+  invalidate();
+  memory_ = std::move(memory);
+}
+
+void ParameterGatherer::gather(ModuleId id, bool step_follows) {
+  Module& module = modules_.at(static_cast<size_t>(id));
+  if (module.buckets.empty()) return;
+  if (module.holders == 0) {
+    order_.record(id);
+    if (is_sharded(module)) {
+      make_room(module.numel);
+      take_memory(module);
+      start(module);
+    }
+    prefetch(step_follows);
+  }
+  for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
+  ++module.holders;  // after all that can fail
+}
+
+void ParameterGatherer::release(ModuleId id) {
+  Module& module = modules_.at(static_cast<size_t>(id));
+  if (module.buckets.empty()) return;
+  ZR_CHECK(module.holders > 0, "module {} released more often than gathered", id);
+  if (--module.holders > 0) return;
+  const std::optional<int64_t> distance = order_.reuse_distance(id);
+  const bool soon = distance && *distance < context_.zero.max_reuse_distance;
+  if (soon && live_ <= context_.zero.max_live_parameters) return;
+  for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+}
+
+void ParameterGatherer::invalidate() {
+  if (context_.device.is_host() || parameters_ != nullptr) {
+    gathered_.synchronize();
+  } else {  // what is going to be written, and the memory that goes, are the inline stream's
+    context_.device.inline_stream().wait(gathered_);
+  }
+  for (Module& module : modules_) {
+    module.has_second_copy = false;
+    if (module.holders > 0) continue;
+    for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  }
+}
+
+void ParameterGatherer::take_memory(const Module& module) {
+  std::vector<std::pair<int, Buffer>> taken;
+  for (int index : module.buckets) {
+    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    const bool sharded = residences_[static_cast<size_t>(index)].state == State::sharded;
+    if (bucket_memory_.parameters(bucket).resident || !sharded) continue;
+    const TensorView shape{nullptr, bucket.layout.padded_numel(), context_.param_dtype};
+    taken.emplace_back(index, memory_(index, shape.nbytes()));
+  }
+  for (auto& [index, memory] : taken) {
+    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    bucket_memory_.parameters(bucket).full =
+        view_of(memory, context_.param_dtype, bucket.layout.padded_numel());
+    residences_[static_cast<size_t>(index)].full = std::move(memory);
+  }
+  // Work that was given to the inline stream may still use what lay there before.
+  if (!taken.empty()) stream_.wait(context_.device.inline_stream().record());
+}
+
+void ParameterGatherer::start(Module& module) {
+  const bool near = module.has_second_copy;
+  Communicator& ranks = near ? *context_.secondary_group : context_.shards();
+  Event ready = ranks.coalesced(stream_, [&] {
+    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)], near);
+  });
+  if (!near && complete(module)) ready = stream_.record();
+  for (int bucket : module.buckets) {
+    Residence& residence = residences_[static_cast<size_t>(bucket)];
+    if (residence.state == State::gathering) residence.ready = ready;
+  }
+  gathered_ = ready;
+}
+
+bool ParameterGatherer::complete(Module& module) {
+  bool completed = context_.has_second_copy();
+  for (int index : module.buckets) {
+    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
+    if (residences_[static_cast<size_t>(index)].state != State::gathering) continue;
+    const BucketParameters& memory = bucket_memory_.parameters(bucket);
+    if (QuantizedGather::takes(context_, bucket)) {
+      quantized_.decode(bucket, memory.full, stream_);
+      completed = true;
+    }
+    if (!context_.has_second_copy()) continue;
+    const int64_t numel = memory.secondary.numel;
+    const TensorView own = memory.full.slice(context_.secondary_rank() * numel, numel);
+    context_.device.cast(stream_, own, memory.secondary);
+  }
+  module.has_second_copy = context_.has_second_copy();
+  return completed;
+}
+
+void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  if (residence.state != State::sharded) return;
+  const BucketParameters& memory = bucket_memory_.parameters(bucket);
+  const TensorView& full = memory.full;
+  if (from_second_copy) {
+    residence.ready = context_.secondary_group->all_gather(memory.secondary, full, Sync::collective,
+                                                           stream_, bucket.label);
+  } else {
+    TensorView shard = memory.shard;
+    if (bucket.moves_params) {
+      shard = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
+      stream_.wait(parameters_->fetch(bucket, shard));
+    }
+    if (QuantizedGather::takes(context_, bucket)) {
+      quantized_.start(bucket, shard, stream_);
+    } else {
+      // Peers cannot look into a file, or into another host memory than theirs.
+      const Sync sync = bucket.moves_params ? Sync::collective : Sync::one_sided;
+      Communicator& shards = context_.shards(bucket.plan.ranks);
+      residence.ready = shards.all_gather(shard, full, sync, stream_, bucket.label);
+    }
+  }
+  if (is_collective(bucket)) {
+    constexpr int64_t kPrime = 16777619;
+    order_hash_ = (order_hash_ * kPrime + bucket.index + 1) % kOrderLimit;
+  }
+  residence.state = State::gathering;
+  live_ += bucket.layout.padded_numel();
+}
+
+void ParameterGatherer::finish(const Bucket& bucket) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  if (residence.state != State::gathering) return;
+  context_.device.inline_stream().wait(residence.ready);
+  residence.state = State::full;
+}
+
+void ParameterGatherer::drop(const Bucket& bucket) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  if (residence.state == State::sharded) return;
+  finish(bucket);  // whoever has the memory next must not meet the gather there
+  residence.state = State::sharded;
+  live_ -= bucket.layout.padded_numel();
+  if (!bucket_memory_.parameters(bucket).resident) {
+    bucket_memory_.parameters(bucket).full = {};
+    residence.full = {};
+  }
+}
+
+void ParameterGatherer::prefetch(bool step_follows) {
+  const int64_t limit = context_.zero.prefetch_bucket_size;
+  if (limit == 0) return;
+  int64_t ahead = 0;
+  for (ModuleId id : order_.predict(kPrefetchModules, !step_follows)) {
+    Module& next = modules_[static_cast<size_t>(id)];
+    // One module comes early whatever its size: else a block that is larger than the limit would
+    // wait for its gather each time.
+    if (ahead > 0 && ahead + next.numel > limit) return;
+    ahead += next.numel;
+    if (!is_sharded(next)) continue;
+    if (live_ + next.numel > context_.zero.max_live_parameters) return;
+    try {
+      take_memory(next);
+    } catch (const std::exception&) {
+      // The gather that this was called for is good, and there may be room when `next` is used.
+      // Peers that gather with this rank would be left waiting.
+      const bool alone = std::none_of(next.buckets.begin(), next.buckets.end(), [this](int bucket) {
+        return is_collective(buckets_[static_cast<size_t>(bucket)]);
+      });
+      if (!alone) throw;
+      return;
+    }
+    start(next);
+  }
+}
+
+bool ParameterGatherer::is_collective(const Bucket& bucket) const {
+  return bucket.moves_params || !context_.shards(bucket.plan.ranks).reads_peers();
+}
+
+void ParameterGatherer::make_room(int64_t numel) {
+  for (Module& module : modules_) {
+    if (live_ + numel <= context_.zero.max_live_parameters) return;
+    if (module.holders > 0) continue;
+    for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  }
+}
+
+bool ParameterGatherer::is_sharded(const Module& module) const {
+  for (int bucket : module.buckets) {
+    if (residences_[static_cast<size_t>(bucket)].state == State::sharded) return true;
+  }
+  return false;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,70 @@
+#include "zero/parameters/quantized_gather.h"
+
+#include <algorithm>
+#include <map>
+
+#include "zero/storage/padding.h"
+
+namespace zerorun {
+
+namespace {
+
+int64_t wire_nbytes(const Bucket& bucket) {
+  return quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits);
+}
+
+// The place where each bucket's bytes begin among those of its module; the last number is their
+// most.
+std::vector<int64_t> places_of(const Sharding& sharding, std::span<const Bucket> buckets) {
+  std::vector<int64_t> places;
+  std::map<ModuleId, int64_t> ends;
+  int64_t most = 0;
+  for (const Bucket& bucket : buckets) {
+    places.push_back(0);
+    if (!QuantizedGather::takes(sharding, bucket)) continue;
+    int64_t& end = ends[bucket.plan.module];
+    places.back() = end;
+    most = std::max(most, end += wire_nbytes(bucket));
+  }
+  places.push_back(most);
+  return places;
+}
+
+}  // namespace
+
+bool QuantizedGather::takes(const Sharding& sharding, const Bucket& bucket) {
+  const ZeroConfig& zero = sharding.zero;
+  return bucket.plan.shard_params &&
+         (zero.quantized_weights ||
+          (zero.quantized_nontrainable_weights && !bucket.plan.trainable));
+}
+
+int64_t QuantizedGather::nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
+  return places_of(sharding, buckets).back();
+}
+
+QuantizedGather::QuantizedGather(const EngineContext& context, std::span<const Bucket> buckets)
+    : context_(context), places_(places_of(context, buckets)) {
+  if (places_.back() == 0) return;
+  memory_ = context.device.allocate(static_cast<size_t>(places_.back()), MemoryCategory::buckets);
+}
+
+void QuantizedGather::start(const Bucket& bucket, TensorView shard, Stream& stream) {
+  const TensorView all = wire(bucket);
+  const int64_t part = all.numel / context_.shard_ranks;
+  const TensorView own = all.slice(context_.shard_rank() * part, part);
+  clear_padding(bucket, bucket.owned_begin, shard, context_.device, stream);
+  context_.device.quantize(stream, shard, own, {.bits = kBits});
+  context_.shards().all_gather(own, all, Sync::collective, stream, bucket.label);
+}
+
+void QuantizedGather::decode(const Bucket& bucket, TensorView full, Stream& stream) const {
+  context_.device.dequantize(stream, wire(bucket), full, kBits, /*parts=*/1, /*accumulate=*/false);
+}
+
+TensorView QuantizedGather::wire(const Bucket& bucket) const {
+  const int64_t place = places_[static_cast<size_t>(bucket.index)];
+  return view_of(memory_, DType::uint8, wire_nbytes(bucket), static_cast<size_t>(place));
+}
+
+}  // namespace zerorun

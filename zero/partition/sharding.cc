@@ -1,0 +1,160 @@
+#include "zero/partition/sharding.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "config/conflicts.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+// Between GPUs a reduction of so many bytes is about as fast as a longer one, and sooner out of the
+// way; other frameworks' buckets have 25 to 100 MB.
+constexpr int64_t kGpuBucketBytes = 100'000'000;
+
+// With as many as share the first copy, that one serves.
+int secondary_ranks_of(const ZeroConfig& zero, int shard_ranks) {
+  const int64_t size = zero.hpz_partition_size;
+  if (size <= 1) return 0;
+  if (zero.stage != 3) {
+    fail<ConfigError>("{} is {}, but at stage {} parameters are not sharded: use stage 3",
+                      kSecondaryKey, size, zero.stage);
+  }
+  if (size > shard_ranks || shard_ranks % size != 0) {
+    fail<ConfigError>(
+        "{}: got {} where {} ranks share a copy of the parameters, expected a number that divides "
+        "them, as a rule the ranks of a host",
+        kSecondaryKey, size, shard_ranks);
+  }
+  return size == shard_ranks ? 0 : static_cast<int>(size);
+}
+
+// The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
+void choose_gradient_dtypes(const Config& config, Sharding& sharding) {
+  const DType param = config.precision.param_dtype;
+  sharding.comm_dtype = config.precision.communication_dtype.value_or(param);
+  const bool wide_partial = sharding.computes_on_host && !config.precision.communication_dtype;
+  sharding.partial_dtype = wide_partial ? DType::fp32 : sharding.comm_dtype;
+  const bool sums = sharding.accumulation_steps > 1 && !config.precision.master_is_param;
+  const bool wide = sums || config.optimizer.type == kExternalOptimizer;
+  sharding.accum_dtype =
+      config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : sharding.comm_dtype);
+  if (const auto problem = accumulation_problem(sharding.accum_dtype, sharding.comm_dtype)) {
+    fail<ConfigError>("/data_types/grad_accum_dtype: {}", *problem);
+  }
+}
+
+// As DeepSpeed 0.19 (deepspeed/runtime/zero/stage_1_and_2.py): prescaling divides by the world size
+// before the sum, else a part of that division may be done before it.
+double pre_scale(const PrecisionConfig& precision, int world_size) {
+  if (precision.gradient_reduction == GradientReduction::sum) return 1.0;
+  return 1.0 / (precision.prescale_gradients ? world_size : precision.gradient_predivide_factor);
+}
+
+void check_offload(const Config& config) {
+  const OffloadConfig& offload = config.offload;
+  const bool states = offload.optimizer.device != OffloadDevice::none;
+  if (states && config.zero.stage < 1) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_optimizer/device needs /zero_optimization/stage 1, 2 or 3, got "
+        "{}",
+        config.zero.stage);
+  }
+  if (offload.param.device != OffloadDevice::none && config.zero.stage < 3) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_param/device needs /zero_optimization/stage 3, got {}",
+        config.zero.stage);
+  }
+  if (offload.optimizer.device == OffloadDevice::nvme &&
+      config.optimizer.type == kExternalOptimizer) {
+    fail<ConfigError>(
+        "/zero_optimization/offload_optimizer/device is \"nvme\", but the optimizer is the "
+        "caller's, which keeps its states itself: name an optimizer in /optimizer, or offload to "
+        "\"cpu\"");
+  }
+}
+
+void check_fewer_bits(const ZeroConfig& zero) {
+  const auto check = [&](bool met, std::string_view key, std::string_view needed) {
+    if (!met)
+      fail<ConfigError>("/zero_optimization/{} needs {}, got stage {}", key, needed, zero.stage);
+  };
+  check(!zero.quantized_weights || zero.stage == 3, "zero_quantized_weights", "stage 3");
+  check(!zero.quantized_nontrainable_weights || zero.stage == 3,
+        "zero_quantized_nontrainable_weights", "stage 3");
+  check(!zero.quantized_gradients || zero.stage > 0, "zero_quantized_gradients", "stage 1, 2 or 3");
+  check(!zero.loco || zero.quantized_gradients, "zeropp_loco_param", "zero_quantized_gradients");
+}
+
+}  // namespace
+
+int shard_ranks_of(const ZeroConfig& zero, int world_size) {
+  const int64_t size = zero.shard_group_size;
+  if (size == 0) return world_size;
+  if (zero.stage == 0) {
+    fail<ConfigError>("{} is {}, but at stage 0 nothing is sharded: use stage 1, 2 or 3",
+                      kShardGroupKey, size);
+  }
+  if (size < 0 || size > world_size || world_size % size != 0) {
+    fail<ConfigError>(
+        "{}: got {} for {} ranks, expected a number that divides them, so that all groups are of "
+        "one size",
+        kShardGroupKey, size, world_size);
+  }
+  return static_cast<int>(size);
+}
+
+bool reduces_in_place(const Sharding& sharding) {
+  return !sharding.policy.shard_grads && sharding.accumulation_steps == 1 &&
+         sharding.comm_dtype == sharding.param_dtype &&
+         sharding.accum_dtype == sharding.param_dtype;
+}
+
+ZeroConfig at_stage(ZeroConfig zero, int stage) {
+  zero.stage = stage;
+  if (stage < 3) {
+    zero.hpz_partition_size = 1;
+    zero.quantized_weights = zero.quantized_nontrainable_weights = false;
+  }
+  if (stage == 0) {
+    zero.shard_group_size = 0;
+    zero.quantized_gradients = false;
+    zero.loco.reset();
+  }
+  return zero;
+}
+
+Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
+                       const Optimizer& rule, int world_size, int rank, bool computes_on_host) {
+  check_offload(config);
+  check_fewer_bits(config.zero);
+  Sharding sharding{.specs = specs,
+                    .policy = stage_policy(config.zero.stage),
+                    .zero = config.zero,
+                    .offload = config.offload};
+  sharding.param_dtype = config.precision.param_dtype;
+  sharding.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
+  sharding.pre_scale = pre_scale(config.precision, world_size);
+  sharding.computes_on_host = computes_on_host;
+  choose_gradient_dtypes(config, sharding);
+  sharding.share_parameters = config.share_parameters;
+  sharding.master_is_param = config.precision.master_is_param;
+  sharding.parameter_alignment = rule.alignment();
+  sharding.world_size = world_size;
+  sharding.rank = rank;
+  sharding.shard_ranks = shard_ranks_of(config.zero, world_size);
+  sharding.secondary_ranks = secondary_ranks_of(config.zero, sharding.shard_ranks);
+  if (!computes_on_host && config.zero.reduce_bucket_size == ZeroConfig().reduce_bucket_size) {
+    sharding.zero.reduce_bucket_size =
+        kGpuBucketBytes / static_cast<int64_t>(size_of(sharding.param_dtype));
+  }
+  // A GPU's cores that compute are not those that communicate; a CPU rank's are.
+  sharding.zero.overlap_comm = config.zero.overlap_comm.value_or(!computes_on_host);
+  // Without a stream of its own, gathering ahead only moves the wait.
+  if (!*sharding.zero.overlap_comm) sharding.zero.prefetch_bucket_size = 0;
+  return sharding;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,167 @@
+#include "zero/storage/bucket_memory.h"
+
+#include <utility>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+int64_t secondary_numel(const Sharding& sharding, const Bucket& bucket) {
+  if (!sharding.has_second_copy()) return 0;
+  return bucket.layout.padded_numel() / sharding.secondary_ranks;
+}
+
+}  // namespace
+
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets,
+                          std::optional<int> ranks) {
+  BucketNumels numels;
+  for (const Bucket& bucket : buckets) {
+    if (ranks && bucket.plan.ranks != *ranks) continue;
+    if (!bucket.plan.shard_params) {
+      numels.replicated += bucket.layout.padded_numel();
+    } else if (!bucket.moves_params) {
+      numels.sharded += bucket.layout.shard_numel;
+    }
+    if (bucket.plan.shard_params) numels.secondary += secondary_numel(sharding, bucket);
+    if (!bucket.plan.trainable) continue;
+    if (!sharding.policy.shard_grads) numels.gradients += bucket.layout.padded_numel();
+    if (!reduces_in_place(sharding)) numels.reduced += bucket.stored.host_from;
+  }
+  return numels;
+}
+
+BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
+                           std::span<const TensorView> host_gradients)
+    : context_(context),
+      places_(context.specs.size()),
+      parameters_(buckets.size()),
+      gradients_(buckets.size()) {
+  for (const Bucket& bucket : buckets) {
+    for (const auto& [id, offset, numel] : bucket.layout.placements) {
+      places_[static_cast<size_t>(id)] = {bucket.index, offset, numel};
+    }
+  }
+  for (int ranks = 0; ranks <= static_cast<int>(context.parts.size()); ++ranks) {
+    const BucketNumels numels = count_numels(context, buckets, ranks);
+    place_replicated(buckets, numels.replicated, ranks);
+    place_sharded(buckets, numels.sharded, ranks);
+    if (ranks == 0) place_secondary(buckets, numels.secondary);
+    place_gradients(buckets, numels, ranks);
+  }
+  for (size_t i = 0; i < host_gradients.size(); ++i) gradients_[i].host_reduced = host_gradients[i];
+}
+
+TensorView BucketMemory::parameters(const Bucket& bucket, const Chunk& chunk) const {
+  const BucketParameters& memory = parameters(bucket);
+  const TensorView stored = context_.policy.shard_state ? memory.shard : memory.full;
+  return stored.slice(chunk.begin, chunk.numel());
+}
+
+std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
+                                              MemoryCategory category, int ranks) {
+  const size_t nbytes = static_cast<size_t>(numel) * size_of(context_.param_dtype);
+  std::optional<Buffer> buffer = context_.shards(ranks).allocate(nbytes, sharing);
+  if (!buffer) return std::nullopt;
+  const auto parts = static_cast<size_t>(context_.place(ranks).shard_ranks);
+  ledger_.push_back(
+      context_.device.account(sharing == Sharing::per_host ? nbytes / parts : nbytes, category));
+  buffers_.push_back(std::move(*buffer));
+  return view_of(buffers_.back(), context_.param_dtype, numel);
+}
+
+TensorView BucketMemory::share_per_rank(int64_t numel, MemoryCategory category, int ranks) {
+  if (numel == 0) return {};
+  const std::optional<TensorView> arena = share(numel, Sharing::per_rank, category, ranks);
+  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.shards(ranks).transport());
+  return *arena;
+}
+
+void BucketMemory::place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks) {
+  const TensorView arena = share_per_rank(total, MemoryCategory::parameters, ranks);
+  int64_t cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
+    BucketParameters& memory = parameters(bucket);
+    memory.full = arena.slice(cursor, bucket.layout.padded_numel());
+    memory.shard = memory.full.slice(bucket.owned_begin, bucket.layout.shard_numel);
+    cursor += bucket.layout.padded_numel();
+  }
+}
+
+void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total, int ranks) {
+  if (total == 0) return;
+  const int shards = context_.place(ranks).shard_ranks;
+  const bool on_host = context_.offload.param.device != OffloadDevice::none;
+  const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
+  std::optional<TensorView> arena;
+  // All or none: those that are gathered need one order among all collectives.
+  const bool one_host = context_.shards().reads_peers() && context_.shards(ranks).reads_peers();
+  if (context_.share_parameters && one_host) {
+    arena = share(total * shards, Sharing::per_host, category, ranks);
+  }
+  const bool resident = arena.has_value();
+  if (!resident) arena = share_per_rank(total, category, ranks);
+  int64_t cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params || bucket.moves_params || bucket.plan.ranks != ranks) continue;
+    BucketParameters& memory = parameters(bucket);
+    const int64_t shard_numel = bucket.layout.shard_numel;
+    memory.resident = resident;
+    if (resident) {
+      memory.full = arena->slice(cursor * shards, shard_numel * shards);
+      memory.shard = memory.full.slice(bucket.owned_begin, shard_numel);
+    } else {
+      memory.shard = arena->slice(cursor, shard_numel);
+    }
+    cursor += shard_numel;
+  }
+}
+
+// From the group that gathers from it, which may read it in place.
+void BucketMemory::place_secondary(std::span<const Bucket> buckets, int64_t total) {
+  if (total == 0) return;
+  const size_t nbytes = static_cast<size_t>(total) * size_of(context_.param_dtype);
+  std::optional<Buffer> buffer = context_.secondary_group->allocate(nbytes, Sharing::per_rank);
+  ZR_CHECK(buffer, "transport {} gives no per-rank memory", context_.secondary_group->transport());
+  ledger_.push_back(context_.device.account(nbytes, MemoryCategory::parameters));
+  buffers_.push_back(std::move(*buffer));
+  const TensorView arena = view_of(buffers_.back(), context_.param_dtype, total);
+  int64_t cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.shard_params) continue;
+    const int64_t numel = secondary_numel(context_, bucket);
+    parameters(bucket).secondary = arena.slice(cursor, numel);
+    cursor += numel;
+  }
+}
+
+void BucketMemory::place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels,
+                                   int ranks) {
+  const TensorView full_arena = share_per_rank(numels.gradients, MemoryCategory::gradients, ranks);
+  TensorView reduced_arena{nullptr, numels.reduced, context_.accum_dtype};
+  if (numels.reduced > 0) {
+    buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));
+    reduced_arena.data = buffers_.back().data();
+  }
+  int64_t full_cursor = 0;
+  int64_t reduced_cursor = 0;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.trainable || bucket.plan.ranks != ranks) continue;
+    BucketGradients& memory = gradients(bucket);
+    if (!context_.policy.shard_grads) {
+      memory.full = full_arena.slice(full_cursor, bucket.layout.padded_numel());
+      full_cursor += bucket.layout.padded_numel();
+    }
+    if (reduces_in_place(context_)) {
+      memory.reduced = memory.full.slice(bucket.stored.begin, bucket.stored.numel);
+    } else {
+      memory.reduced = reduced_arena.slice(reduced_cursor, bucket.stored.host_from);
+      reduced_cursor += bucket.stored.host_from;
+    }
+  }
+}
+
+}  // namespace zerorun

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "zero/groups/engine_context.h"
+#include "zero/partition/bucket.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun {
+
+// A bucket's parameters, in the model's dtype.
+struct BucketParameters {
+  TensorView shard;  // without data where Bucket::moves_params
+  TensorView full;   // without data while a sharded bucket is released
+  // This rank's part of the second copy; without data where there is none.
+  TensorView secondary;
+  bool resident = false;  // sharded, but all shards lie in memory of this host: always addressable
+};
+
+// A bucket's gradients outside the pool; empty when it is frozen.
+struct BucketGradients {
+  TensorView full;  // where backward writes below stage 2
+  // The stored range of the reduced gradient: before StoredRange::host_from, and from there on.
+  TensorView reduced;
+  TensorView host_reduced;
+  Event host_ready;  // host_reduced is complete
+
+  // Elements of the stored range that do not span host_from.
+  TensorView reduced_part(const Bucket& bucket, int64_t begin, int64_t numel) const {
+    const int64_t host_from = bucket.stored.host_from;
+    return begin < host_from ? reduced.slice(begin, numel)
+                             : host_reduced.slice(begin - host_from, numel);
+  }
+};
+
+// Elements of all buckets' memory on one rank.
+struct BucketNumels {
+  int64_t replicated = 0;  // parameters that every rank stores in full
+  int64_t sharded = 0;     // this rank's shards of those that are gathered where they are stored
+  int64_t secondary = 0;   // this rank's part of the second copy
+  int64_t gradients = 0;   // BucketGradients::full
+  int64_t reduced = 0;     // BucketGradients::reduced, unless it is a part of `full`
+};
+// Adds up all buckets, or those with one value of BucketPlan::ranks.
+BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets,
+                          std::optional<int> ranks = std::nullopt);
+
+// Owner of the buckets' parameters and of their gradients outside the pool.
+class BucketMemory {
+ public:
+  // Collective. `host_gradients` holds each bucket's offloaded part of the reduced gradient, or
+  // nothing when none is offloaded.
+  BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
+               std::span<const TensorView> host_gradients);
+
+  // The place of a parameter, not a tied one, in the full memory of its bucket.
+  struct Place {
+    int bucket = 0;
+    int64_t offset = 0;
+    int64_t numel = 0;
+  };
+  const Place& place_of(ParameterId id) const { return places_.at(static_cast<size_t>(id)); }
+  BucketParameters& parameters(const Bucket& bucket) { return parameters_[at(bucket)]; }
+  const BucketParameters& parameters(const Bucket& bucket) const { return parameters_[at(bucket)]; }
+  // The parameters of a chunk; not for buckets whose shard moves.
+  TensorView parameters(const Bucket& bucket, const Chunk& chunk) const;
+  BucketGradients& gradients(const Bucket& bucket) { return gradients_[at(bucket)]; }
+  const BucketGradients& gradients(const Bucket& bucket) const { return gradients_[at(bucket)]; }
+
+ private:
+  static size_t at(const Bucket& bucket) { return static_cast<size_t>(bucket.index); }
+  // Takes the buckets that the ranks `ranks` share.
+  void place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks);
+  void place_sharded(std::span<const Bucket> buckets, int64_t total, int ranks);
+  void place_secondary(std::span<const Bucket> buckets, int64_t total);
+  void place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels, int ranks);
+  // One block for all these buckets; nothing when the transport cannot give it.
+  std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category,
+                                  int ranks);
+  TensorView share_per_rank(int64_t numel, MemoryCategory category, int ranks);
+
+  const EngineContext& context_;
+  std::vector<Place> places_;                 // by parameter
+  std::vector<BucketParameters> parameters_;  // by bucket
+  std::vector<BucketGradients> gradients_;    // by bucket
+  std::vector<Buffer> buffers_;
+  std::vector<std::shared_ptr<void>> ledger_;
+};
+
+}  // namespace zerorun

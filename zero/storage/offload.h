@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offload/host_pipeline.h"
+#include "offload/pinned_arena.h"
+#include "offload/state_store.h"
+#include "optim/optimizer.h"
+#include "zero/groups/engine_context.h"
+#include "zero/partition/bucket.h"
+#include "zero/storage/host_gradients.h"
+#include "zero/storage/offloaded_parameters.h"
+
+namespace zerorun {
+
+// Bytes that offloading takes per rank.
+struct OffloadSizes {
+  HostPipeline::Staging to_host;
+  HostPipeline::Staging to_device;
+  size_t gradients = 0;
+  size_t states = 0;         // in memory, or what of them is staged
+  uint64_t states_file = 0;  // on NVMe
+  OffloadedParameters::Sizes parameters;
+  // Host memory that is locked.
+  size_t pinned() const {
+    return to_host.nbytes() + to_device.nbytes() + gradients + states + parameters.pinned();
+  }
+  // The part of it that io_uring keeps mapped: once to read, once to write.
+  size_t registered() const { return 2 * ((states_file > 0 ? states : 0) + parameters.staging); }
+};
+OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
+                           std::span<const Bucket> buckets,
+                           std::span<const StateLayout> host_chunks);
+
+// An engine's memory and services on the host. Members are null when they are not needed: nothing
+// of their kind is offloaded.
+struct Offload {
+  Offload(const EngineContext& context, std::span<const Bucket> buckets, const OffloadSizes& sizes,
+          std::span<const StateLayout> host_chunks);
+
+  PinnedArena arena;
+  std::unique_ptr<OffloadedParameters> parameters;
+  std::unique_ptr<StateStore> states;
+  std::unique_ptr<HostPipeline> pipeline;
+  std::unique_ptr<HostGradients> gradients;
+};
+
+// Null when nothing is offloaded. Throws ConfigError when the host does not have the memory.
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<const Bucket> buckets,
+                                      std::span<const Optimizer> rules);
+
+}  // namespace zerorun

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offload/direct_file.h"
+#include "offload/pinned_arena.h"
+#include "offload/slot_ring.h"
+#include "offload/state_store.h"
+#include "zero/groups/engine_context.h"
+#include "zero/partition/bucket.h"
+
+namespace zerorun {
+
+// Shards of parameters that are stored in pinned host memory or in a file
+// (Sharding::moves_parameters). They are copied to the device when they are gathered, and back when
+// they changed, chunk by chunk.
+class OffloadedParameters {
+ public:
+  struct Sizes {
+    size_t staging = 0;  // of the arena, between file and memory
+    size_t memory = 0;   // of the arena, for chunks that are not in the file
+    uint64_t file = 0;
+    size_t device = 0;  // of the device, for chunks that it updates
+    size_t pinned() const { return staging + memory; }
+  };
+  static constexpr FilePurpose kFilePurpose = {
+      .folder = "/zero_optimization/offload_param/nvme_path",
+      .content = "this rank's offloaded parameters",
+      .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
+  static Sizes sizes(const Sharding& sharding, std::span<const Bucket> buckets);
+
+  // Needs the arena page-aligned, and leaves it so. Throws ConfigError as DirectFile.
+  OffloadedParameters(const EngineContext& context, std::span<const Bucket> buckets,
+                      PinnedArena& arena);
+
+  // Copies this rank's shard of the bucket to `shard`, on the device, after the work that its
+  // inline stream has been given. Errors of reading show when the event is synchronised.
+  Event fetch(const Bucket& bucket, TensorView shard);
+
+  // A chunk in host memory, as StateStore::acquire and release.
+  TensorView acquire(const Bucket& bucket, const Chunk& chunk, Stream& stream, Content content);
+  void release(const Bucket& bucket, const Chunk& chunk, Stream& stream, bool changed);
+
+  // Memory for all of a chunk's new values, which `stream` of `writer` writes; store() then takes
+  // them to where the chunk is stored.
+  TensorView outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer, Stream& stream);
+  void store(const Bucket& bucket, const Chunk& chunk, Device& writer, Stream& stream);
+
+  // As StateStore::stored and accept_changes.
+  TensorView stored(const Bucket& bucket, const Chunk& chunk);
+  void accept_changes();
+
+  // Waits until no work uses the memory any more, ignoring its errors.
+  void drain() noexcept;
+
+ private:
+  StateStore& store_of(const Chunk& chunk) const { return chunk.param_in_file ? *file_ : *memory_; }
+  Event& written(const Bucket& bucket, const Chunk& chunk) {
+    return written_[static_cast<size_t>(bucket.index)][static_cast<size_t>(chunk.index)];
+  }
+
+  const EngineContext& context_;
+  std::unique_ptr<StateStore> file_;
+  std::unique_ptr<StateStore> memory_;
+  std::vector<std::vector<Event>> written_;  // by bucket and chunk
+  SlotRing slots_;                           // of the device, where it updates a chunk
+  // Last, so that their work is done before what it uses goes.
+  std::unique_ptr<Stream> to_device_;
+  std::unique_ptr<Stream> to_host_;
+};
+
+}  // namespace zerorun

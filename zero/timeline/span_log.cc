@@ -1,0 +1,202 @@
+#include "zero/timeline/span_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace zerorun {
+
+namespace {
+
+// The rows of a rank from the top; streams that are not among them follow.
+constexpr auto kTraceRows = std::to_array<std::string_view>(
+    {"steps", "program", "reductions", "gathers", "agreements", "comm", "host"});
+constexpr double kShownWait = 1e-6;  // seconds: most waits find that nothing is to be waited for
+
+constexpr std::array<std::string_view, 10> kSpanKinds = {
+    "step",   "compute",   "wait",          "optimizer", "reduction",
+    "gather", "agreement", "communication", "copy",      "disk"};
+
+// The engine's streams are "zerorun-" and what they do.
+std::string_view trace_row(std::string_view stream) {
+  constexpr std::string_view kPrefix = "zerorun-";
+  return stream.starts_with(kPrefix) ? stream.substr(kPrefix.size()) : stream;
+}
+
+SpanKind span_kind(std::string_view row, std::string_view name) {
+  if (name.starts_with("wait for ")) return SpanKind::wait;
+  if (name == "optimizer") return SpanKind::optimizer;
+  if (name == "read" || name == "write") return SpanKind::disk;
+  if (name == "upload" || name == "download") return SpanKind::copy;
+  return row == "comm" ? SpanKind::communication : SpanKind::compute;
+}
+
+// Stage 0 reduces its buckets by all_reduce; a step agrees by one, too.
+SpanKind span_kind(const CollectiveSpan& span) {
+  const bool of_bucket = span.label.find("bucket") != std::string::npos;
+  if (span.op == Collective::reduce_scatter || span.op == Collective::all_to_all) {
+    return SpanKind::reduction;
+  }
+  if (span.op == Collective::all_reduce && of_bucket) return SpanKind::reduction;
+  return span.op == Collective::all_gather ? SpanKind::gather : SpanKind::agreement;
+}
+
+struct Stretch {
+  double begin = 0;
+  double end = 0;
+};
+
+// Merges spans that may overlap into disjoint stretches of time, ascending.
+std::vector<Stretch> stretches_of(const std::vector<LoggedSpan>& spans, SpanKind kind) {
+  std::vector<Stretch> all;
+  for (const LoggedSpan& span : spans) {
+    if (span.kind == kind) all.push_back({span.begin_s, span.end_s});
+  }
+  std::ranges::sort(all, {}, &Stretch::begin);
+  std::vector<Stretch> joined;
+  for (const Stretch& one : all) {
+    if (joined.empty() || one.begin > joined.back().end) {
+      joined.push_back(one);
+    } else {
+      joined.back().end = std::max(joined.back().end, one.end);
+    }
+  }
+  return joined;
+}
+
+std::vector<Stretch> shared_stretches(const std::vector<Stretch>& a,
+                                      const std::vector<Stretch>& b) {
+  std::vector<Stretch> both;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const Stretch one{std::max(a[i].begin, b[j].begin), std::min(a[i].end, b[j].end)};
+    if (one.begin < one.end) both.push_back(one);
+    ++(a[i].end < b[j].end ? i : j);
+  }
+  return both;
+}
+
+double total_seconds(const std::vector<Stretch>& stretches) {
+  double sum = 0;
+  for (const Stretch& one : stretches) sum += one.end - one.begin;
+  return sum;
+}
+
+}  // namespace
+
+// Work of the program encloses its waits.
+HiddenParts hidden_parts(const std::vector<LoggedSpan>& spans) {
+  const std::vector<Stretch> computed = stretches_of(spans, SpanKind::compute);
+  const std::vector<Stretch> waited = stretches_of(spans, SpanKind::wait);
+  const auto part = [&](SpanKind kind) -> std::optional<double> {
+    const std::vector<Stretch> busy = stretches_of(spans, kind);
+    if (busy.empty() || total_seconds(busy) <= 0) return std::nullopt;
+    const std::vector<Stretch> beside = shared_stretches(busy, computed);
+    return (total_seconds(beside) - total_seconds(shared_stretches(beside, waited))) /
+           total_seconds(busy);
+  };
+  return {part(SpanKind::reduction), part(SpanKind::gather)};
+}
+
+void SpanLog::open() {
+  const std::lock_guard lock(mutex_);
+  open_ = true;
+}
+
+bool SpanLog::is_open() const {
+  const std::lock_guard lock(mutex_);
+  return open_;
+}
+
+void SpanLog::add(LoggedSpan span) {
+  const std::lock_guard lock(mutex_);
+  if (!open_) return;
+  if (content_.spans.size() < kMaxSpans) {
+    content_.spans.push_back(std::move(span));
+  } else {
+    ++content_.dropped;
+  }
+}
+
+void SpanLog::add_work(const WorkSpan& span) {
+  const std::string_view row = trace_row(span.stream);
+  const SpanKind kind = span_kind(row, span.name);
+  if (kind == SpanKind::wait && span.end_s - span.begin_s < kShownWait) return;
+  add({.kind = kind,
+       .row = std::string(row),
+       .name = std::string(span.name),
+       .bytes = span.bytes,
+       .begin_s = span.begin_s,
+       .end_s = span.end_s});
+}
+
+void SpanLog::add_collective(const CollectiveSpan& span) {
+  if (std::isnan(span.begin_s)) {
+    const std::lock_guard lock(mutex_);
+    if (open_) ++content_.untimed;
+    return;
+  }
+  const SpanKind kind = span_kind(span);
+  add({.kind = kind,
+       .row = std::string(kSpanKinds[static_cast<size_t>(kind)]) + "s",
+       .name = std::string(name_of(span.op)),
+       .of = span.label,
+       .bytes = span.bytes,
+       .begin_s = span.begin_s,
+       .end_s = span.end_s});
+}
+
+SpanLog::Content SpanLog::take() {
+  const std::lock_guard lock(mutex_);
+  open_ = false;
+  return std::exchange(content_, {});
+}
+
+std::string trace_events(const std::vector<LoggedSpan>& spans, int rank, double origin_s) {
+  using Json = nlohmann::ordered_json;
+  std::vector<std::string> rows(kTraceRows.begin(), kTraceRows.end());
+  std::string text;
+  const auto write = [&](const Json& event) {
+    if (!text.empty()) text += ",\n";
+    text += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  const auto microseconds = [&](double seconds) {
+    return std::round(1e9 * std::max(0.0, seconds - origin_s)) / 1e3;
+  };
+  const auto name = [&](const char* what, size_t row, const Json& value) {
+    write({{"ph", "M"},
+           {"name", what},
+           {"pid", rank},
+           {"tid", row},
+           {"args", {{std::string_view(what).ends_with("index") ? "sort_index" : "name", value}}}});
+  };
+  name("process_name", 0, fmt::format("rank {}", rank));
+  name("process_sort_index", 0, rank);
+  std::vector<bool> named;
+  for (const LoggedSpan& span : spans) {
+    const auto row = static_cast<size_t>(std::ranges::find(rows, span.row) - rows.begin());
+    if (row == rows.size()) rows.push_back(span.row);
+    named.resize(rows.size());
+    if (!named[row]) {
+      name("thread_name", row, span.row);
+      name("thread_sort_index", row, row);
+      named[row] = true;
+    }
+    Json event = {{"ph", "X"},
+                  {"name", span.name},
+                  {"cat", kSpanKinds[static_cast<size_t>(span.kind)]},
+                  {"pid", rank},
+                  {"tid", row},
+                  {"ts", microseconds(span.begin_s)},
+                  {"dur", microseconds(span.end_s) - microseconds(span.begin_s)}};
+    if (!span.of.empty()) event["args"]["of"] = span.of;
+    if (span.bytes > 0) event["args"]["bytes"] = span.bytes;
+    write(event);
+  }
+  return text;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,89 @@
+#include "zero/update/muon_step.h"
+
+#include "core/check.h"
+
+namespace zerorun {
+
+MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets,
+                   BucketMemory& memory, ChunkStorage& storage, const UpdatePlan& plan,
+                   const DirectionMemory& direction)
+    : context_(context), memory_(memory), storage_(storage), plan_(plan), direction_(direction) {
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.plan.use_muon) continue;
+    for (const SizedParameter& parameter : bucket.plan.parameters) {
+      const ParameterSpec& spec = context_.specs[static_cast<size_t>(parameter.parameter)];
+      if (spec.shape.size() == 2) continue;
+      fail<ConfigError>("parameter {}: use_muon is for matrices, this has {} dimensions", spec.name,
+                        spec.shape.size());
+    }
+  }
+}
+
+void MuonStep::run(const Bucket& bucket, const StepScalars& step, Stream& comm_stream) {
+  const TensorView direction = direction_.direction(bucket.layout.padded_numel());
+  const TensorView stored = direction.slice(bucket.stored.begin, bucket.stored.numel);
+  find_direction(bucket, step, stored);
+  if (context_.policy.shard_state) {
+    comm_stream.wait(context_.device.inline_stream().record());
+    context_.shards().all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
+    comm_stream.synchronize();
+  }
+  orthogonalize(bucket, direction);
+  apply(bucket, step, stored);
+  if (bucket.stored.offloaded) comm_stream.wait(storage_.params_stored(bucket));
+}
+
+void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored) {
+  HostPipeline* const pipeline = storage_.pipeline();
+  Stream& stream = context_.device.inline_stream();
+  stream.wait(direction_read_);
+  if (bucket.stored.offloaded) pipeline->stream().wait(memory_.gradients(bucket).host_ready);
+  for (const Chunk& chunk : bucket.chunks) {
+    const ActiveChunk active = storage_.acquire(bucket, chunk);
+    const TensorView part = stored.slice(chunk.begin, chunk.numel());
+    if (chunk.on_host) {
+      const TensorView staged = pipeline->outgoing(chunk.numel(), DType::fp32);
+      plan_.find_direction(active, step, staged);
+      stream.wait(pipeline->send(staged, part));
+    } else {
+      plan_.find_direction(active, step, part);
+    }
+    storage_.release(active);
+  }
+}
+
+void MuonStep::orthogonalize(const Bucket& bucket, TensorView direction) {
+  const int64_t begin = bucket.stored.begin;
+  for (const Interval& part : bucket.layout.intervals(begin, begin + bucket.stored.numel)) {
+    const auto& shape = context_.specs[static_cast<size_t>(part.parameter)].shape;
+    const TensorView matrix = direction.slice(part.offset - part.begin, shape[0] * shape[1]);
+    context_.device.orthogonalize(context_.device.inline_stream(), matrix, shape[0], shape[1],
+                                  storage_.rule(bucket).newton_schulz_steps(),
+                                  direction_.work(orthogonalize_work(shape[0], shape[1])));
+  }
+}
+
+void MuonStep::apply(const Bucket& bucket, const StepScalars& step, TensorView stored) {
+  HostPipeline* const pipeline = storage_.pipeline();
+  const Event found = context_.device.inline_stream().record();
+  const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
+    const auto& shape = context_.specs[static_cast<size_t>(segment.first.parameter)].shape;
+    return rule.muon_scalars(step.count, step.groups[static_cast<size_t>(segment.group)], shape[0],
+                             shape[1]);
+  };
+  for (const Chunk& chunk : bucket.chunks) {
+    const ActiveChunk active = storage_.acquire(bucket, chunk);
+    TensorView part = stored.slice(chunk.begin, chunk.numel());
+    if (chunk.on_host) part = pipeline->fetch(part, found);
+    const TensorView params = storage_.open_params(active);
+    UpdateTensors tensors = plan_.tensors(active, params);
+    tensors.grad = part;
+    tensors.states = {};
+    active.device.update(active.stream, tensors, plan_.segments(active, scalars));
+    if (chunk.on_host) pipeline->fetched();
+    storage_.store(active, params);
+  }
+  if (bucket.stored.offloaded) direction_read_ = pipeline->received();
+}
+
+}  // namespace zerorun

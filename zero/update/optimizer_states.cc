@@ -1,0 +1,201 @@
+#include "zero/update/optimizer_states.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace zerorun {
+
+namespace {
+
+bool has_part_of(const Bucket& bucket, const Chunk& chunk, ParameterId parameter) {
+  const int64_t begin = bucket.stored.begin + chunk.begin;
+  const int64_t end = bucket.stored.begin + chunk.end;
+  const auto& placements = bucket.layout.placements;
+  return std::any_of(placements.begin(), placements.end(), [&](const Placement& placement) {
+    return placement.parameter == parameter && placement.offset < end &&
+           placement.offset + placement.numel > begin;
+  });
+}
+
+}  // namespace
+
+OptimizerStates::OptimizerStates(const EngineContext& context, std::span<const Bucket> buckets,
+                                 BucketMemory& memory, ChunkStorage& storage)
+    : context_(context), buckets_(buckets), memory_(memory), storage_(storage) {}
+
+void OptimizerStates::fill(const Bucket& bucket, const Chunk& chunk, TensorView master,
+                           const Fill& fill) {
+  Device& device = context_.device;
+  Stream& stream = device.inline_stream();
+  Device& host = device.host();
+  OffloadedParameters* const moved = bucket.moves_params ? storage_.moved_parameters() : nullptr;
+  const TensorView param =
+      moved != nullptr ? moved->acquire(bucket, chunk, host.inline_stream(), Content::overwritten)
+                       : memory_.parameters(bucket, chunk);
+  const int64_t from = bucket.stored.begin + chunk.begin;
+  for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
+    for (int64_t at = 0; at < part.numel; at += fill.staging.numel) {
+      const int64_t count = std::min(fill.staging.numel, part.numel - at);
+      const int64_t offset = part.offset - from + at;
+      const std::span<float> values = fill.host.first(static_cast<size_t>(count));
+      fill.source(part.parameter, part.begin + at, values);
+      const TensorView block = fill.staging.slice(0, count);
+      device.upload(stream, values.data(), block);
+      const auto write = [&](TensorView whole, bool on_host) {
+        const TensorView out = whole.slice(offset, count);
+        if (on_host) {
+          host.cast(host.inline_stream(), view_of(values), out);
+        } else {
+          device.cast(stream, block, out);
+        }
+      };
+      if (master.data != nullptr) write(master, chunk.on_host);
+      write(param, moved != nullptr);
+      stream.synchronize();
+    }
+  }
+  if (moved != nullptr) moved->release(bucket, chunk, host.inline_stream(), true);
+}
+
+void OptimizerStates::initialize(const Engine::FillFunction& source,
+                                 const GatherUpdated& gather_updated) {
+  constexpr int64_t kNumel = 1 << 18;
+  std::vector<float> host(kNumel);
+  const Buffer buffer = context_.device.allocate(kNumel * sizeof(float), MemoryCategory::other);
+  const Fill fill_with{source, host, view_of(buffer, DType::fp32, kNumel)};
+  for (const Bucket& bucket : buckets_) {
+    for (const Chunk& chunk : bucket.chunks) {
+      if (!bucket.plan.trainable) {
+        fill(bucket, chunk, {}, fill_with);
+        continue;
+      }
+      const ActiveChunk active = storage_.acquire(bucket, chunk);
+      if (chunk.on_host) storage_.pipeline()->synchronize();
+      fill(bucket, chunk, active.states[0], fill_with);
+      storage_.release(active, 1);  // the master
+    }
+    gather_updated(bucket);
+  }
+}
+
+StateInterval OptimizerStates::interval_of(const Bucket& bucket, const Chunk& chunk,
+                                           const Interval& part, const ChunkViews& views) const {
+  StateInterval interval{
+      .parameter = part.parameter, .begin = part.begin, .numel = part.numel, .owned = bucket.owned};
+  const int64_t in_chunk = part.offset - bucket.stored.begin - chunk.begin;
+  if (views.param.data != nullptr) interval.param = views.param.slice(in_chunk, part.numel);
+  interval.param_on_host = bucket.moves_params;
+  if (!bucket.plan.trainable) return interval;
+  interval.on_host = chunk.on_host;
+  interval.grad =
+      memory_.gradients(bucket).reduced_part(bucket, in_chunk + chunk.begin, part.numel);
+  for (size_t i = 0; i < views.states.size(); ++i) {
+    const TensorView view = storage_.part_of(bucket, views.states[i], i, in_chunk, part.numel);
+    if (i == 0) {
+      interval.master = view;
+    } else {
+      interval.states.push_back(view);
+    }
+  }
+  return interval;
+}
+
+void OptimizerStates::visit_chunk(const Bucket& bucket, const Chunk& chunk, const ChunkViews& views,
+                                  const EngineStates::StateVisit& visit,
+                                  std::optional<ParameterId> only) const {
+  for (const Interval& part : bucket.shard_intervals(chunk.begin, chunk.numel())) {
+    if (!only || part.parameter == *only) visit(interval_of(bucket, chunk, part, views));
+  }
+}
+
+std::vector<StateInterval> OptimizerStates::intervals(Parts parts,
+                                                      std::optional<ParameterId> only) {
+  if (storage_.pipeline() != nullptr) storage_.pipeline()->synchronize();
+  std::vector<StateInterval> result;
+  const auto keep = [&](const StateInterval& interval) { result.push_back(interval); };
+  for (const Bucket& bucket : buckets_) {
+    for (const Chunk& chunk : bucket.chunks) {
+      if (only && !has_part_of(bucket, chunk, *only)) continue;
+      ChunkViews views;
+      if (!bucket.moves_params) {
+        views.param = memory_.parameters(bucket, chunk);
+      } else if (parts == Parts::all) {
+        views.param = storage_.moved_parameters()->stored(bucket, chunk);
+      }
+      if (bucket.plan.trainable) views.states = storage_.stored_states(bucket, chunk);
+      visit_chunk(bucket, chunk, views, keep, only);
+    }
+  }
+  std::sort(result.begin(), result.end(), [](const StateInterval& a, const StateInterval& b) {
+    return std::pair(a.parameter, a.begin) < std::pair(b.parameter, b.begin);
+  });
+  return result;
+}
+
+void OptimizerStates::visit(StateAccess access, const EngineStates::StateVisit& visit) {
+  const Content content = access == StateAccess::shape ? Content::overwritten : Content::needed;
+  const bool changed = access == StateAccess::write;
+  Stream& host = context_.device.host().inline_stream();
+  OffloadedParameters* const moved = storage_.moved_parameters();
+  if (storage_.pipeline() != nullptr) storage_.pipeline()->synchronize();
+  const auto visit_with = [&](const Bucket& bucket, const Chunk& chunk,
+                              std::vector<TensorView> states) {
+    const bool moves = bucket.moves_params;
+    const TensorView param =
+        moves ? moved->acquire(bucket, chunk, host, content) : memory_.parameters(bucket, chunk);
+    visit_chunk(bucket, chunk, {param, std::move(states)}, visit);
+    if (moves) moved->release(bucket, chunk, host, changed);
+  };
+  for (const Bucket& bucket : buckets_) {
+    for (const Chunk& chunk : bucket.chunks) {
+      if (!bucket.plan.trainable) {
+        visit_with(bucket, chunk, {});
+        continue;
+      }
+      const ActiveChunk active = storage_.acquire(bucket, chunk, content);
+      active.stream.synchronize();
+      visit_with(bucket, chunk, active.states);
+      storage_.release(active, changed ? std::numeric_limits<size_t>::max() : 0);
+    }
+  }
+}
+
+// At stage 0 every rank stores all states, but writes only the shard that it owns.
+void OptimizerStates::gather_written(const ActiveChunk& active, Stream& comm_stream) {
+  const Bucket& bucket = active.bucket;
+  for (size_t i = 0; i < active.states.size(); ++i) {
+    const TensorView all = active.states[i];
+    const TensorView own =
+        storage_.part_of(bucket, all, i, bucket.owned_begin, bucket.layout.shard_numel);
+    context_.all(bucket.plan.ranks)
+        .all_gather(own, all, Sync::collective, comm_stream, bucket.label);
+  }
+  active.stream.wait(comm_stream.record());
+}
+
+void OptimizerStates::refresh(const Bucket& bucket, Stream& comm_stream) {
+  for (const Chunk& chunk : bucket.chunks) {
+    const ActiveChunk active = storage_.acquire(bucket, chunk);
+    if (gathers_states(bucket)) gather_written(active, comm_stream);
+    const TensorView params = storage_.open_params(active);
+    const TensorView master = active.states[0];
+    if (master.data != params.data) active.device.cast(active.stream, master, params);
+    storage_.close_params(active, params);
+    if (chunk.on_host) comm_stream.wait(storage_.params_stored(bucket));
+    storage_.release(active, 0);
+  }
+}
+
+void OptimizerStates::refresh_from_masters(Stream& comm_stream,
+                                           const GatherUpdated& gather_updated) {
+  storage_.accept_changes();
+  // The caller may have written to masters on the inline stream.
+  comm_stream.wait(context_.device.inline_stream().record());
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.plan.trainable) refresh(bucket, comm_stream);
+    if (!gathers_states(bucket)) gather_updated(bucket);
+  }
+}
+
+}  // namespace zerorun
