@@ -180,8 +180,7 @@ void Load::read(ReadPath path, int ranks) {
 
 void Load::copy(const Transfer& transfer, const Place& place) {
   const TensorView to = place.tensor.slice(transfer.begin, transfer.numel);
-  const StagedRecords::Source& source =
-      sources_.emplace_back(staged_.source(*transfer.record));
+  const StagedRecords::Source& source = sources_.emplace_back(staged_.source(*transfer.record));
   copies_.upload(to, place.on_host, [&](uint64_t at, std::span<std::byte> all) {
     for (size_t done = 0; done < all.size(); done += kReadNbytes) {
       pieces_.push_back({&source, transfer.offset + at + done,
@@ -238,7 +237,8 @@ void bring_missing(Communicator& comm, Stream& stream, const Load& load,
     is_missing = is_missing || (needed[i] && !path_exists(path));
   }
   if (agreement.reduce(is_missing ? 1 : 0, ReduceOp::max) == 0) return;
-  bring_files(agreement, Disks(comm, stream, directory), saved, load.checkpoint().folder(), needed);
+  bring_files(agreement, Disks(comm, stream, directory), saved.shards, load.checkpoint().folder(),
+              needed);
 }
 
 }  // namespace

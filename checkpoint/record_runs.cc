@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <new>
 #include <utility>
 
@@ -21,8 +20,6 @@ namespace {
 using Record = CheckpointReader::Record;
 
 constexpr uint64_t kLargestGap = uint64_t{1} << 20;  // that costs less to read than to leave out
-
-constexpr int64_t kPatienceNs = 5'000'000;
 
 int64_t nanoseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
@@ -102,14 +99,15 @@ void RunReader::check(std::span<const RecordRun> runs, const Done& done) {
 }
 
 std::vector<bool> RunReader::keep(std::span<const RecordRun> runs,
-                                  std::span<const std::span<std::byte>> memory) {
+                                  std::span<const std::span<std::byte>> memory,
+                                  std::chrono::nanoseconds patience) {
   std::vector<std::atomic<bool>> kept(runs.size());
   workers_.each(runs.size(), [&](size_t i) {
     ZR_CHECK(memory[i].size() == runs[i].nbytes(), "{} bytes for {}", memory[i].size(),
              runs[i].nbytes());
     ReadBlocks::Block block;
     read_run(runs[i], [&](uint64_t done, size_t nbytes) {
-      if (!block && populating_ns_ > reading_ns_ + kPatienceNs) block = blocks_.take();
+      if (!block && populating_ns_ > reading_ns_ + patience.count()) block = blocks_.take();
       if (block) return std::span(block.get(), nbytes);
       populate(memory[i].subspan(done, nbytes));
       return memory[i].subspan(done, nbytes);

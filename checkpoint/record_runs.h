@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,11 +57,13 @@ class RunReader {
 
   // Calls done(nbytes) now and then, on one thread at a time.
   using Done = std::function<void(uint64_t nbytes)>;
-  void check(std::span<const RecordRun> runs, const Done& done = [](uint64_t) {});
+  void check(
+      std::span<const RecordRun> runs, const Done& done = [](uint64_t) {});
   // Keeps what is read, of each run in memory of as many bytes, from a page on; returns of which.
-  // Not of all where the system takes longer to give the memory than to read a run twice.
+  // Of none any more once the system has taken so much longer to give memory than to read.
   std::vector<bool> keep(std::span<const RecordRun> runs,
-                         std::span<const std::span<std::byte>> memory);
+                         std::span<const std::span<std::byte>> memory,
+                         std::chrono::nanoseconds patience);
 
  private:
   // Where a block goes: the bytes of the run from its byte `done` on.

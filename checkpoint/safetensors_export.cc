@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/file.h"
 #include "checkpoint/device_copies.h"
+#include "checkpoint/file.h"
 #include "checkpoint/json_reader.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/safetensors_format.h"

@@ -22,7 +22,8 @@ void StagedRecords::read(std::span<const Record* const> kept,
     memory.emplace_back(memory_.back().data(), run.nbytes());
   }
   RunReader reader(checkpoint_, workers, path);
-  const std::vector<bool> is_kept = reader.keep(std::span(runs).first(memory.size()), memory);
+  const std::vector<bool> is_kept =
+      reader.keep(std::span(runs).first(memory.size()), memory, room.patience);
   reader.check(std::span(runs).subspan(memory.size()));
   reader.check(runs_of(passing));
   for (size_t i = 0; i < memory.size(); ++i) {

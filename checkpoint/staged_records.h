@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +27,8 @@ class StagedRecords {
   struct Room {
     Device& host;
     uint64_t nbytes = 0;
+    // That memory may take longer than the disk before no more of it is asked for.
+    std::chrono::nanoseconds patience = std::chrono::milliseconds(5);
   };
   // Reads and checks `kept`, for which the room is, and `passing`; both in the order of the files.
   // Throws CheckpointError.
