@@ -107,7 +107,8 @@ std::vector<bool> RunReader::keep(std::span<const RecordRun> runs,
              runs[i].nbytes());
     ReadBlocks::Block block;
     read_run(runs[i], [&](uint64_t done, size_t nbytes) {
-      if (!block && populating_ns_ > reading_ns_ + patience.count()) block = blocks_.take();
+      if (populating_ns_ > reading_ns_ + patience.count()) keeps_ = false;
+      if (!block && !keeps_) block = blocks_.take();
       if (block) return std::span(block.get(), nbytes);
       populate(memory[i].subspan(done, nbytes));
       return memory[i].subspan(done, nbytes);

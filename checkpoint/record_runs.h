@@ -78,6 +78,7 @@ class RunReader {
   // Of all threads.
   std::atomic<int64_t> reading_ns_ = 0;
   std::atomic<int64_t> populating_ns_ = 0;
+  std::atomic<bool> keeps_ = true;
 };
 
 }  // namespace zerorun

@@ -74,7 +74,8 @@ std::vector<SavedTag> superfluous_tags(const fs::path& directory, const Retentio
       path_exists(directory / kLatestName) ? read_latest(directory) : std::string();
   const std::set<std::string> named = linked(directory, list_tags(directory));
   std::erase_if(tags, [&](const SavedTag& saved) {
-    return saved.tag == latest || named.contains(saved.tag) || (keep.every > 0 && saved.step % keep.every == 0);
+    return saved.tag == latest || named.contains(saved.tag) ||
+           (keep.every > 0 && saved.step % keep.every == 0);
   });
   return tags;
 }

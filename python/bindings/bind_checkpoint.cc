@@ -179,29 +179,8 @@ void register_async_saver(py::module_& m) {
           "The same without the other ranks, for a program that ends.");
 }
 
-}  // namespace
-
-void register_checkpoint(py::module_& m) {
-  register_saved_model(m);
-  py::class_<LoadedCheckpoint>(m, "LoadedCheckpoint", "What was loaded besides the model.")
-      .def_readonly("tag", &LoadedCheckpoint::tag)
-      .def_readonly("client_state", &LoadedCheckpoint::client_state)
-      .def_readonly("step", &LoadedCheckpoint::step);
-  register_async_saver(m);
-  m.def("save_checkpoint",
-        with_save_arguments<const EngineHandle>(
-            [](const EngineHandle& engine, const SaveOptions& options) {
-              unlocked(engine, [&](Engine& core) {
-                save_checkpoint(core.states(), *engine.owner()->comm, options);
-              });
-            }),
-        "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
-        "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
-        "keep"_a = std::pair<int64_t, int64_t>(), "node_local"_a = false,
-        "Collective. `buffers`: (name, dtype as safetensors spells it, shape, a uint8 tensor of "
-        "the bytes), rank 0's. `keep`: the last so many checkpoints, and those whose step is a "
-        "multiple of the second; 0: all, none. An earlier checkpoint stays loadable until this one "
-        "is complete.");
+// Checkpoints of which each host keeps a part.
+void register_node_local(py::module_& m) {
   m.def(
       "share_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag) {
@@ -231,6 +210,32 @@ void register_checkpoint(py::module_& m) {
       "Collective. Copies files, as (name, bytes, host where it was written), to the disks of "
       "ranks "
       "that need them and lack them; the folder is made where it is missing.");
+}
+
+}  // namespace
+
+void register_checkpoint(py::module_& m) {
+  register_saved_model(m);
+  register_node_local(m);
+  py::class_<LoadedCheckpoint>(m, "LoadedCheckpoint", "What was loaded besides the model.")
+      .def_readonly("tag", &LoadedCheckpoint::tag)
+      .def_readonly("client_state", &LoadedCheckpoint::client_state)
+      .def_readonly("step", &LoadedCheckpoint::step);
+  register_async_saver(m);
+  m.def("save_checkpoint",
+        with_save_arguments<const EngineHandle>(
+            [](const EngineHandle& engine, const SaveOptions& options) {
+              unlocked(engine, [&](Engine& core) {
+                save_checkpoint(core.states(), *engine.owner()->comm, options);
+              });
+            }),
+        "engine"_a, "directory"_a, "tag"_a, "client_state"_a = "{}", "exclude_frozen"_a = false,
+        "update_latest"_a = true, "configuration"_a = "", "buffers"_a = BufferList(),
+        "keep"_a = std::pair<int64_t, int64_t>(), "node_local"_a = false,
+        "Collective. `buffers`: (name, dtype as safetensors spells it, shape, a uint8 tensor of "
+        "the bytes), rank 0's. `keep`: the last so many checkpoints, and those whose step is a "
+        "multiple of the second; 0: all, none. An earlier checkpoint stays loadable until this one "
+        "is complete.");
   m.def(
       "load_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/device/cuda/fake_cuda_test.h"
@@ -64,9 +65,11 @@ TEST_F(DeviceCopiesTest, TheHostFillsABlockWhileTheGpuCopiesTheOther) {
   CudaDevice device(0, 0);
   const Buffer memory = device.allocate(2 * DeviceCopies::kBlockNbytes, MemoryCategory::other);
   const TensorView view = view_of(memory, DType::fp32, 2 * kBlockNumel);
+  DeviceCopies copies(device);
+  copies.upload(view, false, [](uint64_t, std::span<std::byte>) {});  // which pins the blocks
+  copies.finish();
   Gate gate;
   fake::submit(cuda_stream(device.inline_stream()).handle(), [&] { gate.pass(); });
-  DeviceCopies copies(device);
   int filled = 0;
   copies.upload(view, false, [&](uint64_t, std::span<std::byte> bytes) {
     std::fill(bytes.begin(), bytes.end(), std::byte{7});
@@ -114,17 +117,20 @@ TEST_F(DeviceCopiesTest, ACheckpointOfAGpuIsThatOfTheCpuAndBack) {
   const testing::TemporaryDirectory directory;
   const auto comm = make_communicator({});
   const auto cpu = make_cpu_device();
-  CudaDevice gpu(0, 0);
+  const auto device = std::make_shared<CudaDevice>(0, 0);
+  CudaDevice& gpu = *device;
+  const auto gpu_comm = make_nccl_communicator({.device = device});
   const auto reference = make_engine(*cpu, *comm, OffloadDevice::none, 1.0F);
   const uint64_t expected = reference->states().parameter_hash();
   for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
-    const auto saving = make_engine(gpu, *comm, home, 1.0F);
-    save_checkpoint(saving->states(), *comm, {.directory = directory.path().string(), .tag = "a"});
+    const auto saving = make_engine(gpu, *gpu_comm, home, 1.0F);
+    save_checkpoint(saving->states(), *gpu_comm,
+                    {.directory = directory.path().string(), .tag = "a"});
     const auto on_cpu = make_engine(*cpu, *comm, OffloadDevice::none, 2.0F);
     load_checkpoint(on_cpu->states(), *comm, directory.path().string());
     EXPECT_EQ(on_cpu->states().parameter_hash(), expected);
-    const auto on_gpu = make_engine(gpu, *comm, home, 2.0F);
-    load_checkpoint(on_gpu->states(), *comm, directory.path().string());
+    const auto on_gpu = make_engine(gpu, *gpu_comm, home, 2.0F);
+    load_checkpoint(on_gpu->states(), *gpu_comm, directory.path().string());
     EXPECT_EQ(on_gpu->states().parameter_hash(), expected);
   }
 }
