@@ -66,7 +66,7 @@ void BackgroundSave::cancel() {
 }
 
 void BackgroundSave::take_snapshot(Device& device) {
-  save_.plan.read([&](size_t tensor, TensorView data) {
+  save_.plan.read([&](size_t tensor, TensorView data, bool) {
     const auto element = static_cast<int64_t>(size_of(data.dtype));
     for (int64_t begin = 0; begin < data.numel;) {
       const auto left = static_cast<size_t>((data.numel - begin) * element);

@@ -15,7 +15,7 @@ namespace zerorun {
 namespace {
 
 // A block lies between two multiples of it.
-constexpr size_t kWriteNbytes = size_t{1} << 20;
+constexpr size_t kWriteNbytes = size_t{4} << 20;
 static_assert(kWriteNbytes % kDirectAlignment == 0);
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <tuple>
@@ -20,8 +19,6 @@ namespace zerorun {
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr size_t kReadNbytes = size_t{1} << 20;  // stays in the cache between read and hash
 
 using Record = CheckpointReader::Record;
 
@@ -214,46 +211,6 @@ std::span<const Record> CheckpointReader::records_of(int parameter, int kind, in
   }
   const auto to = std::lower_bound(from, records_.end(), last, by_key);
   return {from, to};
-}
-
-void CheckpointReader::verify(std::span<const Record* const> records, Workers& workers,
-                              const Done& done) const {
-  // Runs of one file, so that a thread opens it for more than the bytes of a small tensor.
-  std::vector<std::span<const Record* const>> runs;
-  for (size_t begin = 0; begin < records.size();) {
-    uint64_t nbytes = 0;
-    size_t end = begin;
-    while (end < records.size() && records[end]->shard == records[begin]->shard &&
-           nbytes < kChunkNbytes) {
-      nbytes += records[end++]->nbytes();
-    }
-    runs.push_back(records.subspan(begin, end - begin));
-    begin = end;
-  }
-  std::mutex mutex;
-  workers.each(runs.size(), [&](size_t run) {
-    const File file = open(runs[run].front()->shard);
-    uint64_t nbytes = 0;
-    for (const Record* record : runs[run]) {
-      file.start_read(record->offset, record->nbytes());
-      check_hash(*record, read_hash(file, *record));
-      nbytes += record->nbytes();
-    }
-    const std::scoped_lock lock(mutex);
-    done(nbytes);
-  });
-}
-
-uint64_t CheckpointReader::read_hash(const File& file, const Record& record) const {
-  std::vector<std::byte> buffer(std::min<uint64_t>(record.nbytes(), kReadNbytes));
-  Hash hash;
-  for (uint64_t done = 0; done < record.nbytes(); done += buffer.size()) {
-    const std::span chunk =
-        std::span(buffer).first(std::min<uint64_t>(buffer.size(), record.nbytes() - done));
-    read(file, record, done, chunk);
-    hash.update(chunk);
-  }
-  return hash.value();
 }
 
 void CheckpointReader::check_hash(const Record& record, uint64_t hash) const {

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "checkpoint/file.h"
 #include "checkpoint/hashed_header.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/workers.h"
 #include "zerorun/dtype.h"
 
 namespace zerorun {
@@ -47,13 +45,6 @@ class CheckpointReader {
   std::span<const Record> records_of(int parameter, int kind, int64_t begin, int64_t end) const;
 
   File open(int shard) const;
-  // Reads all bytes of these records through buffers, on several threads, and calls done(nbytes)
-  // now and then, on one of them at a time. Throws CheckpointError unless every hash is right: of
-  // several that are not, the first in `records`. Best in the order of the files.
-  using Done = std::function<void(uint64_t nbytes)>;
-  void verify(
-      std::span<const Record* const> records, Workers& workers,
-      const Done& done = [](uint64_t) {}) const;
   // Throws CheckpointError unless these are the record's bytes.
   void check_hash(const Record& record, uint64_t hash) const;
   // Reads out.size() of the record's bytes, from its byte `offset` on.
@@ -67,7 +58,6 @@ class CheckpointReader {
 
  private:
   struct Names;
-  uint64_t read_hash(const File& file, const Record& record) const;
   File open(const Manifest::ShardFile& entry) const;
   std::vector<HashedTensor> read_header(const Manifest::ShardFile& entry) const;
   void add_records(int shard, const Names& names);

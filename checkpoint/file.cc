@@ -30,6 +30,13 @@ FileDescriptor open_file(const char* path, int flags) {
   return FileDescriptor(descriptor);
 }
 
+// Sets or clears O_DIRECT; false where it was so before, or cannot be.
+bool set_direct(int descriptor, bool direct) {
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || ((flags & O_DIRECT) != 0) == direct) return false;
+  return ::fcntl(descriptor, F_SETFL, flags ^ O_DIRECT) == 0;
+}
+
 int sync_descriptor(int descriptor) {
   int result = 0;
   do {
@@ -99,6 +106,8 @@ size_t File::read(uint64_t offset, std::span<std::byte> out) const {
         ::pread(descriptor_.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
                 static_cast<off_t>(offset + done));
     if (count < 0 && errno == EINTR) continue;
+    // A file system that takes O_DIRECT need not read so, nor from where the file ends.
+    if (count < 0 && errno == EINVAL && set_direct(descriptor_.get(), false)) continue;
     if (count < 0) {
       fail<IoError>("cannot read {} bytes at offset {} of {}: {}", out.size() - done, offset + done,
                     path_.string(), reason(errno));
@@ -108,6 +117,8 @@ size_t File::read(uint64_t offset, std::span<std::byte> out) const {
   }
   return done;
 }
+
+void File::go_past_cache() noexcept { set_direct(descriptor_.get(), true); }
 
 void File::sync() {
   if (sync_descriptor(descriptor_.get()) != 0) {

@@ -28,6 +28,9 @@ class File {
   void write(uint64_t offset, std::span<const std::byte> bytes);
   // Bytes read: fewer than asked for only at the end of the file.
   size_t read(uint64_t offset, std::span<std::byte> out) const;
+  // From now on reads whose address, size and offset are multiples of kDirectAlignment go past the
+  // system's cache, where the file system lets them.
+  void go_past_cache() noexcept;
   // Returns when everything written is on the device.
   void sync();
   // Asks the system to start bringing what was written to the device, without waiting.

@@ -88,6 +88,11 @@ bool natural_less(const std::string& a, const std::string& b) {
   if (!path_exists(directory)) {
     fail<CheckpointError>("{}; there is no {}", problem, directory.string());
   }
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored)) {
+    fail<CheckpointError>("{} is not a folder; expected a checkpoint, or a folder of them",
+                          directory.string());
+  }
   std::vector<std::string> tags = list_tags(directory);
   if (tags.empty())
     fail<CheckpointError>("{}; {} holds no checkpoints", problem, directory.string());

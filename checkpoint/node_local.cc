@@ -100,13 +100,14 @@ void bring_headers(Agreement& agreement, const Disks& disks, const Manifest& man
   if (!missing.empty()) fail_missing(folder, missing);
 }
 
-void bring_files(Agreement& agreement, const Disks& disks, const Manifest& manifest,
-                 const fs::path& folder, const std::vector<bool>& needed) {
+void bring_files(Agreement& agreement, const Disks& disks,
+                 std::span<const Manifest::ShardFile> files, const fs::path& folder,
+                 const std::vector<bool>& needed) {
   constexpr int64_t kHas = 1;
   constexpr int64_t kNeeds = 2;
   std::vector<int64_t> own;
   for (size_t i = 0; i < needed.size(); ++i) {
-    own.push_back(path_exists(folder / manifest.shards[i].name) ? kHas : needed[i] ? kNeeds : 0);
+    own.push_back(path_exists(folder / files[i].name) ? kHas : needed[i] ? kNeeds : 0);
   }
   const auto needs = [](int64_t word) { return word == kNeeds; };
   const Words words(agreement, own);
@@ -116,15 +117,15 @@ void bring_files(Agreement& agreement, const Disks& disks, const Manifest& manif
     if (!words.first(i, needs)) continue;
     const auto source = words.first(i, [](int64_t word) { return word == kHas; });
     if (source) copies.emplace_back(i, *source);
-    if (!source) missing.push_back(describe(manifest.shards[i]));
+    if (!source) missing.push_back(describe(files[i]));
   }
   if (!missing.empty()) fail_missing(folder, missing);
   const int leader = disks.leader_of(agreement.rank());
   for (const auto& [i, source] : copies) {
-    const fs::path path = folder / manifest.shards[i].name;
+    const fs::path path = folder / files[i].name;
     disks.copy({.from = path,
                 .source = source,
-                .nbytes = manifest.shards[i].nbytes,
+                .nbytes = files[i].nbytes,
                 .to = path,
                 .is_wanted = words.any_beside(disks, leader, i, needs)});
   }

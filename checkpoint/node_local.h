@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "checkpoint/disks.h"
@@ -17,9 +18,11 @@ namespace zerorun {
 void bring_headers(Agreement& agreement, const Disks& disks, const Manifest& manifest,
                    const std::filesystem::path& folder);
 
-// Collective. The same for the files that ranks need: one flag for each of the manifest's. Throws
-// CheckpointError naming the files that no disk has, with the hosts where they were written.
-void bring_files(Agreement& agreement, const Disks& disks, const Manifest& manifest,
-                 const std::filesystem::path& folder, const std::vector<bool>& needed);
+// Collective. The same for the files that ranks need, one flag for each; all ranks name the same
+// files. Throws CheckpointError naming those that no disk has, with the hosts where they were
+// written.
+void bring_files(Agreement& agreement, const Disks& disks,
+                 std::span<const Manifest::ShardFile> files, const std::filesystem::path& folder,
+                 const std::vector<bool>& needed);
 
 }  // namespace zerorun

@@ -1,6 +1,7 @@
 #include "checkpoint/retention.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <system_error>
 
@@ -23,6 +24,19 @@ bool belongs_to(std::string_view name, const std::string& tag) {
          name.substr(prefix.size()).find_first_not_of("0123456789abcdef") == name.npos;
 }
 
+// Names of folders in `directory` that links there lead to.
+std::set<std::string> linked(const fs::path& directory, const std::vector<std::string>& tags) {
+  std::set<std::string> names;
+  std::error_code error;
+  const fs::path own = fs::canonical(directory, error);
+  for (const std::string& tag : tags) {
+    if (!fs::is_symlink(directory / tag, error)) continue;
+    const fs::path target = fs::canonical(directory / tag, error);
+    if (!error && target.parent_path() == own) names.insert(target.filename().string());
+  }
+  return names;
+}
+
 // Takes the folder away from its name, then removes it.
 void remove_folder(const fs::path& folder) {
   const fs::path doomed = temporary_path(folder, random_id());
@@ -37,6 +51,8 @@ void remove_folder(const fs::path& folder) {
 std::vector<SavedTag> saved_tags(const fs::path& directory) {
   std::vector<SavedTag> saved;
   for (const std::string& tag : list_tags(directory)) {
+    std::error_code ignored;
+    if (fs::is_symlink(directory / tag, ignored)) continue;
     const fs::path path = directory / tag / kManifestName;
     try {
       const Manifest manifest = decode_manifest(read_text(path, kMaxManifestNbytes), path.string());
@@ -56,8 +72,10 @@ std::vector<SavedTag> superfluous_tags(const fs::path& directory, const Retentio
   tags.resize(tags.size() - std::min(tags.size(), static_cast<size_t>(keep.last)));
   const std::string latest =
       path_exists(directory / kLatestName) ? read_latest(directory) : std::string();
+  const std::set<std::string> named = linked(directory, list_tags(directory));
   std::erase_if(tags, [&](const SavedTag& saved) {
-    return saved.tag == latest || (keep.every > 0 && saved.step % keep.every == 0);
+    return saved.tag == latest || named.contains(saved.tag) ||
+           (keep.every > 0 && saved.step % keep.every == 0);
   });
   return tags;
 }

@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/device_copies.h"
 #include "checkpoint/file.h"
-#include "checkpoint/host_buffer.h"
 #include "checkpoint/json_reader.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/safetensors_format.h"
@@ -154,18 +154,20 @@ void Export::write() {
                   temporary_.string());
   }
   File file = File::open_to_write(temporary_);
-  HostBuffer buffer(engine_.device());
+  DeviceCopies copies(engine_.device());
   engine_.visit_states(StateAccess::read, [&](const StateInterval& interval) {
     const auto places = places_.find(interval.parameter);
     if (!interval.owned || places == places_.end()) return;
     const uint64_t skipped = static_cast<uint64_t>(interval.begin) * size_of(engine_.param_dtype());
-    buffer.download(interval.param, [&](uint64_t offset, std::span<const std::byte> bytes) {
-      for (const uint64_t begin : places->second) {
-        file.write(begin + skipped + offset, bytes);
-        written_ += bytes.size();
-      }
-    });
+    copies.download(interval.param, interval.param_on_host,
+                    [&, skipped, places](uint64_t offset, std::span<const std::byte> bytes) {
+                      for (const uint64_t begin : places->second) {
+                        file.write(begin + skipped + offset, bytes);
+                        written_ += bytes.size();
+                      }
+                    });
   });
+  copies.finish();
   file.sync();
 }
 

@@ -1,5 +1,5 @@
 #include "checkpoint/commit.h"
-#include "checkpoint/host_buffer.h"
+#include "checkpoint/device_copies.h"
 #include "checkpoint/prepared_save.h"
 #include "checkpoint/shard_writer.h"
 #include "comm/agreement.h"
@@ -12,13 +12,15 @@ namespace {
 
 // Copies this rank's part through a small buffer into its file.
 Manifest::ShardFile write_shard(EngineStates& engine, const PreparedSave& save, int rank) {
-  HostBuffer buffer(engine.device());
   ShardWriter writer(save.folder.shard(rank), save.plan.tensors());
-  save.plan.read([&](size_t tensor, TensorView data) {
-    buffer.download(data, [&](uint64_t offset, std::span<const std::byte> bytes) {
-      writer.write(tensor, offset, bytes);
-    });
+  DeviceCopies copies(engine.device());
+  save.plan.read([&](size_t tensor, TensorView data, bool on_host) {
+    copies.download(data, on_host,
+                    [&writer, tensor](uint64_t offset, std::span<const std::byte> bytes) {
+                      writer.write(tensor, offset, bytes);
+                    });
   });
+  copies.finish();
   return writer.finish();
 }
 

@@ -58,8 +58,9 @@ void ShardPlan::visit(StateAccess access, const Visit& visit) const {
   engine_.visit_states(access, [&](const StateInterval& interval) {
     const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
     if (!interval.owned || !wanted_(spec)) return;
+    const bool on_host = spec.trainable ? interval.on_host : interval.param_on_host;
     const auto use = [&](const std::string& kind, int64_t begin, TensorView data) {
-      if (data.numel > 0) visit(spec, kind, begin, data);
+      if (data.numel > 0) visit(spec, kind, begin, data, on_host);
     };
     if (!spec.trainable) return use(kParamKind, interval.begin, interval.param);
     const auto states = engine_.state_specs(interval.parameter);
@@ -76,15 +77,15 @@ ShardPlan::ShardPlan(EngineStates& engine, Wanted wanted)
     : engine_(engine), wanted_(std::move(wanted)) {
   std::vector<HashedTensor> visited;
   std::vector<size_t> element_nbytes;
-  visit(StateAccess::shape,
-        [&](const ParameterSpec& spec, const std::string& kind, int64_t begin, TensorView data) {
-          const ShardInterval interval{spec.name, kind, begin, begin + data.numel};
-          visited.push_back({.name = interval.name(),
-                             .dtype_name = std::string(safetensors_name_of(data.dtype)),
-                             .shape = shape_of(spec, data),
-                             .nbytes = data.nbytes()});
-          element_nbytes.push_back(size_of(data.dtype));
-        });
+  visit(StateAccess::shape, [&](const ParameterSpec& spec, const std::string& kind, int64_t begin,
+                                TensorView data, bool) {
+    const ShardInterval interval{spec.name, kind, begin, begin + data.numel};
+    visited.push_back({.name = interval.name(),
+                       .dtype_name = std::string(safetensors_name_of(data.dtype)),
+                       .shape = shape_of(spec, data),
+                       .nbytes = data.nbytes()});
+    element_nbytes.push_back(size_of(data.dtype));
+  });
   std::vector<size_t> order(visited.size());  // index into `visited`, by place in the file
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -100,14 +101,14 @@ ShardPlan::ShardPlan(EngineStates& engine, Wanted wanted)
 
 void ShardPlan::read(const Use& use) const {
   size_t next = 0;
-  visit(StateAccess::read,
-        [&](const ParameterSpec& spec, const std::string& kind, int64_t begin, TensorView data) {
-          const size_t place = places_.at(next++);
-          const ShardInterval interval{spec.name, kind, begin, begin + data.numel};
-          ZR_CHECK(tensors_[place].name == interval.name(), "{} is visited where {} was",
-                   interval.name(), tensors_[place].name);
-          use(place, data);
-        });
+  visit(StateAccess::read, [&](const ParameterSpec& spec, const std::string& kind, int64_t begin,
+                               TensorView data, bool on_host) {
+    const size_t place = places_.at(next++);
+    const ShardInterval interval{spec.name, kind, begin, begin + data.numel};
+    ZR_CHECK(tensors_[place].name == interval.name(), "{} is visited where {} was", interval.name(),
+             tensors_[place].name);
+    use(place, data, on_host);
+  });
 }
 
 }  // namespace zerorun

@@ -44,9 +44,9 @@ class ShardPlan {
   uint64_t nbytes() const { return nbytes_; }  // of the file
   // As they lie in the file, without hashes.
   const std::vector<HashedTensor>& tensors() const { return tensors_; }
-  // Calls use(tensor, data) once for each of the tensors, in any order; `data` is valid during the
-  // call.
-  using Use = std::function<void(size_t tensor, TensorView data)>;
+  // Calls use(tensor, data, on_host) once for each of the tensors, in any order. `data` is in
+  // memory of the host if that says so, and then only during the call; else in the engine's device.
+  using Use = std::function<void(size_t tensor, TensorView data, bool on_host)>;
   void read(const Use& use) const;
 
  private:

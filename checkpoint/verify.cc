@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/record_runs.h"
 #include "checkpoint/workers.h"
 #include "core/check.h"
 
@@ -34,7 +35,7 @@ void verify_records(const CheckpointReader& checkpoint,
     return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
   });
   Workers workers(kReadingThreads);
-  checkpoint.verify(records, workers, progress);
+  RunReader(checkpoint, workers, ReadPath::direct).check(runs_of(records), progress);
   for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
     std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
     checkpoint.read_buffer(i, bytes);

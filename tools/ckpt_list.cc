@@ -146,6 +146,11 @@ std::string list_checkpoints(const std::string& directory, Format format) {
 std::string prune_checkpoints(const std::string& directory, const Retention& keep, bool dry_run,
                               Format format) {
   entries_of(directory);  // says what is wrong with the folder
+  if (path_exists(fs::path(directory) / kManifestName)) {
+    fail<ConfigError>(
+        "zerorun ckpt prune: {} is a checkpoint itself; expected the folder that holds it",
+        directory);
+  }
   const std::vector<SavedTag> doomed = superfluous_tags(directory, keep);
   uint64_t total = 0;
   std::string text;

@@ -1,7 +1,8 @@
 // Measures saving and loading for one rank with bf16 parameters and AdamW, as ratios of one run:
 //   bench_checkpoint [DIRECTORY [MILLIONS]]   default: the working folder, 85 million parameters
 // a save and a load, over plain large direct writes (with a sync) and reads of as many bytes there;
-// what a step waits for an asynchronous save, over one copy of the same bytes in memory.
+// what a step waits for an asynchronous save, over one copy of the same bytes in memory; and what
+// the system takes to give a load the memory in which it would keep what it has checked.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -146,6 +147,13 @@ void forget(const fs::path& folder) {
   }
 }
 
+// Fresh memory, until it can be written.
+void touch(Device& device, double nbytes) {
+  constexpr size_t kPage = 4096;
+  const Buffer memory = device.allocate(static_cast<size_t>(nbytes), MemoryCategory::other);
+  for (size_t at = 0; at < memory.nbytes(); at += kPage) memory.data()[at] = std::byte{1};
+}
+
 void run(const fs::path& directory, double millions) {
   Model model(millions);
   const fs::path folder = directory / fmt::format("bench_checkpoint.{}", ::getpid());
@@ -156,7 +164,7 @@ void run(const fs::path& directory, double millions) {
   std::vector<std::byte> to(from.size(), std::byte{2});
   const SaveOptions blocking{.directory = (folder / "run").string(), .tag = "blocking"};
   const SaveOptions beside{.directory = (folder / "run").string(), .tag = "beside"};
-  Best written, read, saved, loaded, copied, stalled;
+  Best written, read, saved, loaded, copied, stalled, touched;
   for (int round = 0; round < kRounds; ++round) {  // in turn: the machine has other work
     written.take([&] { plain.write(); });
     saved.take([&] { save_checkpoint(model.states(), model.comm(), blocking); });
@@ -164,6 +172,7 @@ void run(const fs::path& directory, double millions) {
     forget(folder / "run");
     loaded.take(
         [&] { load_checkpoint(model.states(), model.comm(), blocking.directory, "blocking"); });
+    touched.take([&] { touch(model.device(), model.nbytes()); });
     copied.take([&] { std::memcpy(to.data(), from.data(), from.size()); });
     stalled.take([&] { saver.save(beside); });
     saver.wait();
@@ -181,6 +190,7 @@ void run(const fs::path& directory, double millions) {
   };
   line("save", saved, "direct writes and sync", disk_write);
   line("load, with hashes", loaded, "direct reads", disk_read);
+  fmt::print("fresh memory       {:7.3f} s, {:6.2f} GB/s\n", touched.seconds, gb / touched.seconds);
   fmt::print(
       "asynchronous save  {:7.3f} s that a step waits; a copy in memory {:7.3f} s: {:.2f} x, "
       "{:+.0f} ms\n",

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "checkpoint/model_match.h"
+#include "checkpoint/node_local.h"
+#include "comm/agreement.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
@@ -25,6 +27,9 @@ namespace {
 // (name, dtype as safetensors spells it, shape, a tensor of the bytes)
 using BufferList =
     std::vector<std::tuple<std::string, std::string, std::vector<int64_t>, py::object>>;
+
+// (name, bytes, host)
+using FileList = std::vector<std::tuple<std::string, uint64_t, std::string>>;
 
 void register_saved_model(py::module_& m) {
   py::class_<SavedModel::Parameter>(m, "SavedParameter", "One parameter of a saved model.")
@@ -174,10 +179,44 @@ void register_async_saver(py::module_& m) {
           "The same without the other ranks, for a program that ends.");
 }
 
+// Checkpoints of which each host keeps a part.
+void register_node_local(py::module_& m) {
+  m.def(
+      "share_checkpoint",
+      [](const EngineHandle& engine, const std::string& directory, const std::string& tag) {
+        return unlocked(engine, [&](Engine& core) {
+          return share_checkpoint(core.states(), *engine.owner()->comm, directory, tag);
+        });
+      },
+      "engine"_a, "directory"_a, "tag"_a = "",
+      "Collective. Brings a checkpoint's tables to the disks that lack them; returns its folder.");
+  m.def(
+      "bring_files",
+      [](const EngineHandle& engine, const std::string& folder, const FileList& files,
+         const std::vector<bool>& needed) {
+        std::vector<Manifest::ShardFile> list;
+        list.reserve(files.size());
+        for (const auto& [name, nbytes, host] : files) {
+          list.push_back({.name = name, .nbytes = nbytes, .host = host});
+        }
+        unlocked(engine, [&](Engine& core) {
+          Communicator& comm = *engine.owner()->comm;
+          Stream& stream = core.device().inline_stream();
+          Agreement agreement(comm, stream);
+          bring_files(agreement, Disks(comm, stream, folder), list, folder, needed);
+        });
+      },
+      "engine"_a, "folder"_a, "files"_a, "needed"_a,
+      "Collective. Copies files, as (name, bytes, host where it was written), to the disks of "
+      "ranks "
+      "that need them and lack them; the folder is made where it is missing.");
+}
+
 }  // namespace
 
 void register_checkpoint(py::module_& m) {
   register_saved_model(m);
+  register_node_local(m);
   py::class_<LoadedCheckpoint>(m, "LoadedCheckpoint", "What was loaded besides the model.")
       .def_readonly("tag", &LoadedCheckpoint::tag)
       .def_readonly("client_state", &LoadedCheckpoint::client_state)
@@ -197,15 +236,6 @@ void register_checkpoint(py::module_& m) {
         "the bytes), rank 0's. `keep`: the last so many checkpoints, and those whose step is a "
         "multiple of the second; 0: all, none. An earlier checkpoint stays loadable until this one "
         "is complete.");
-  m.def(
-      "share_checkpoint",
-      [](const EngineHandle& engine, const std::string& directory, const std::string& tag) {
-        return unlocked(engine, [&](Engine& core) {
-          return share_checkpoint(core.states(), *engine.owner()->comm, directory, tag);
-        });
-      },
-      "engine"_a, "directory"_a, "tag"_a = "",
-      "Collective. Brings a checkpoint's tables to the disks that lack them; returns its folder.");
   m.def(
       "load_checkpoint",
       [](const EngineHandle& engine, const std::string& directory, const std::string& tag,

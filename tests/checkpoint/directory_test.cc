@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/layout.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/verify.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
@@ -59,6 +60,28 @@ TEST_F(Directory, LatestNamesTheLastSaveAndTagsStay) {
   save("b", 2);
   EXPECT_EQ(load("", 2), "b");
   EXPECT_EQ(load("a", 1), "a");
+}
+
+TEST_F(Directory, WhatALinkLeadsToIsKeptAndLinksAreNotCounted) {
+  for (int step = 1; step <= 4; ++step) {
+    FakeEngine engine = make_engine(1);
+    engine.set_progress({.step_count = step});
+    save_checkpoint(engine, *comm_, {.directory = path_.string(), .tag = ""});
+  }
+  fs::create_symlink("step1", path_ / "best");
+  fs::create_symlink("step4", path_ / "newest");
+  fs::create_symlink("nowhere", path_ / "dead");
+  std::vector<std::string> removed;
+  for (const SavedTag& saved : superfluous_tags(path_, {.last = 2})) removed.push_back(saved.tag);
+  EXPECT_THAT(removed, ElementsAre("step2"));
+}
+
+TEST_F(Directory, AFileIsNoFolderOfCheckpoints) {
+  const std::string file = (path_ / "file").string();
+  testing::write_file(file, "text");
+  FakeEngine engine = make_engine(1);
+  EXPECT_THAT([&] { load_checkpoint(engine, *comm_, file); },
+              ::testing::ThrowsMessage<CheckpointError>(HasSubstr(file + " is not a folder")));
 }
 
 TEST_F(Directory, PartsOfAModelAreSavedSideBySide) {

@@ -175,6 +175,12 @@ def test_old_checkpoints_are_removed_as_asked(train, ckpt, tmp_path):
     removed = json.loads(ckpt("prune", "run", "--keep_last", 1, "--json"))["removed"]
     assert [entry["tag"] for entry in removed] == ["step4", "step8"]
     assert [path.name for path in (tmp_path / "run").glob("step*")] == ["step9"]
+    code, errors = ckpt("prune", "run/step9", "--keep_last", 1, fails=True)
+    assert code == 2
+    assert "run/step9 is a checkpoint itself" in errors
+    code, errors = ckpt("show", "run/step9/checkpoint.json", fails=True)
+    assert code == 1
+    assert "checkpoint.json is not a folder" in errors
 
 
 def test_checkpoints_are_listed_shown_and_compared(train, ckpt, tmp_path):

@@ -102,13 +102,14 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
     data, objects = _data(shards, training, part), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
-        _check_disks(shards, training)
         text = _encode(shards, training, data, objects)
         buffers = saved_buffers.values(training.module)
         configuration = _plain_text(training.configuration)
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
-        record = data["shard_files"] = shard_files.save(shards, folder, name)
+        record = data["shard_files"] = shard_files.save(
+            shards, folder, name, node_local=training.node_local
+        )
         text = _encode(shards, training, data, objects)
     keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
     arguments = (
@@ -118,10 +119,10 @@ def save(  # noqa: PLR0913 - the options of the engine's method
 
     def discard() -> None:
         if record is not None:
-            shard_files.discard(shards, folder, record)
+            shard_files.discard(shards, folder, record, node_local=training.node_local)
 
     def follow_up() -> None:
-        if shards.communicator.rank == 0:
+        if shards.communicator.rank == 0 or training.node_local:
             with contextlib.suppress(OSError):  # the next save tries again
                 shard_files.remove_stale(folder, name, record)
         committed()
@@ -137,14 +138,6 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     with all_or_none(shards.communicator, "save_checkpoint"):  # nobody returns before it is done
         follow_up()
     return name
-
-
-def _check_disks(shards: Shards, training: Training) -> None:
-    if training.node_local and shards.torch_states is not None:
-        raise _C.ConfigError(
-            "checkpoint.use_node_local_storage: the states of a torch optimizer need a file system "
-            "that all ranks share; save there, or take one of zerorun's rules"
-        )
 
 
 def shared_tag(
@@ -232,11 +225,8 @@ def load(  # noqa: PLR0913 - likewise
             saved_buffers.check(training.module, buffers, folder)
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
-            if shards.external:
-                shard_files.verify(shards, folder, data["shard_files"])
     if optimizer is not None and shards.external:
-        with all_or_none(shards.communicator, "load_checkpoint"):
-            chunks = shard_files.read(shards, folder, data["shard_files"], strict)
+        chunks = _read_states(shards, training, folder, data["shard_files"], strict=strict)
     loaded = _C.load_checkpoint(shards.core, folder, name, strict)
     saved_buffers.restore(training.module, buffers)
     if optimizer is not None:
@@ -255,6 +245,17 @@ def load(  # noqa: PLR0913 - likewise
         training.global_steps = progress.get("global_steps", loaded.step)
         training.micro_steps = progress.get("micro_steps", 0)
     return os.path.join(folder, loaded.tag), objects.get("client_state", {})
+
+
+def _read_states(
+    shards: Shards, training: Training, folder: str, record: shard_files.Record, *, strict: bool
+) -> shard_files.Chunks:
+    """The checked states of a torch optimizer. Collective."""
+    if training.node_local:
+        record = shard_files.bring(shards, folder, record)
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        shard_files.verify(shards, folder, record, node_local=training.node_local)
+        return shard_files.read(shards, folder, record, strict)
 
 
 def _check_optimizer(

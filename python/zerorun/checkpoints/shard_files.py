@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -26,6 +27,7 @@ __all__ = [
     "Chunks",
     "Record",
     "assemble",
+    "bring",
     "discard",
     "parameter_names",
     "read",
@@ -38,21 +40,26 @@ __all__ = [
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
 Chunk = tuple[int, int, dict[str, Any]]
 Chunks = dict[str, list[Chunk]]
-# An entry in the checkpoint: {"folder": name, "files": [(name, bytes, SHA-256), ...]}.
+# An entry in the checkpoint: {"folder": name, "files": [(name, bytes, SHA-256, host), ...]}.
 Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
 _HASH_NBYTES = 32
+_HOST_NBYTES = 64
 _CHUNK_NBYTES = 1 << 20
 
 
-def save(shards: Shards, directory: str, tag: str) -> Record:
-    """Writes this rank's file. Collective; raises on every rank, with nothing left behind."""
+def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Record:
+    """Writes this rank's file. Collective; raises on every rank, with nothing left behind.
+
+    `node_local`: the directory is on a disk that perhaps not all ranks see.
+    """
     ranks = shards.communicator
     number = torch.tensor([secrets.randbits(62)])
     ranks.broadcast(number, 0, "name of the optimizer's files")
     record: Record = {"folder": f"{_PREFIX}.{tag}.{number.item():x}", "files": []}
-    own = torch.zeros(8 + _HASH_NBYTES, dtype=torch.uint8)
+    host = platform.node().encode()[:_HOST_NBYTES].ljust(_HOST_NBYTES, b"\0")
+    own = torch.zeros(8 + _HASH_NBYTES + _HOST_NBYTES, dtype=torch.uint8)
     try:
         with all_or_none(ranks, "saving optimizer states"):
             folder = os.path.join(directory, record["folder"])
@@ -60,15 +67,17 @@ def save(shards: Shards, directory: str, tag: str) -> Record:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
             size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_chunks(shards))
-            own = torch.tensor([*size.to_bytes(8, "big"), *digest], dtype=torch.uint8)
+            own = torch.tensor([*size.to_bytes(8, "big"), *digest, *host], dtype=torch.uint8)
     except Exception:
-        discard(shards, directory, record)
+        discard(shards, directory, record, node_local=node_local)
         raise
     table = torch.empty(own.numel() * ranks.world_size, dtype=torch.uint8)
     ranks.all_gather(own, table, "sizes and hashes of optimizer states")
     for rank, row in enumerate(table.view(ranks.world_size, -1).tolist()):
-        size, text = int.from_bytes(row[:8], "big"), bytes(row[8:]).hex()
-        record["files"].append((_name(rank), size, text))
+        data = bytes(row)
+        size, digest = int.from_bytes(data[:8], "big"), data[8 : 8 + _HASH_NBYTES]
+        written_on = data[8 + _HASH_NBYTES :].rstrip(b"\0").decode(errors="replace")
+        record["files"].append((_name(rank), size, digest.hex(), written_on if node_local else ""))
     return record
 
 
@@ -128,9 +137,9 @@ def _write(path: str, chunks: list[Any]) -> tuple[int, bytes]:
     return hashed.size, hashed.hash.digest()
 
 
-def discard(shards: Shards, directory: str, record: Record) -> None:
+def discard(shards: Shards, directory: str, record: Record, *, node_local: bool) -> None:
     """Removes the files of a save whose checkpoint failed."""
-    if shards.communicator.rank == 0:
+    if shards.communicator.rank == 0 or node_local:
         shutil.rmtree(os.path.join(directory, record["folder"]), ignore_errors=True)
 
 
@@ -142,16 +151,37 @@ def remove_stale(directory: str, tag: str, current: Record | None) -> None:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
 
 
-def verify(shards: Shards, directory: str, record: Record) -> None:
+def bring(shards: Shards, directory: str, record: Record) -> Record:
+    """The record of the files that this rank needs, which are on its disk afterwards. Collective.
+
+    Raises CheckpointError for files that no host of the job has.
+    """
+    folder = os.path.join(directory, record["folder"])
+    with all_or_none(shards.communicator, "looking for optimizer states"):
+        files = record["files"]
+        present = [os.path.exists(os.path.join(folder, name)) for name, *_ in files]
+        own = record | {"files": [row for row, here in zip(files, present, strict=True) if here]}
+        try:
+            read(shards, directory, own, strict=True)
+        except _C.CheckpointError:  # other files have what is missing
+            own = record
+    needed = [own is record and not here for here in present]
+    rows = [(name, size, *(host or [""])) for name, size, _, *host in files]
+    _C.bring_files(shards.core, folder, rows, needed)
+    return own
+
+
+def verify(shards: Shards, directory: str, record: Record, *, node_local: bool) -> None:
     """Each file is hashed by one rank: all are intact when this succeeds on all ranks.
 
-    Raises CheckpointError.
+    `node_local`: by every rank whose record has it. Raises CheckpointError.
     """
     rank, world_size = shards.communicator.rank, shards.communicator.world_size
-    for index, (name, size, digest) in enumerate(record["files"]):
+    for index, (name, size, digest, *_) in enumerate(record["files"]):
         path = os.path.join(directory, record["folder"], name)
+        is_own = node_local or index % world_size == rank
         try:
-            _check(path, size, digest if index % world_size == rank else None)
+            _check(path, size, digest if is_own else None)
         except OSError as error:
             raise _C.CheckpointError(f"optimizer states: {error}") from error
 

@@ -9,7 +9,7 @@ import torch
 import zerorun
 
 from cases.checkpoints import Normalised, sgd
-from cases.models import RANK, STAGES, WORLD_SIZE, adamw, config, make, raises, train
+from cases.models import RANK, STAGES, WORLD_SIZE, adamw, assert_close, config, make, raises, train
 
 LOCAL = {"checkpoint": {"use_node_local_storage": True}}
 
@@ -85,11 +85,47 @@ def case_a_save_beside_the_training_is_complete_at_a_later_step(folder: Path) ->
     assert (folder / f"host{RANK}" / "latest").read_text().strip() == "last"
 
 
-def case_what_needs_a_shared_file_system_says_so(folder: Path) -> None:
-    engine = engine_at(1, sgd)
-    raises(
-        zerorun.ConfigError,
-        "the states of a torch optimizer need a file system",
-        lambda: engine.save_checkpoint(folder / f"host{RANK}"),
-    )
+def case_states_of_a_torch_optimizer_follow_their_ranks(folder: Path) -> None:
+    for stage in (0, 2, 3):
+        for beside in (False, True):
+            engine = engine_at(stage, sgd)
+            train(engine, 2)
+            disks = [folder / f"{stage}{beside}-host{rank}" for rank in range(WORLD_SIZE)]
+            engine.save_checkpoint(disks[RANK], blocking=not beside)
+            engine.wait_for_checkpoint()
+            (states,) = disks[RANK].glob("optimizer_shards.*")
+            assert [path.name for path in states.iterdir()] == [f"rank{RANK}.pt"]
+            expected = train(engine, 2, first=2)
+            engine.destroy()
+            for moved in (RANK, RANK - 1):  # at home, then on another host
+                engine = engine_at((stage + 1) % 4, sgd)
+                engine.load_checkpoint(disks[moved])
+                assert_close(train(engine, 2, first=2), expected, 1e-6)
+                engine.destroy()
+
+
+def case_states_of_a_torch_optimizer_that_no_host_has_are_named(folder: Path) -> None:
+    own = folder / f"host{RANK}"
+    engine = engine_at(2, sgd)
+    train(engine, 1)
+    engine.save_checkpoint(own)
+    (states,) = own.glob("optimizer_shards.*")
+    last = states / f"rank{WORLD_SIZE - 1}.pt"
+    for damage, message in (
+        (flip, "damaged"),
+        (Path.unlink, f"no rank of this job finds {last.name}"),
+    ):
+        train(engine, 1, first=1)
+        before = engine.core.parameter_hash()
+        if last.exists():
+            damage(last)
+        engine.communicator.barrier()
+        raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(own))
+        assert engine.core.parameter_hash() == before
     engine.destroy()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
