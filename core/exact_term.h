@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "zerorun/exact_sum.h"
@@ -33,5 +34,28 @@ struct ExactTerm {
              static_cast<uint32_t>(high)}};
   }
 };
+
+// Nearest double below or at the sum that `words`, as ExactSum's, hold.
+constexpr double exact_value(const int64_t* words) {
+  // Carry, so that digits are unique whatever the order of additions; then three digits from the
+  // highest non-zero one hold at least 65 significant bits.
+  std::array<int64_t, ExactSum::kDigits> digits{};
+  int64_t carry = 0;
+  int highest = 0;
+  for (int i = 0; i < ExactSum::kDigits; ++i) {
+    const int64_t sum = words[i] + carry;
+    const int64_t digit = sum & 0xffffffff;
+    digits[static_cast<size_t>(i)] = digit;
+    carry = sum >> ExactTerm::kDigitBits;
+    if (digit != 0) highest = i;
+  }
+  double result = 0.0;
+  for (int i = highest; i >= 0 && i > highest - 3; --i) {
+    const int exponent = ExactSum::kLowestExponent + i * ExactTerm::kDigitBits;
+    const auto weight = std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+    result += static_cast<double>(digits[static_cast<size_t>(i)]) * weight;
+  }
+  return result;
+}
 
 }  // namespace zerorun
