@@ -90,11 +90,12 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   }
   device.download(stream, view_, found_.data());
   found_all_ = stream.record();
-  restart(stream);
+  device.fill(stream, view_, 0.0F);
 }
 
-GradientNorm::Result GradientNorm::read() const {
+GradientNorm::Result GradientNorm::read() {
   found_all_.synchronize();
+  host_ = {};  // not before: it may be read as late as that
   const std::span words(view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
                         static_cast<size_t>(view_.numel));
   ExactSum sum = ExactSum::from_words(words.first(ExactSum::kWords));

@@ -47,7 +47,7 @@ class GradientNorm {
   // Collective, taken in every step: adds up what the ranks have, which `read` waits for, and
   // begins the next sum. With a rule the device decides, too.
   void start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule = {});
-  Result read() const;
+  Result read();
   // For Device::update, after what is on the stream: the decision about the sum started last.
   TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
 

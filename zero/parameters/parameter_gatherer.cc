@@ -124,7 +124,8 @@ bool ParameterGatherer::take_memory_ahead(const Module& module) {
     }
   } catch (const std::exception&) {
     // There may be room when the module is used. Alone this rank can wait for that; peers that
-    // gather with it would be left waiting.
+    // gather with it would be left waiting. Where ranks share a GPU, pinning may wait for a peer.
+    if (context_.shards().transport().starts_with("host-staged")) throw;
     const bool alone = std::none_of(
         module.buckets.begin(), module.buckets.end(),
         [this](int index) { return is_collective(buckets_[static_cast<size_t>(index)]); });
