@@ -21,12 +21,14 @@ GradientNorm::GradientNorm(const EngineContext& context)
       int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(votes_.size());
   const size_t nbytes = static_cast<size_t>(numel) * sizeof(int64_t);
   Device& device = context.device;
-  words_ = device.allocate(nbytes, MemoryCategory::other);
+  words_ = device.allocate(2 * nbytes, MemoryCategory::other);
   decision_ = device.allocate(2 * sizeof(float), MemoryCategory::other);
   // Copies to memory that is not pinned would wait for the GPU.
   found_ = device.is_host() ? device.allocate(nbytes, MemoryCategory::other)
                             : device.allocate_pinned(nbytes);
-  view_ = view_of(words_, DType::int64, numel);
+  const TensorView both = view_of(words_, DType::int64, 2 * numel);
+  view_ = both.slice(0, numel);
+  sum_ = both.slice(numel, numel);
   restart(context_.device.inline_stream());
 }
 
@@ -72,23 +74,23 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   votes_[own + 1] = order;
   votes_[own + 2] = order * order;
   const auto tail = static_cast<int64_t>(votes_.size());
-  const TensorView all_votes = view_.slice(view_.numel - tail, tail);
-  device.upload(stream, votes_.data(), all_votes);
+  device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
     host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
     device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
   }
-  context_.job().all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream,
-                            "gradient norm");
+  device.fill(stream, sum_, 0.0F);  // no votes: what is aborted decides for no step
+  context_.job().all_reduce(view_, sum_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");
   if (rule) {
+    const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
     device.decide(stream,
-                  {.words = view_.slice(0, ExactSum::kWords),
+                  {.words = sum_.slice(0, ExactSum::kWords),
                    .votes = all_votes.slice(0, kCommonVotes),
                    .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
                    .ranks = context_.world_size},
                   *rule, decision());
   }
-  device.download(stream, view_, found_.data());
+  device.download(stream, sum_, found_.data());
   found_all_ = stream.record();
   device.fill(stream, view_, 0.0F);
 }

@@ -74,6 +74,7 @@ class GradientNorm {
   Buffer found_;     // on the host: the words as they were added up
   Event found_all_;  // and the time they are there
   TensorView view_;  // of the device; behind them those of the host, if any, and the votes
+  TensorView sum_;   // over the ranks
   std::array<int64_t, ExactSum::kWords> host_{};
   std::vector<int64_t> votes_;
   Event host_done_;

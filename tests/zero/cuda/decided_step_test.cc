@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cmath>
 #include <mutex>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
+#include "zerorun/error.h"
 
 namespace zerorun::decided_step {
 namespace {
@@ -184,6 +186,41 @@ TEST_F(SubmittedStepTest, WaitsOnceWhenAllIsSubmitted) {
     EXPECT_GE(calls.before_the_wait, 3) << optimizer;  // a decision, and the update of each bucket
     EXPECT_EQ(calls.after_it, 0) << optimizer;
   }
+}
+
+// The sum that the decision is made of never comes.
+TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
+  fake_.set_devices(kRanks);
+  const auto store = make_memory_store();
+  std::barrier<> both(kRanks);
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::milliseconds(300);
+    options.device = std::make_shared<CudaDevice>(rank, 0);
+    Device& device = *options.device;
+    const auto comm = make_nccl_communicator(options);
+    const auto engine = Engine::create(config_of(1, "AdamW"), device, *comm, testing::toy_specs(),
+                                       ToyModel::groups());
+    testing::toy_initialize(*engine);
+    micro_step(*engine, device, rank, 0);
+    const auto stream = device.make_stream("look");
+    const auto parameter = [&] {
+      std::vector<float> seen(static_cast<size_t>(engine->numel(0)));
+      device.download(*stream, engine->parameter(0), seen.data());
+      stream->synchronize();
+      return seen;
+    };
+    device.inline_stream().synchronize();
+    const std::vector<float> before = parameter();
+    both.arrive_and_wait();
+    if (rank == 0) {
+      EXPECT_THROW(engine->step(), CommError);
+      EXPECT_EQ(parameter(), before);
+      EXPECT_EQ(engine->states().progress().step_count, 0);
+    }
+    both.arrive_and_wait();
+    comm->abort("the test is over");
+  });
 }
 
 }  // namespace
