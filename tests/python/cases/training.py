@@ -116,20 +116,6 @@ def case_compiled_models_and_submodules(_folder: Path) -> None:
         torch._dynamo.reset()
 
 
-def case_inductor_compiles_blocks(_folder: Path) -> None:
-    expected, _ = reference(steps=2)
-    for stage in STAGES:
-        model = make()
-        model.blocks[1] = torch.compile(model.blocks[1])
-        if stage % 2:  # compiled for parameters that are elsewhere afterwards
-            loss_of(model, part_of(batch_of(0))).backward()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
-        assert_close(train(engine, 2), expected)
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-        engine.destroy()
-        torch._dynamo.reset()
-
-
 class Reentrant(Twice):
     reentrant = True
 
