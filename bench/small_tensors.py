@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "build" / "release" / "python"))
 import torch
 import zerorun
 from timing import least_ms

@@ -41,7 +41,7 @@ class StallReport {
   std::string json() const;
   // Prints the table on standard error and writes the JSON to ZERORUN_STALL_FILE or to a new file
   // in the folder of temporary files, which the last line names.
-  // `rank`, as the job numbers it, says it.
+  // `rank`: this rank's number in the job, which begins each line.
   void write(int rank) const;
 
  private:

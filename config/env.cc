@@ -1,9 +1,12 @@
 #include "config/env.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 
 #include "core/check.h"
@@ -50,6 +53,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"VIRTUAL_ENV", "without ZERORUN_PYTHON: the environment whose python runs Python programs"},
     {"PYTHONPATH", "extended with the working directory for Python programs"},
     {"HOME", "the user's directory"},
+    {"TMPDIR", "folder of temporary files, such as the report of a job that stands still"},
     {"NCCL_LAUNCH_ORDER_IMPLICIT", "of NCCL; set to 1 for jobs with GPUs when it is unset"},
     {"CUDA_DEVICE_MAX_CONNECTIONS", "of CUDA; set to 32 for jobs with GPUs when it is unset"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True: torchrun serves the store at which Python ranks meet"},
@@ -99,6 +103,17 @@ void check_in_table(std::string_view name) {
   const auto known = std::find_if(kVariables.begin(), kVariables.end(),
                                   [&](const auto& variable) { return variable.name == name; });
   ZR_CHECK(known != kVariables.end(), "environment variable {} is not in the table", name);
+}
+
+std::map<std::string, std::string> inherited_environment() {
+  std::map<std::string, std::string> environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return environment;
 }
 
 std::optional<std::string> read_environment(std::string_view name) {

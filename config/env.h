@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -8,8 +9,9 @@
 
 namespace zerorun {
 
-// Every environment variable that zerorun reads, in C++ and in Python; `zerorun env` prints the
-// table. (The deepspeed module also reads those of MPI and Slurm, as DeepSpeed does.)
+// The environment variables that zerorun reads, in C++ and in Python; `zerorun env` prints the
+// table. The launcher besides passes all variables on. (The deepspeed module also reads those of
+// MPI and Slurm, as DeepSpeed does.)
 struct EnvironmentVariable {
   std::string_view name;
   std::string_view meaning;
@@ -21,6 +23,8 @@ void check_in_table(std::string_view name);
 
 // The value, or nothing when unset or empty. The name must be in the table.
 std::optional<std::string> read_environment(std::string_view name);
+// All variables of this process, as the launcher passes them on.
+std::map<std::string, std::string> inherited_environment();
 // True when CUDA_VISIBLE_DEVICES is set, to nothing: so the launcher marks CPU ranks.
 bool hides_all_gpus();
 // True when the value of a switch turns it on: anything but the empty text and 0.

@@ -40,17 +40,6 @@ constexpr auto kGpuSettings = std::to_array<std::pair<const char*, const char*>>
 
 }  // namespace
 
-Environment inherited_environment() {
-  Environment environment;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const size_t equals = text.find('=');
-    if (equals == std::string_view::npos) continue;
-    environment.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return environment;
-}
-
 std::optional<std::string> find_variable(const Environment& environment, const std::string& name) {
   check_in_table(name);
   const auto entry = environment.find(name);

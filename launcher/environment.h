@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "config/env.h"
+
 namespace zerorun {
 
 // Environment variables by name.
 using Environment = std::map<std::string, std::string>;
 
-// This process's, as it was given.
-Environment inherited_environment();
 // The value, also when it is empty. The name must be in the table of config/env.h.
 std::optional<std::string> find_variable(const Environment& environment, const std::string& name);
 // As execve wants it: "NAME=value".

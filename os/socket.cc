@@ -159,7 +159,7 @@ bool is_bound_to_loopback(const Listener& listener) {
 
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
                           Absence absence) {
-  constexpr std::chrono::milliseconds kLongestPause(50);
+  constexpr std::chrono::milliseconds kMaxPause(50);
   std::chrono::milliseconds pause(1);
   const Deadline started = Clock::now();
   const AddressList addresses = resolve(host, port);
@@ -175,7 +175,7 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
       fail<Dropped>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
     }
     std::this_thread::sleep_for(pause);  // rank 0 has not started yet
-    pause = std::min(2 * pause, kLongestPause);
+    pause = std::min(2 * pause, kMaxPause);
   } while (Clock::now() < deadline);
   fail<CommError>("cannot reach rank 0 at {} port {} for {:.1f} s: {}; has it started?", host, port,
                   std::chrono::duration<double>(Clock::now() - started).count(), error_text(error));

@@ -81,6 +81,20 @@ void replace_whole_file(const fs::path& path, std::string_view text) {
 
 }  // namespace
 
+void prepare_output_file(const fs::path& path, std::string_view what) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    fail<IoError>("{}: {} is a folder, not a file", what, path.string());
+  }
+  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) return;  // a pipe, a device
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  fs::create_directories(folder, error);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    fail<IoError>("{}: cannot write to the folder of {}: {}", what, path.string(),
+                  std::generic_category().message(errno));
+  }
+}
+
 fs::path follow_links(fs::path path) {
   constexpr int kMaxLinks = 40;  // the kernel's limit
   std::error_code error;

@@ -11,6 +11,10 @@ namespace zerorun {
 // written to, never replaced. Throws IoError naming the path and the system's reason.
 void write_whole_file(const std::filesystem::path& path, std::string_view text);
 
+// Finds what would keep a program from writing a file later: makes its folder if there is none.
+// Throws IoError that begins with `what`.
+void prepare_output_file(const std::filesystem::path& path, std::string_view what);
+
 // The same in steps, for a writer that makes the new file beside the old one by itself:
 //
 // The path behind the links of `path`, whether something is there or not; the link to an open file,

@@ -70,7 +70,7 @@ NAMES = [
         "Python and torch belong in python/",
     ),
     _rule(
-        r"\b(?:secure_)?getenv\b",
+        r"\b(?:(?:secure_)?getenv|environ)\b",
         r"config/env\.cc$",
         "read the environment through config/env.h",
     ),

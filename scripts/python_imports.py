@@ -38,6 +38,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # They gather names of many modules for users.
 FACADES = {"zero", "compat", "__init__"}
 ENVIRONMENT = "environment"
+RELATIVE = "a relative import"
 
 
 def module_of(path: Path) -> str:
@@ -62,6 +63,8 @@ def imports_in(tree: ast.AST, modules: set[str]) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 if f"{alias.name}.".startswith("zerorun."):
                     yield node.lineno, resolve(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.level > 0:
+            yield node.lineno, RELATIVE
         elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("zerorun."):
             for alias in node.names:
                 yield node.lineno, resolve(f"{node.module}.{alias.name}")
@@ -101,6 +104,8 @@ def circles(graph: dict[str, dict[str, int]]) -> Iterator[list[str]]:
 
 
 def layer_problem(source: str, target: str) -> str | None:
+    if target == RELATIVE:
+        return "write the whole name, which begins with zerorun"
     own, other = source.partition(".")[0], target.partition(".")[0]
     for name in (own, other):
         if name not in LEVEL:

@@ -33,6 +33,13 @@ void add_directory(CLI::App& tool, CkptArguments& arguments) {
       ->required();
 }
 
+void check_folder(const std::string& path, const char* command) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return;
+  fail<ConfigError>("zerorun ckpt {}: {}: {}", command, path,
+                    error ? error.message() : "expected a folder");
+}
+
 void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
   CLI::App* tool = add_tool(ckpt, "ls", "Lists checkpoints: step, time, size, ranks",
                             "Example:\n  zerorun ckpt ls out/train");
@@ -53,6 +60,7 @@ void define_show(CLI::App& ckpt, CkptArguments& arguments) {
   tool->add_flag("--no_norms", arguments.no_norms, "Do not read the values");
   add_json(*tool, arguments);
   tool->callback([&arguments] {
+    check_folder(arguments.path, "show");
     print_text(
         show_checkpoint(arguments.path, arguments.tag, !arguments.no_norms, format_of(arguments)));
   });
@@ -99,11 +107,7 @@ void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
   add_directory(*tool, arguments);
   add_json(*tool, arguments);
   tool->callback([&arguments] {
-    std::error_code error;
-    if (!std::filesystem::is_directory(arguments.path, error)) {
-      fail<ConfigError>("zerorun ckpt verify: {}: {}", arguments.path,
-                        error ? error.message() : "expected a folder");
-    }
+    check_folder(arguments.path, "verify");
     if (arguments.json) return verify_as_json(arguments.path);
     verify(arguments.path, print_line);
   });
@@ -117,6 +121,7 @@ void define_diff(CLI::App& ckpt, CkptArguments& arguments) {
   takes_text(tool->add_option("SECOND", arguments.other, "Another one"), "")->required();
   add_json(*tool, arguments);
   tool->callback([&arguments] {
+    for (const std::string& path : {arguments.path, arguments.other}) check_folder(path, "diff");
     print_text(compare_checkpoints(arguments.path, arguments.other, format_of(arguments)));
   });
 }

@@ -72,6 +72,12 @@ Cluster cluster_of(const PlanOptions& options) {
   }
   cluster.link = parse_rate(options.link, "--link");
   cluster.nvlink = parse_rate(options.nvlink, "--nvlink");
+  if (!options.link_cpu.empty()) {
+    if (!cluster.cpu) {
+      fail<ConfigError>("--link_cpu is of CPU ranks, whose cores also send: say cpus=");
+    }
+    cluster.link_cpu = parse_rate(options.link_cpu, "--link_cpu");
+  }
   cluster.latency = options.latency_us * 1e-6;
   cluster.flops = options.tflops * 1e12;
   return cluster;

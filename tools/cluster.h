@@ -17,6 +17,7 @@ struct Cluster {
   int world_size = 0;          // 0: all; else the last host may have fewer
   double link = 0.0;           // bytes a second of a host's link, each way
   double nvlink = 0.0;         // of a GPU's links within its host
+  double link_cpu = 0.0;       // bytes a second that CPU ranks' cores send and receive; 0: no limit
   double latency = 5e-6;       // seconds of a message between hosts
   double near_latency = 1e-6;  // of one within a host
   double flops = 0.0;          // operations a second of a GPU; 0: computation takes no time

@@ -358,8 +358,12 @@ std::string Planner::write_fit() const {
 // Options that would not be followed are errors.
 void check_simulation(const PlanOptions& options) {
   if (options.simulate.empty()) {
-    if (options.link.empty() && options.nvlink.empty() && options.tflops == 0) return;
-    fail<ConfigError>("--link, --nvlink and --tflops are of a cluster: give --simulate");
+    if (options.link.empty() && options.nvlink.empty() && options.link_cpu.empty() &&
+        options.tflops == 0) {
+      return;
+    }
+    fail<ConfigError>(
+        "--link, --nvlink, --link_cpu and --tflops are of a cluster: give --simulate");
   }
   if (options.json) fail<ConfigError>("--simulate has no JSON; remove --json");
   if (options.world_size > 1 || options.ranks_per_host > 0) {

@@ -21,7 +21,7 @@ struct PlanOptions {
   std::string fit;  // where to write the fastest configuration that fits
   bool json = false;
   // A cluster instead of ranks and hosts, as parse_cluster and parse_rate take it; empty: none.
-  std::string simulate, link, nvlink;
+  std::string simulate, link, nvlink, link_cpu;
   double latency_us = 5.0;  // of a message between hosts
   double tflops = 0.0;      // of a GPU
 };

@@ -145,6 +145,9 @@ PlanModel plan_model(const std::string& name, DType activations) {
     return model_of(shape_of(*gpt), name, activations);
   }
   if (std::filesystem::exists(name)) {
+    if (!std::filesystem::is_regular_file(name)) {
+      fail<ConfigError>("--model {}: expected a file, a Hugging Face config.json", name);
+    }
     return model_of(read_hf_shape(name), name, activations);
   }
   if (const auto count = parse_count(name)) {

@@ -52,6 +52,9 @@ class Streams {
   }
   SimulatedStep finish() {
     wait_for(sent_);
+    if (cluster_.link_cpu > 0) {
+      step_.sending_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu;
+    }
     return step_;
   }
 
@@ -166,21 +169,24 @@ std::string table(std::vector<Choice> choices, std::optional<int64_t> device_mem
                         text_of(choice.step.link_bytes), text_of_seconds(choice.step.exposed_s),
                         text_of_seconds(choice.step.seconds()));
   }
+  if (choices.size() > kMax) text += fmt::format("and {} slower ones\n", choices.size() - kMax);
   return text;
 }
 
-// Sizes of shard groups that are worth a look: parts of a host, a host, and several up to all.
+// Sizes of shard groups that are worth a look: equal parts of a host, hosts, and equal parts of all
+// hosts.
 std::vector<int64_t> group_sizes(const Cluster& cluster) {
+  const int64_t ranks = cluster.ranks();
   std::vector<int64_t> sizes;
-  for (int64_t size = 1; size <= cluster.ranks(); size *= 2) {
-    const bool fits = size <= cluster.gpus ? cluster.gpus % size == 0 : size % cluster.gpus == 0;
-    if (fits && cluster.ranks() % size == 0) sizes.push_back(size);
+  for (int64_t size = 1; size <= ranks; size += size < cluster.gpus ? 1 : cluster.gpus) {
+    const bool fits = size >= cluster.gpus || cluster.gpus % size == 0;
+    if (fits && ranks % size == 0) sizes.push_back(size);
   }
-  if (sizes.empty() || sizes.back() != cluster.ranks()) sizes.push_back(cluster.ranks());
+  if (sizes.empty() || sizes.back() != ranks) sizes.push_back(ranks);
   return sizes;
 }
 
-// What shard groups of that size can have of the configuration's quantized traffic.
+// The part of the configuration's quantized traffic that shard groups of that size can have.
 ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& cluster) {
   ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
   fewer.hpz_partition_size = 1;
@@ -216,6 +222,9 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
       step.link_messages, text_of(step.near_bytes), step.messages, text_of_seconds(step.compute_s),
       cluster.flops > 0 ? "" : " (give --tflops, --micro_batch and --seq_len)",
       text_of_seconds(step.communication_s), text_of_seconds(step.exposed_s));
+  if (cluster.link_cpu > 0) {
+    text += fmt::format("  cores sending           {}\n", text_of_seconds(step.sending_s));
+  }
   text += growth(model, cluster);
   std::vector<Choice> choices;
   const auto look_at = [&](int stage, int64_t group, bool second_copy) {
@@ -236,7 +245,7 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
   for (int stage = 1; stage <= 3; ++stage) {
     for (const int64_t group : group_sizes(cluster)) {
       look_at(stage, group, false);
-      if (stage == 3 && group > cluster.gpus) look_at(stage, group, true);
+      if (stage == 3 && cluster.gpus > 1 && group > cluster.gpus) look_at(stage, group, true);
     }
   }
   return text + table(std::move(choices), device_memory);

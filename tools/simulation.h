@@ -20,7 +20,8 @@ struct SimulatedStep {
   double compute_s = 0.0;
   double communication_s = 0.0;
   double exposed_s = 0.0;  // of that, while no computation goes on
-  double seconds() const { return compute_s + exposed_s; }
+  double sending_s = 0.0;  // of cores that send and receive instead of computing
+  double seconds() const { return compute_s + exposed_s + sending_s; }
 };
 
 // `tokens`: of a rank in a micro-step. The stream of collectives does one after the other: gathers

@@ -97,6 +97,11 @@ void define_simulation(CLI::App& tool, PlanOptions& plan) {
   takes_text(tool.add_option("--nvlink", plan.nvlink,
                              "Rate of a GPU's links within its host, each way (450GB/s)"),
              "RATE");
+  takes_text(
+      tool.add_option("--link_cpu", plan.link_cpu,
+                      "With cpus=: rate at which a host's cores send and receive, each "
+                      "way, when they do nothing else (1GB/s); that time is added to a step"),
+      "RATE");
   takes_number(
       tool.add_option("--latency_us", plan.latency_us, "Microseconds of a message between hosts"),
       "N", 0, 1e6)

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kLines = 20;
 constexpr auto kRefresh = std::chrono::milliseconds(200);
-constexpr auto kLongestSilence = std::chrono::seconds(10);
+constexpr auto kMaxSilence = std::chrono::seconds(10);
 
 std::string rate_text(double rate) {
   if (rate < 10000.0) return fmt::format("{:.0f}", rate);
@@ -38,7 +38,8 @@ std::string progress_line(const StepReport& report, const ProgressOptions& optio
   if (options.breakdown) {
     line +=
         fmt::format("  ms: step {:.1f}, forward and backward {:.1f}, comm {:.1f}, optimizer {:.1f}",
-                    report.step_ms, report.fwd_bwd_ms, report.comm_ms, report.optimizer_ms);
+                    report.times.step_ms, report.times.fwd_bwd_ms, report.times.comm_ms(),
+                    report.times.optimizer_ms);
   }
   if (report.skipped) {
     line += fmt::format(
@@ -59,7 +60,7 @@ bool Progress::is_due(int64_t step) const {
   const auto silence = Clock::now() - shown_;
   if (options_.terminal) return silence >= kRefresh;
   const int64_t every = std::max<int64_t>(1, (options_.last_step - options_.first_step) / kLines);
-  return step % every == 0 || silence >= kLongestSilence;
+  return step % every == 0 || silence >= kMaxSilence;
 }
 
 void Progress::report(const StepReport& report) {

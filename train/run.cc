@@ -4,11 +4,15 @@
 
 #include <chrono>
 #include <cstdio>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "comm/agreement.h"
 #include "core/check.h"
+#include "core/observers.h"
 #include "os/whole_file.h"
 #include "train/generate.h"
+#include "train/run_description.h"
 #include "train/run_folder.h"
 #include "train/sample_text.h"
 
@@ -19,7 +23,10 @@ namespace {
 ClaimedFolder claim_folder(const TrainOptions& options, Communicator& comm, Device& device) {
   ClaimedFolder folder;
   Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    if (comm.rank() == 0 && !options.save.empty()) folder = ClaimedFolder(options, job_name());
+    if (comm.rank() != 0) return;
+    // Before an earlier run is moved away for one that cannot begin.
+    if (!options.metrics.empty()) prepare_output_file(options.metrics, "--metrics");
+    if (!options.save.empty()) folder = ClaimedFolder(options, job_name());
   });
   return folder;
 }
@@ -98,12 +105,7 @@ void Run::describe() {
 }
 
 void Run::open_outputs() {
-  Agreement(comm_, device_.inline_stream()).run("outputs of the run", [&] {
-    if (!is_first() || options_.metrics.empty()) return;
-    metrics_.emplace(options_.metrics,
-                     options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
-  });
-  if (!options_.metrics.empty()) trainer_.measure_peak();
+  if (!options_.metrics.empty()) open_metrics();
   open_timeline();
   if (!is_first()) return;
   ProgressOptions progress;
@@ -113,6 +115,19 @@ void Run::open_outputs() {
   progress.breakdown = setup_.config.wall_clock_breakdown;
   progress.terminal = ::isatty(STDOUT_FILENO) == 1;
   progress_.emplace(stdout, progress);
+}
+
+void Run::open_metrics() {
+  Agreement(comm_, device_.inline_stream()).run("outputs of the run", [&] {
+    const std::string path = metrics_path(options_.metrics, comm_.rank());
+    if (path.empty()) return;
+    metrics_.emplace(path,
+                     options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
+  });
+  trainer_.measure_peak();
+  const auto about = run_description(setup_, comm_, device_);
+  write_metrics([&] { metrics_->begin(comm_.rank(), comm_.world_size(), about); });
+  figures_.emplace(trainer_.engine(), comm_);
 }
 
 void Run::open_timeline() {
@@ -157,10 +172,12 @@ int Run::take_steps() {
 
 void Run::after_step(const StepReport& report) {
   const auto due = [&](int64_t every) { return every > 0 && report.step % every == 0; };
-  ++taken_steps_;
-  if (report.skipped) ++skipped_steps_;
   if (progress_) progress_->report(report);
-  write_metrics([&] { metrics_->write(report); });
+  write_metrics([&] {
+    auto figures = figures_->take();
+    figures["checkpoint_ms"] = std::exchange(saving_ms_, 0.0);
+    metrics_->write(report, figures);
+  });
   trace([&](Timeline& timeline) { return timeline.end_step(report.step); });
   if (due(options_.eval_every) && setup_.batches->evaluation_sequences() > 0) {
     const double loss = trainer_.evaluate();
@@ -195,7 +212,9 @@ void Run::save() {
   if (saved_step_ == trainer_.position().step) return;
   if (!has_config_) write_run_config(options_.save, setup_, comm_, device_);
   has_config_ = true;
+  const double begin = steady_seconds();
   save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
+  saving_ms_ += 1e3 * (steady_seconds() - begin);
   saved_step_ = trainer_.position().step;
 }
 
@@ -216,11 +235,13 @@ void Run::finish() {
   // A signal that arrived while saving has waited for that; now it takes effect.
   stop_.release();
   // A resumed run has its loss scale from before, where a single step may be one too far.
-  if (options_.resume.empty() && taken_steps_ > 0 && skipped_steps_ == taken_steps_) {
+  const int64_t taken = trainer_.position().step;
+  const int64_t skipped = trainer_.engine().states().progress().skipped_steps;
+  if (options_.resume.empty() && taken > 0 && skipped == taken) {
     fail<NumericError>(
         "no step was applied: none of the {} gradients was finite, so the parameters are as "
         "before. {}",
-        taken_steps_,
+        taken,
         setup_.config.precision.param_dtype == DType::fp16
             ? fmt::format("The loss scale is {:g} now: give more --steps until it fits, or a lower "
                           "/fp16/initial_scale_power",

@@ -8,6 +8,7 @@
 #include "train/claimed_folder.h"
 #include "train/metrics.h"
 #include "train/progress.h"
+#include "train/rank_figures.h"
 #include "train/run_setup.h"
 #include "train/stop_signal.h"
 #include "train/trainer.h"
@@ -35,6 +36,7 @@ class Run {
   void prepare_saves();
   void describe();
   void open_outputs();
+  void open_metrics();
   void open_timeline();
   // As train, without its ends.
   int take_steps();
@@ -56,13 +58,13 @@ class Run {
   Logger log_;
   ClaimedFolder folder_;  // rank 0's, before the memory of the model is taken
   Trainer trainer_;
-  std::optional<AsyncSaver> saver_;   // with --save_async
-  std::optional<Metrics> metrics_;    // rank 0
-  std::optional<Progress> progress_;  // rank 0
+  std::optional<AsyncSaver> saver_;  // with --save_async
+  std::optional<Metrics> metrics_;
+  std::optional<RankFigures> figures_;  // for them
+  std::optional<Progress> progress_;    // rank 0
   int64_t saved_step_ = -1;
-  int64_t taken_steps_ = 0;
-  int64_t skipped_steps_ = 0;  // of those
-  bool has_config_ = false;    // the --save folder has this run's config.json
+  double saving_ms_ = 0.0;   // since the last step
+  bool has_config_ = false;  // the --save folder has this run's config.json
 };
 
 }  // namespace zerorun::train

@@ -72,14 +72,15 @@ void refuse_python_reports(const ParsedConfig& parsed) {
     if (!asks || std::ranges::find(kInPython, given.pointer) == kInPython.end()) continue;
     fail<ConfigError>(
         "{}: {} is {}, which PyTorch programs act on: leave it out and give train --metrics FILE; "
-        "`python -m zerorun.monitor` passes that on to TensorBoard, CSV files, Weights & Biases or "
-        "Comet, and `python -m zerorun.report` makes a page of it",
+        "`zerorun monitor` passes that on to TensorBoard, CSV files, Weights & Biases or Comet, "
+        "and "
+        "`zerorun report` makes a page of it",
         parsed.config.source, given.pointer, given.value);
   }
 }
 
-Config make_config(const CommandLine& line, const TrainOptions& options, const GptConfig& model,
-                   int world_size) {
+ParsedConfig make_config(const CommandLine& line, const TrainOptions& options,
+                         const GptConfig& model, int world_size) {
   ParsedConfig parsed;
   if (line.config) {
     parsed = *line.config;
@@ -98,7 +99,7 @@ Config make_config(const CommandLine& line, const TrainOptions& options, const G
   }
   resolve_auto(
       parsed, {.world_size = world_size, .hidden_size = model.width, .total_steps = options.steps});
-  return config;
+  return parsed;
 }
 
 GptConfig make_model(const TrainOptions& options, const Corpus& corpus) {
@@ -206,7 +207,9 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
   }
   setup.corpus = std::make_unique<Corpus>(paths);
   setup.model = make_model(options, *setup.corpus);
-  setup.config = make_config(line, options, setup.model, rank.world_size);
+  ParsedConfig parsed = make_config(line, options, setup.model, rank.world_size);
+  setup.config = std::move(parsed.config);
+  setup.settings = std::move(parsed.values);
   if (options.seq_len == 0) {
     options.seq_len = std::min(setup.model.positions, line.config ? kConfigSeqLen : kSeqLen);
   }

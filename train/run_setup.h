@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "train/batches.h"
 #include "train/hf_folder.h"
@@ -14,7 +15,8 @@ namespace zerorun::train {
 // been checked against each other.
 struct RunSetup {
   TrainOptions options;
-  Config config;  // batch sizes resolved
+  Config config;                      // batch sizes resolved
+  std::vector<ConfigValue> settings;  // of the file it is from, if there is one
   GptConfig model;
   BatchShape batch;
   std::unique_ptr<Corpus> corpus;

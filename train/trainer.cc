@@ -26,10 +26,6 @@ double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-double communication_ms(const EngineTimings& timings) {
-  return 1e3 * (timings.reduce_s + timings.gather_s);
-}
-
 std::optional<int64_t> attention_workspace(const TrainOptions& options) {
   if (!options.attention_workspace) return std::nullopt;
   return std::min<int64_t>(*options.attention_workspace, INT64_MAX >> 20) << 20;
@@ -104,11 +100,13 @@ void Trainer::trace(TimelineOptions options) {
   parameters_.use_timeline(timeline_.get());
 }
 
-void Trainer::accumulate(double loss_scale) {
+double Trainer::accumulate(double loss_scale) {
+  double data_s = 0.0;
   for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
     const double begin = steady_seconds();
     const Batch batch = setup_.batches->training(position_.samples, micro_step);
     const double loaded = steady_seconds();
+    data_s += loaded - begin;
     model_.forward_backward(batch, loss_scale);
     if (timeline_ != nullptr) {
       timeline_->add("data", "", begin, loaded);
@@ -116,13 +114,14 @@ void Trainer::accumulate(double loss_scale) {
     }
     engine_->end_micro_step();
   }
+  return data_s;
 }
 
 Trainer::Outcome Trainer::step(int received) {
   engine_->take_timings();
   const Clock::time_point start = Clock::now();
   follow_schedule();
-  accumulate(engine_->loss_scale());
+  const double data_s = accumulate(engine_->loss_scale());
   device_.inline_stream().synchronize();  // engine_->step() would wait as well
   const Clock::time_point computed = Clock::now();
   const EngineTimings during = engine_->take_timings();
@@ -135,18 +134,24 @@ Trainer::Outcome Trainer::step(int received) {
   position_.samples += setup_.batch.global_batch();
   StepReport report;
   report.step = position_.step;
+  report.samples = position_.samples;
   report.loss = agreement.loss;
   report.lr = engine_->groups()[0].lr;
   report.grad_norm = result.grad_norm;
-  report.clipped_grad_norm = result.grad_norm * result.clip_factor;
+  report.clip_factor = result.clip_factor;
   report.loss_scale = result.loss_scale;
   report.skipped = !result.applied;
-  report.step_ms = milliseconds(start, end);
-  report.fwd_bwd_ms = milliseconds(start, computed) - communication_ms(during);
-  report.comm_ms = communication_ms(during) + communication_ms(after);
-  report.optimizer_ms = 1e3 * after.optimizer_s;
-  report.tokens_per_s = static_cast<double>(setup_.batch.global_batch() * setup_.batch.seq_len) /
-                        report.step_ms * 1e3;
+  report.skipped_steps = engine_->states().progress().skipped_steps;
+  StepTimes& times = report.times;
+  times.step_ms = milliseconds(start, end);
+  times.data_ms = 1e3 * data_s;
+  times.reduce_ms = 1e3 * (during.reduce_s + after.reduce_s);
+  times.gather_ms = 1e3 * (during.gather_s + after.gather_s);
+  times.fwd_bwd_ms =
+      milliseconds(start, computed) - times.data_ms - 1e3 * (during.reduce_s + during.gather_s);
+  times.optimizer_ms = 1e3 * after.optimizer_s;
+  report.tokens_per_s =
+      static_cast<double>(setup_.batch.global_batch() * setup_.batch.seq_len) / times.step_ms * 1e3;
   if (peak_flops_ > 0.0) {
     report.mfu =
         report.tokens_per_s * flops_per_token(setup_.model, setup_.batch.seq_len) / peak_flops_;

@@ -64,8 +64,9 @@ class Trainer {
     int signal = 0;
   };
   Agreement agree(double loss_sum, int received);
-  // Forward and backward of all micro-steps, and their reductions.
-  void accumulate(double loss_scale);
+  // Forward and backward of all micro-steps, and their reductions. Returns the seconds that their
+  // data took.
+  double accumulate(double loss_scale);
   // Each value's sum over the ranks.
   void add_over_ranks(std::span<float> values, std::string_view label);
   // Learning rates of the coming step. A function of the applied steps, so skipped ones do not

@@ -82,6 +82,20 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
 
 }  // namespace
 
+std::array<int64_t, kMemoryCategories> MemoryPlan::by_category() const {
+  std::array<int64_t, kMemoryCategories> bytes{};
+  const auto of = [&](MemoryCategory category) -> int64_t& {
+    return bytes[static_cast<size_t>(category)];
+  };
+  of(MemoryCategory::parameters) = parameters + second_copy;
+  of(MemoryCategory::gradients) = gradients;
+  of(MemoryCategory::optimizer) = masters + moments;
+  of(MemoryCategory::buckets) = buckets + gathered;
+  of(MemoryCategory::pinned) = pinned;
+  of(MemoryCategory::nvme) = nvme;
+  return bytes;
+}
+
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
                        bool shared_host, int host_ranks) {
   const ShardedModel sharded(config, specs, world_size, shared_host);

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "zerorun/config.h"
+#include "zerorun/device.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
@@ -26,6 +28,8 @@ struct MemoryPlan {
   int64_t device() const {
     return parameters + second_copy + gradients + masters + moments + buckets + gathered;
   }
+  // As a device's ledger has it.
+  std::array<int64_t, kMemoryCategories> by_category() const;
 };
 
 // For rank 0 of `world_size` ranks. `shared_host`: ranks are CPU ranks of one host, which may have

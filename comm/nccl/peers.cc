@@ -30,7 +30,7 @@ NcclPeers::NcclPeers(const GroupOptions& options, int device)
 
 std::optional<std::string> NcclPeers::find(const std::string& key,
                                            std::chrono::milliseconds timeout) const {
-  constexpr std::chrono::milliseconds kLongestPause{20};
+  constexpr std::chrono::milliseconds kMaxPause{20};
   const auto until = Clock::now() + timeout;
   auto* const lookup = dynamic_cast<LookupStore*>(options_.store.get());
   std::chrono::milliseconds pause{1};
@@ -40,7 +40,7 @@ std::optional<std::string> NcclPeers::find(const std::string& key,
       if (std::optional<std::string> value = lookup->find(key)) return value;
       if (Clock::now() >= until) return std::nullopt;
       std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, kLongestPause);
+      pause = std::min(2 * pause, kMaxPause);
     }
   } catch (const Dropped&) {
     auto never = Clock::time_point::max();

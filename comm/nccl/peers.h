@@ -38,7 +38,8 @@ class NcclPeers {
   // The first error that a peer reports in time.
   std::optional<std::string> error(std::chrono::milliseconds timeout) const;
   void report(const std::string& error) noexcept;
-  // Of other values that the ranks exchange. `write` throws CommError.
+  // Reads or writes a named value that this rank shares with the others through the store. `write`
+  // throws CommError.
   std::optional<std::string> read(const std::string& what,
                                   std::chrono::milliseconds timeout) const {
     return find(key(what), timeout);

@@ -15,7 +15,7 @@ class NcclScratch {
   NcclScratch& operator=(const NcclScratch&) = delete;
   ~NcclScratch();
 
-  // For what is submitted to `stream` until release().
+  // A block of at least `nbytes`, for work that is submitted to `stream` before release().
   std::byte* acquire(CudaStream& stream, size_t nbytes);
   void release(CudaStream& stream);
 

@@ -12,10 +12,9 @@
 
 namespace zerorun {
 
-// How an NCCL communicator's ranks find out, through the store, why one of them waited too long.
-// That one asks; the watcher of every other rank, which runs whatever the rank itself does, answers
-// with what its rank is doing; rank 0 prints one report, and its text is the error of all.
-//
+// Finds out, through the store, why a rank of an NCCL communicator waited too long. That rank asks
+// the others. The watcher thread of each answers with what its rank is doing, even when that rank
+// hangs. Rank 0 prints one report, whose text is the error of all ranks.
 class NcclStall {
  public:
   // The arguments must outlive this.

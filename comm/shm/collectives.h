@@ -14,7 +14,8 @@ namespace zerorun::shm {
 // gather_one_sided(), calls come one at a time, in the same order on every rank.
 class Collectives {
  public:
-  // Ranks of a MemoryStore are threads of one process.
+  // With a MemoryStore in `options` the ranks are threads of this process, else processes of this
+  // host.
   explicit Collectives(const GroupOptions& options);
 
   Control& control() { return control_; }

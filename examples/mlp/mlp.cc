@@ -114,6 +114,9 @@ void train(const char* config_path) {
 int main(int argc, char** argv) {
   try {
     train(argc > 1 ? argv[1] : nullptr);
+  } catch (const zerorun::ConfigError& error) {
+    std::fprintf(stderr, "mlp: %s\n", error.what());
+    return 2;
   } catch (const zerorun::Error& error) {
     std::fprintf(stderr, "mlp: %s\n", error.what());
     return 1;

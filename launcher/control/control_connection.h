@@ -15,7 +15,7 @@ class ControlConnection {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kBeat{500};
-  static constexpr std::chrono::milliseconds kLongestSilence{3000};
+  static constexpr std::chrono::milliseconds kMaxSilence{3000};
 
   ControlConnection() = default;
   explicit ControlConnection(FileDescriptor socket);
@@ -30,7 +30,7 @@ class ControlConnection {
   std::vector<ControlMessage> service();
   // Says that this side lives, when it is time to.
   void beat(Clock::time_point now);
-  bool silent(Clock::time_point now) const { return now - heard_ > kLongestSilence; }
+  bool silent(Clock::time_point now) const { return now - heard_ > kMaxSilence; }
   // Forgives silence up to now.
   void listen_anew() { heard_ = Clock::now(); }
   // Sends what is left, for at most `timeout`.

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "launcher/control/meeting_message.h"
+#include "launcher/hosts/address.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
@@ -137,7 +138,7 @@ void Coordinator::handle_time() {
     if (speaks && node.connection.silent(now)) {
       lose(node, fmt::format("nothing was heard from it for {:.1f} s: the host, its launcher or "
                              "the link is down",
-                             Seconds(ControlConnection::kLongestSilence).count()));
+                             Seconds(ControlConnection::kMaxSilence).count()));
     }
   }
   if (phase_ == Phase::gathering) note_absence(now);
@@ -300,7 +301,6 @@ void Coordinator::begin() {
 }
 
 void Coordinator::begin_others(const ControlMessage& place) {
-  constexpr int64_t kMaxPort = 65535;
   meeting_.master_addr = place.text("master_addr");
   meeting_.master_port = static_cast<uint16_t>(place.number("master_port", 1, kMaxPort));
   if (phase_ != Phase::running) return;

@@ -8,13 +8,13 @@
 
 #include "core/check.h"
 #include "core/printable.h"
+#include "launcher/hosts/address.h"
 
 namespace zerorun {
 
 namespace {
 
-constexpr int64_t kHighestPort = 65535;
-constexpr int64_t kRestartLimit = 1 << 30;
+constexpr int64_t kMaxRestarts = 1 << 30;
 
 }  // namespace
 
@@ -75,7 +75,7 @@ Cluster decode_cluster(const ControlMessage& begin) {
   cluster.start = by_hand ? RemoteStart::by_hand : RemoteStart::none;
   cluster.coordinates = false;
   cluster.endpoint_host = begin.text("endpoint_host");
-  cluster.max_restarts = static_cast<int>(begin.number("max_restarts", 0, kRestartLimit));
+  cluster.max_restarts = static_cast<int>(begin.number("max_restarts", 0, kMaxRestarts));
   cluster.min_hosts = cluster.max_hosts = static_cast<int>(hosts.size());
   return cluster;
 }
@@ -83,10 +83,10 @@ Cluster decode_cluster(const ControlMessage& begin) {
 Meeting decode_meeting(const ControlMessage& message) {
   Meeting meeting;
   meeting.master_addr = message.text("master_addr");
-  meeting.master_port = static_cast<uint16_t>(message.number("master_port", 0, kHighestPort));
+  meeting.master_port = static_cast<uint16_t>(message.number("master_port", 0, kMaxPort));
   meeting.secret = message.text("secret");
   meeting.run_id = message.text("run_id");
-  meeting.restarts = static_cast<int>(message.number("restarts", 0, kRestartLimit));
+  meeting.restarts = static_cast<int>(message.number("restarts", 0, kMaxRestarts));
   meeting.restart_reason = message.text("restart_reason");
   return meeting;
 }

@@ -8,6 +8,8 @@
 
 namespace zerorun {
 
+inline constexpr int64_t kMaxPort = 65535;
+
 // Reserves the port on which rank 0 will meet its peers, `port` or a free one for 0: the launcher
 // hands the socket to rank 0, so no other program can have the port meanwhile. All ranks run on
 // this host, so the socket is of the loopback interface; `host` must be an address of this machine,

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/check.h"
+#include "launcher/hosts/address.h"
 #include "launcher/hosts/shell_quote.h"
 
 namespace zerorun {
@@ -158,7 +159,6 @@ NodeArguments NodeArguments::parse(const std::vector<std::string>& words) {
         "{} words, expected {}",
         words.size(), kWords);
   }
-  constexpr int64_t kMaxPort = 65535;
   constexpr int64_t kMaxCommands = 1 << 20;
   return {.endpoint_host = words[1],
           .endpoint_port = static_cast<uint16_t>(parse_whole(words[2], 1, kMaxPort)),

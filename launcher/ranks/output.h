@@ -83,7 +83,7 @@ struct OutputRoute {
   std::string prefix{};            // of every line
   bool immediate = false;          // unfinished lines are passed on too (prompts, progress bars)
   std::shared_ptr<LogFile> log{};  // or null
-  // True for a line that is not for the reader; or null.
+  // Takes each line first; a line for which it returns true is not shown. May be null.
   std::function<bool(std::string_view line)> taken{};
 };
 

@@ -60,6 +60,7 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
     owner->parts.push_back(engine_base_of(py::reinterpret_borrow<py::object>(group)).comm);
     others.parts.push_back(owner->parts.back().get());
   }
+  owner->config = config;
   owner->device = owner->gpu == nullptr ? make_cpu_device() : owner->gpu->device();
   if (owner->gpu != nullptr) owner->gpu->follow();
   const py::gil_scoped_release release;
@@ -288,7 +289,7 @@ void define_steps(Engines& engine) {
           [](const EngineHandle& self) {
             unlocked(self, [](Engine& core) { core.states().refresh_from_masters(); });
           },
-          "Recasts the parameters from the masters and shares them. Collective.")
+          "Casts the masters into the parameters again, on all ranks. Collective.")
       .def(
           "accept_changes",
           [](const EngineHandle& self) {

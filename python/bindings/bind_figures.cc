@@ -1,16 +1,22 @@
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "comm/collective_limits.h"
 #include "python/bindings/collective_log.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
+#include "python/bindings/without_gil.h"
+#include "zero/memory_plan.h"
+#include "zero/timeline/work_meter.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
@@ -32,16 +38,59 @@ class EngineFigures {
     return {spent.reduce_s, spent.gather_s, spent.optimizer_s};
   }
 
-  std::map<std::string, std::pair<int64_t, int64_t>> collectives() const {
+  void measure_work() {
+    const auto held = owner();
+    work_.emplace(*held->engine, *held->job);
+  }
+  std::map<std::string, std::pair<double, double>> take_work() {
+    std::map<std::string, std::pair<double, double>> times;
+    if (!work_) return times;
+    const StepWork work = work_->take();
+    const auto add = [&](const char* name, const std::optional<SplitSeconds>& split) {
+      if (split && split->any()) times.emplace(name, std::pair(split->exposed, split->hidden));
+    };
+    add("reduce", work.reductions);
+    add("gather", work.gathers);
+    add("offload", work.offload);
+    return times;
+  }
+
+  std::map<std::string, std::tuple<int64_t, int64_t, double>> collectives() const {
     const CommStats stats = owner()->job->stats();
-    std::map<std::string, std::pair<int64_t, int64_t>> counts;
+    const auto seconds = work_ ? work_->collective_seconds() : std::array<double, kCollectives>{};
+    std::map<std::string, std::tuple<int64_t, int64_t, double>> counts;
     for (int i = 0; i < kCollectives; ++i) {
       const auto op = static_cast<Collective>(i);
-      if (stats[op].calls > 0) {
-        counts.emplace(name_of(op), std::pair(stats[op].calls, stats[op].bytes));
-      }
+      if (stats[op].calls == 0) continue;
+      counts.emplace(name_of(op),
+                     std::tuple(stats[op].calls, stats[op].bytes, seconds[static_cast<size_t>(i)]));
     }
     return counts;
+  }
+  std::map<std::string, double> collective_limits() const {
+    const auto held = owner();
+    const WithoutGil unlocked;
+    const auto measured = measure_collectives(*held->job, *held->device);
+    std::map<std::string, double> limits;
+    for (int i = 0; i < kCollectives; ++i) {
+      const double limit = measured[static_cast<size_t>(i)];
+      if (limit > 0.0) limits.emplace(name_of(static_cast<Collective>(i)), limit);
+    }
+    return limits;
+  }
+  std::map<std::string, int64_t> memory_plan() const {
+    const auto held = owner();
+    const Communicator& comm = *held->comm;
+    const bool shared = held->device->is_host() && comm.local_world_size() == comm.world_size();
+    const auto planned = plan_memory(held->config, held->engine->parameters(), comm.world_size(),
+                                     shared, comm.local_world_size())
+                             .by_category();
+    std::map<std::string, int64_t> plan;
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      const int64_t nbytes = planned[static_cast<size_t>(i)];
+      if (nbytes > 0) plan.emplace(name_of(static_cast<MemoryCategory>(i)), nbytes);
+    }
+    return plan;
   }
 
   std::map<std::string, std::pair<int64_t, int64_t>> memory() const {
@@ -81,6 +130,7 @@ class EngineFigures {
   std::weak_ptr<EngineOwner> owner_;
   std::shared_ptr<CollectiveLog> log_ = std::make_shared<CollectiveLog>();
   Subscription recording_;
+  std::optional<WorkMeter> work_;
 };
 
 }  // namespace
@@ -92,7 +142,18 @@ void register_figures(py::module_& m) {
            "Seconds since the last call: (doing or waiting for reductions, for gathers, norm and "
            "update).")
       .def("collectives", &EngineFigures::collectives,
-           "{operation: (calls, bytes of the full tensors)} since the engine was made.")
+           "{operation: (calls, bytes of the full tensors, seconds)} since the engine was made; "
+           "seconds since measure_work(), not a number on a GPU's stream.")
+      .def("measure_work", &EngineFigures::measure_work,
+           "From now on the engine's streams are observed, for take_work().")
+      .def("take_work", &EngineFigures::take_work,
+           "{what: (seconds in which the program waited, others)} since the last call, of reduce, "
+           "gather and offload; those that took no time or are not known are left out.")
+      .def("collective_limits", &EngineFigures::collective_limits,
+           "{operation: bytes of the full tensor per second that large collectives reach}, "
+           "measured. Collective.")
+      .def("memory_plan", &EngineFigures::memory_plan,
+           "{category of the ledger: bytes that the engine is planned to hold}.")
       .def("memory", &EngineFigures::memory,
            "{category of the ledger: (bytes now, most bytes so far)}, without those never used.")
       .def("record_collectives", &EngineFigures::record_collectives,

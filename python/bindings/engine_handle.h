@@ -50,6 +50,7 @@ struct EngineOwner {
   std::shared_ptr<Communicator> comm;
   std::shared_ptr<Communicator> job;                 // of all that step together
   std::vector<std::shared_ptr<Communicator>> parts;  // as EngineGroups::parts
+  Config config;
   std::unique_ptr<Engine> engine;
   PendingGradients pending;  // empty on the CPU
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
 from zerorun import _C
 
-__all__ = ["RepeatingLoader", "make_dataloader"]
+__all__ = ["RepeatingLoader", "WatchedLoader", "make_dataloader"]
+
+_END = object()  # of an epoch
 
 
 def make_dataloader(
@@ -17,14 +20,39 @@ def make_dataloader(
     batch_size: int,
     communicator: _C.Communicator,
     collate_fn: Callable[..., Any] | None = None,
+    watch: AbstractContextManager[None] | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Shuffled, a different part on every rank; call ``loader.sampler.set_epoch`` each epoch."""
+    """Shuffled, a different part on every rank; call ``loader.sampler.set_epoch`` each epoch.
+
+    `watch` is entered while a batch is waited for.
+    """
     ranks = communicator.world_size
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, ranks, communicator.rank)
-    return DataLoader(
+    loader: WatchedLoader = WatchedLoader(
         dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn, **options
     )
+    loader.watch = watch
+    return loader
+
+
+class WatchedLoader(DataLoader[Any]):
+    """A loader that tells when its batches are waited for."""
+
+    watch: AbstractContextManager[None] | None = None
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        return batches if self.watch is None else self._watched(batches, self.watch)
+
+    @staticmethod
+    def _watched(batches: Any, watch: AbstractContextManager[None]) -> Iterator[Any]:
+        while True:
+            with watch:
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield batch
 
 
 class RepeatingLoader:

@@ -222,13 +222,20 @@ class ZeroEngine(ShardedModule):
         """Times products of large matrices on all ranks, so that the figures have `mfu` from here
         on. `zerorun.metrics` in the configuration does it. Collective."""
         self.meter.work.measure_peak(self.communicator, self.device)
+        self.meter.times.forget()
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> bool:
+        with self.meter.checkpoint:
+            return super().save_checkpoint(*args, **kwargs)
+
+    save_checkpoint.__doc__ = ShardedModule.save_checkpoint.__doc__
 
     def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
         """Calls `listener` with the figures of every step from now on, on this rank.
 
         They are those of :meth:`metrics`. A listener that raises gets no more, with a warning.
         """
-        self.meter.listeners.append(listener)
+        self.meter.add_listener(listener)
 
     def get_global_grad_norm(self) -> float | None:
         """L2 norm of the averaged gradient of the last step, before clipping."""

@@ -101,7 +101,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         observe(engine, parsed)
         if training_data is not None:
             engine.training_dataloader = make_dataloader(
-                training_data, batch.micro_batch_size, data, collate_fn
+                training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
             )
     release_cached_memory(device)
     _log(parsed, layout, ranks, f"{device}, {layout.dtype}")

@@ -56,20 +56,20 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
-    rank, listeners = engine.ranks.job.rank, engine.meter.listeners
+    rank, add = engine.ranks.job.rank, engine.meter.add_listener
     profile = _section(found, "flops_profiler")
     breakdown = parsed.config.wall_clock_breakdown or bool(profile.get("enabled"))
     table = _table(engine, _section(found, "comms_logger"))
     if table is not None:
-        listeners.append(table)
+        add(table)
     trace = _section(found, "zerorun/trace")
     if trace.get("file"):
         steps = trace.get("steps") or _TRACED
-        listeners.append(Timeline(engine.core, engine.meter, trace["file"], steps))
+        add(Timeline(engine.core, engine.meter, trace["file"], steps))
     path = found.get("/zerorun/metrics")
     if path:
         run = _description(engine, parsed.values)
-        listeners.append(MetricsFile(path, rank, engine.ranks.job.world_size, run))
+        add(MetricsFile(path, rank, engine.ranks.job.world_size, run))
         engine.measure_peak()
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
@@ -80,11 +80,9 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
         def report(metrics: dict[str, Any]) -> None:
             engine.monitor.write_events(step_events(metrics, loss_scale=scaled, times=breakdown))
 
-        listeners.append(report)
+        add(report)
     if parsed.config.steps_per_print is not None or breakdown:
-        listeners.append(
-            ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine))
-        )
+        add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
         FlopsProfile.during(engine, **profile)
 
@@ -124,4 +122,6 @@ def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any
             "threads": torch.get_num_threads(),
         },
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
+        "plan": engine.meter.figures.memory_plan(),
+        "limits": engine.meter.figures.collective_limits(),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
+import stat
+import threading
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -41,16 +43,38 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
         with open(target, "wb") as file:
             yield file
         return
-    temporary = f"{target}.tmp"
+    # Its own name for each process and thread: other writers and a user's files stay as they are.
+    temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a killed process that had this number
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if exists:
-            shutil.copymode(target, temporary)
+            _copy_permissions(target, temporary)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    _sync_folder(os.path.dirname(target))
+
+
+def _copy_permissions(source: str, target: str) -> None:
+    facts = os.stat(source)
+    with contextlib.suppress(PermissionError):  # only root may give a file away
+        os.chown(target, facts.st_uid, facts.st_gid)
+    os.chmod(target, stat.S_IMODE(facts.st_mode))
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # this file system has nothing to sync for a folder
+            raise
+    finally:
+        os.close(descriptor)

@@ -186,7 +186,7 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
 def test_an_interface_that_is_not_there_is_the_error(hosts: Hosts) -> None:
     job, _ = train(hosts, ["--interface", "eth7"], 3)
     code, _, errors = job.wait()
-    assert code == 1
+    assert code == 2
     assert "'eth7'" in errors
     assert "--interface" in errors
     assert not job.survivors()

@@ -160,6 +160,9 @@ void expect_usage_error(const std::vector<std::string>& arguments, const std::st
 }
 
 TEST(UsageError, HasExitCode2AndOneLine) {
+  expect_usage_error({"ckpt", "show", file}, "zerorun ckpt show: " + file + ": expected a folder");
+  expect_usage_error({"ckpt", "diff", file, file}, "zerorun ckpt diff: " + file);
+  expect_usage_error({"plan", "--model", "/dev/zero"}, "--model /dev/zero: expected a file");
   expect_usage_error({"--interface", "eth77", "true"},
                      "--interface: 'eth77' is neither a network interface nor an address");
   const Scratch scratch;
@@ -174,7 +177,8 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"--accelerator", "cpu", "--log_dir", file, "true"}, "--log_dir");
   expect_usage_error({"--accelerator", "cpu", binary}, "cannot execute " + binary);
   expect_usage_error({"plan"}, "--model is required; see zerorun plan --help");
-  expect_usage_error({"plan", "--model", "gpt9"}, "--model 'gpt9': expected nano, mini");
+  expect_usage_error({"plan", "--model", "gpt9"},
+                     "--model 'gpt9' (did you mean \"gpt2\"?): expected nano, mini");
   expect_usage_error({"plan", "--model", "gpt2", "--world_size", "0"},
                      "--world_size: expected an integer from 1 to 1048576, got '0'; see zerorun "
                      "plan --help");

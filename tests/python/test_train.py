@@ -11,6 +11,8 @@ import subprocess
 
 import chrome_trace
 import pytest
+from zerorun.metrics import FIELDS
+from zerorun.report import read_run
 
 DEADLINE = 120
 SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
@@ -223,8 +225,23 @@ def test_a_timeline_and_the_utilisation_of_a_run(train, tmp_path):
         for which, part in trace["otherData"]["hidden"][rank].items():
             assert part == pytest.approx(chrome_trace.hidden_part(trace, rank, which), abs=1e-6)
     assert chrome_trace.problems_of(trace) == []
-    steps = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()][:-1]
-    assert all(0.0 < step["mfu"] < 2.0 for step in steps)
+    for rank, name in enumerate(("m.jsonl", "m.rank1.jsonl")):
+        head, *steps, last = [
+            json.loads(line) for line in (tmp_path / name).read_text().splitlines()
+        ]
+        assert (head["zerorun_metrics"], head["rank"], head["world_size"]) == (1, rank, 2)
+        assert ["/zero_optimization/stage", 3, False] in head["run"]["config"]
+        assert set(head["run"]["limits"]) == {"all_gather", "all_reduce", "reduce_scatter"}
+        for category, nbytes in head["run"]["plan"].items():
+            assert steps[-1]["memory_peak"][category] <= 1.03 * nbytes + 64
+        assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+        for step in steps:
+            assert 0.0 < step["mfu"] < 2.0
+            assert set(step) <= {field.name for field in FIELDS}
+            assert step["collectives"]["all_gather"][0] > 0
+            assert step["data_ms"] + step["fwd_bwd_ms"] + step["comm_ms"] <= step["step_ms"]
+        assert len(last["param_hash"]) == 16
+    assert read_run(tmp_path / "m.jsonl", tmp_path / "t" / "trace.json").bad_lines == 0
 
 
 def test_a_timeline_that_cannot_be_written_is_told_before_training(train):

@@ -46,6 +46,16 @@ def test_links_are_followed(tmp_path: Path) -> None:
         assert (tmp_path / "folder" / "file").read_bytes() == text
 
 
+def test_files_with_other_names_stay(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("a user's")
+    (tmp_path / "file.tmp").symlink_to("other")
+    with replacing(str(tmp_path / "file")) as file:
+        file.write(b"new")
+    assert (tmp_path / "other").read_text() == "a user's"
+    assert (tmp_path / "file.tmp").is_symlink()
+    assert not (tmp_path / "file").is_symlink()
+
+
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -130,15 +130,6 @@ TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
   expect("[1]", "expected a JSON object");
 }
 
-TEST(PlanModel, AMisspeltNameHasItsNearest) {
-  try {
-    plan_model("gpt2-larg");
-    FAIL() << "a model of that name was found";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("(did you mean \"gpt2-large\"?)"));
-  }
-}
-
 TEST(PlanModel, NumbersOfParametersHaveBounds) {
   for (const char* wrong : {"inf", "nan", "0", "-5", "1e300", "1e16", "0.1", "1001T"}) {
     EXPECT_THROW(plan_model(wrong), ConfigError) << wrong;
@@ -160,7 +151,7 @@ TEST(PlanModel, SaysWhatItCanBe) {
     plan_model("gpt3");
     ADD_FAILURE();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--model 'gpt3': expected nano, mini"));
+    EXPECT_THAT(error.what(), HasSubstr("--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini"));
   }
   try {
     plan_model(folder.path() / "bad.json");

@@ -181,6 +181,19 @@ TEST(SimulationTest, WithoutOverlapAllCommunicationIsExposed) {
   EXPECT_LT(simulate_step(config, layers(), cluster, 100'000).exposed_s, step.exposed_s);
 }
 
+// The link's bytes at the rate of the cores come on top of what the link itself takes.
+TEST(SimulationTest, CoresThatSendDoNotCompute) {
+  Config config;
+  config.zero.stage = 2;
+  Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  cluster.flops = 1e9;
+  const SimulatedStep free = simulate_step(config, layers(), cluster, 1000);
+  cluster.link_cpu = 5e8;
+  const SimulatedStep step = simulate_step(config, layers(), cluster, 1000);
+  EXPECT_NEAR(step.seconds() - free.seconds(), static_cast<double>(step.link_bytes) / 5e8, 1e-12);
+  EXPECT_DOUBLE_EQ(step.exposed_s, free.exposed_s);
+}
+
 TEST(SimulationTest, ComputationHidesGathersAndReductions) {
   Config config;
   config.zero.stage = 3;
@@ -215,6 +228,19 @@ TEST(SimulationTest, TenThousandRanksTakeSeconds) {
                             HasSubstr("second copy of 8"), Not(HasSubstr("stage 2, groups"))));
 }
 
+// Groups are equal parts of the hosts, whatever their number.
+TEST(SimulationTest, GroupsOfAnyNumberOfHostsAreCompared) {
+  PlanOptions options;
+  options.model = "7B";
+  options.simulate = "hosts=15,gpus=6";
+  options.link = "400Gbit";
+  options.nvlink = "450GB/s";
+  const std::string report = plan_report(options);
+  EXPECT_THAT(report, HasSubstr("slower ones"));
+  EXPECT_THAT(report, testing::AnyOf(HasSubstr("groups of 18 "), HasSubstr("groups of 30 ")));
+  EXPECT_THAT(report, Not(HasSubstr("second copy of 1 ")));
+}
+
 TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   PlanOptions options;
   options.model = "7B";
@@ -231,6 +257,9 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
     EXPECT_THAT(error(), HasSubstr("expected hosts=H,gpus=G")) << cluster;
   }
   options.simulate = "hosts=2,gpus=2";
+  options.link_cpu = "1GB/s";
+  EXPECT_THAT(error(), HasSubstr("--link_cpu is of CPU ranks"));
+  options.link_cpu.clear();
   options.tflops = 400;
   EXPECT_THAT(error(), HasSubstr("--tflops needs --seq_len"));
   options.world_size = 4;

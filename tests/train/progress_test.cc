@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -93,20 +94,46 @@ TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
     report.lr = 3e-3F;
     report.grad_norm = std::numeric_limits<double>::infinity();
     report.skipped = true;
-    metrics.write(report);
+    metrics.begin(1, 2, {{"parameters", 7}});
+    metrics.write(report, {{"memory", {{"optimizer", 8}}}});
     metrics.finish(0xabcU);
   }
-  Metrics(path, Metrics::Mode::append).write(example(2));
+  std::ofstream(path, std::ios::app) << "{\"step\": 2, \"lo";  // a run that was killed
+  Metrics(path, Metrics::Mode::append).write(example(2), nullptr);
   std::istringstream lines(read_file(path));
   std::string line;
   std::getline(lines, line);
+  EXPECT_EQ(nlohmann::json::parse(line),
+            nlohmann::json::parse(
+                R"({"zerorun_metrics": 1, "rank": 1, "world_size": 2, "run": {"parameters": 7}})"));
+  std::getline(lines, line);
   const auto first = nlohmann::json::parse(line);
-  for (const char* key : {"step", "loss", "lr", "grad_norm", "clipped_grad_norm", "loss_scale",
-                          "skipped", "step_ms", "fwd_bwd_ms", "comm_ms", "optimizer_ms",
-                          "tokens_per_s", "mfu", "model_state_bytes", "peak_rss_bytes"}) {
+  for (const char* key : {"step",
+                          "samples",
+                          "time_s",
+                          "loss",
+                          "lr",
+                          "grad_norm",
+                          "clip_factor",
+                          "clipped_grad_norm",
+                          "loss_scale",
+                          "skipped",
+                          "skipped_steps",
+                          "step_ms",
+                          "data_ms",
+                          "fwd_bwd_ms",
+                          "comm_ms",
+                          "reduce_ms",
+                          "gather_ms",
+                          "optimizer_ms",
+                          "tokens_per_s",
+                          "mfu",
+                          "model_state_bytes",
+                          "peak_rss_bytes",
+                          "memory"}) {
     EXPECT_TRUE(first.contains(key)) << key;
   }
-  EXPECT_EQ(first.size(), 15U);
+  EXPECT_EQ(first.size(), 23U);
   EXPECT_TRUE(first["mfu"].is_null());
   EXPECT_EQ(first["lr"], 0.003);
   EXPECT_EQ(first["skipped"], true);
@@ -114,7 +141,17 @@ TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
   std::getline(lines, line);
   EXPECT_EQ(nlohmann::json::parse(line)["param_hash"], "0000000000000abc");
   std::getline(lines, line);
+  EXPECT_EQ(line, "{\"step\": 2, \"lo");
+  std::getline(lines, line);
   EXPECT_EQ(nlohmann::json::parse(line)["step"], 2);
+}
+
+TEST(MetricsTest, RanksHaveFilesOfTheirOwnButNotBesideADevice) {
+  EXPECT_EQ(metrics_path("a/m.x.jsonl", 0), "a/m.x.jsonl");
+  EXPECT_EQ(metrics_path("a/m.x.jsonl", 12), "a/m.x.rank12.jsonl");
+  EXPECT_EQ(metrics_path("m", 1), "m.rank1");
+  EXPECT_EQ(metrics_path("/dev/null", 0), "/dev/null");
+  EXPECT_EQ(metrics_path("/dev/null", 1), "");
 }
 
 TEST(MetricsTest, UnwritableFileIsNamed) {

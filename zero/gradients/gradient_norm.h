@@ -52,7 +52,7 @@ class GradientNorm {
   TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
 
  private:
-  // This rank's parts of `reduced`, which is as in `add`.
+  // This rank's parts of `reduced`, the stored range's elements from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
 

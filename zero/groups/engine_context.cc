@@ -80,16 +80,21 @@ struct CopyGroups {
   std::shared_ptr<Communicator> replica;
 };
 
-// Drops what saves nothing among these ranks, and says so.
-void resolve_link_savings(ZeroConfig& zero, Communicator& shards, Stream& stream) {
+// Drops what saves nothing among these ranks; the first rank of the job says so.
+void resolve_link_savings(ZeroConfig& zero, Communicator& shards, Communicator& job,
+                          Stream& stream) {
   const std::vector<std::string_view> asked = link_savings(zero);
   if (asked.empty()) return;
   if (shards.local_world_size() == shards.world_size()) {
-    Logger(shards.rank(), shards.world_size())
-        .warning(
-            "no effect: {} (less traffic between hosts; the ranks that share a copy of the model "
-            "are on one host)",
-            fmt::join(asked, ", "));
+    if (job.rank() == 0) {
+      const bool alone = shards.world_size() == job.world_size();
+      Logger(job.rank(), job.world_size())
+          .warning("no effect: {} ({})", fmt::join(asked, ", "),
+                   alone ? "less traffic between hosts; the ranks that share a copy of the model "
+                           "are on one host"
+                         : "the ranks of a shard group are on one host, and sums travel between "
+                           "groups as they are");
+    }
     zero = without_link_savings(zero);
     return;
   }
@@ -101,12 +106,7 @@ void resolve_link_savings(ZeroConfig& zero, Communicator& shards, Stream& stream
 // Groups for the two hops of quantized gradients.
 void add_hops(EngineContext& context) {
   constexpr std::string_view kGradients = "/zero_optimization/zero_quantized_gradients";
-  if (context.replicas() > 1) {
-    fail<ConfigError>(
-        "{} is true, but {} has {} groups of {} ranks, which add their sums as they are; leave one "
-        "of them out",
-        kGradients, kShardGroupKey, context.replicas(), context.shard_ranks);
-  }
+  check_quantized_groups(context.replicas(), context.shard_ranks);
   Communicator& all = context.shards();
   Stream& stream = context.device.inline_stream();
   context.host_ranks = static_cast<int>(ranks_of_host(all, stream, kGradients));
@@ -132,11 +132,17 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
   if (zero.shard_group_size == kRanksOfHost) {
     zero.shard_group_size =
         zero.stage > 0 ? ranks_of_host(comm, device.inline_stream(), kShardGroupKey) : 0;
+    if (zero.shard_group_size == 1 && comm.world_size() > 1 && comm.rank() == 0) {
+      Logger(comm.rank(), comm.world_size())
+          .warning("{} \"auto\" is 1, as each host has one rank: nothing is sharded",
+                   kShardGroupKey);
+    }
   }
   overlap_between_hosts(zero, comm.world_size(), comm.local_world_size());
   const CopyGroups copies(zero, comm);
   Communicator& shards = copies.shards(comm);
-  resolve_link_savings(zero, shards, device.inline_stream());
+  Communicator& job = groups.job != nullptr ? *groups.job : comm;
+  resolve_link_savings(zero, shards, job, device.inline_stream());
   EngineContext context{
       make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
       device, comm, copies.shard, copies.replica};

@@ -20,7 +20,7 @@ struct EngineContext : Sharding {
   // The ranks that share a second copy of parameters; null where there is none.
   std::shared_ptr<Communicator> secondary_group{};
   // The hops of quantized gradients: this host's ranks, and those with this rank's number on their
-  // hosts. Null without such.
+  // hosts. Null unless gradients are quantized and the ranks span hosts.
   std::shared_ptr<Communicator> host_group{};
   std::shared_ptr<Communicator> cross_group{};
   EngineGroups groups{};

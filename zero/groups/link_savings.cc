@@ -1,5 +1,8 @@
 #include "zero/groups/link_savings.h"
 
+#include "core/check.h"
+#include "zero/partition/sharding.h"
+
 namespace zerorun {
 
 std::vector<std::string_view> link_savings(const ZeroConfig& zero) {
@@ -16,6 +19,15 @@ std::vector<std::string_view> link_savings(const ZeroConfig& zero) {
   return keys;
 }
 
+void check_quantized_groups(int64_t groups, int64_t ranks) {
+  if (groups == 1) return;
+  fail<ConfigError>(
+      "/zero_optimization/zero_quantized_gradients is true, but {} has {} groups of {} ranks, "
+      "which "
+      "add their sums as they are; leave one of them out",
+      kShardGroupKey, groups, ranks);
+}
+
 std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host) {
   overlap_between_hosts(zero, world_size, ranks_per_host);
   if (zero.shard_group_size == kRanksOfHost) {
@@ -28,6 +40,7 @@ std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, i
     return idle;
   }
   if (zero.hpz_partition_size == kRanksOfHost) zero.hpz_partition_size = ranks_per_host;
+  if (zero.quantized_gradients) check_quantized_groups(world_size / shards, shards);
   return {};
 }
 

@@ -11,18 +11,21 @@ namespace zerorun {
 // of parameters within a host, and fewer bits. Ranks that share a copy of the model on one host
 // have nothing to save.
 
-// The keys of `zero` that ask for such.
+// The keys of `zero` that ask for less traffic between hosts.
 std::vector<std::string_view> link_savings(const ZeroConfig& zero);
 
-// Decides the groups of `zero` among so many ranks, neighbours of which share a host; returns the
-// keys that save nothing there, and drops them.
+// Replaces "auto" sizes of groups in `zero` by numbers, for so many ranks of which neighbours share
+// a host. Resets the keys that save nothing there, and returns their names.
 std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host);
+
+// Throws ConfigError for quantized gradients with more than one shard group, of so many ranks.
+void check_quantized_groups(int64_t groups, int64_t ranks);
 
 // A collective between hosts mostly waits for the link, also on CPUs, and leaves the cores to
 // computation: unless the configuration says it, the two overlap there.
 void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host);
 
-// The same configuration without them.
+// The configuration without those keys.
 ZeroConfig without_link_savings(ZeroConfig zero);
 
 }  // namespace zerorun

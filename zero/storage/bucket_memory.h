@@ -28,7 +28,7 @@ struct BucketGradients {
   TensorView host_reduced;
   Event host_ready;  // host_reduced is complete
 
-  // Elements of the stored range that do not span host_from.
+  // A view of elements of the stored range, which lie all before host_from or all from there on.
   TensorView reduced_part(const Bucket& bucket, int64_t begin, int64_t numel) const {
     const int64_t host_from = bucket.stored.host_from;
     return begin < host_from ? reduced.slice(begin, numel)

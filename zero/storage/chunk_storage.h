@@ -54,7 +54,7 @@ class ChunkStorage {
   OffloadedParameters* moved_parameters() const { return parameters_; }
 
   ActiveChunk acquire(const Bucket& bucket, const Chunk& chunk, Content content = Content::needed);
-  // `changed` as in StateStore::release: the first so many of the views that the store holds.
+  // `changed`: how many of the chunk's views were written, counted from the first.
   void release(const ActiveChunk& active, size_t changed = std::numeric_limits<size_t>::max());
   // Master and states where they are stored, as StateStore::stored.
   std::vector<TensorView> stored_states(const Bucket& bucket, const Chunk& chunk);

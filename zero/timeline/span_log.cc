@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "zero/timeline/stretches.h"
+
 namespace zerorun {
 
 namespace {
@@ -27,12 +29,24 @@ std::string_view trace_row(std::string_view stream) {
   return stream.starts_with(kPrefix) ? stream.substr(kPrefix.size()) : stream;
 }
 
-SpanKind span_kind(std::string_view row, std::string_view name) {
-  if (name.starts_with("wait for ")) return SpanKind::wait;
-  if (name == "optimizer") return SpanKind::optimizer;
-  if (name == "read" || name == "write") return SpanKind::disk;
-  if (name == "upload" || name == "download") return SpanKind::copy;
-  return row == "comm" ? SpanKind::communication : SpanKind::compute;
+// Disjoint and ascending.
+std::vector<Stretch> stretches_of(const std::vector<LoggedSpan>& spans, SpanKind kind) {
+  std::vector<Stretch> all;
+  for (const LoggedSpan& span : spans) {
+    if (span.kind == kind) all.push_back({span.begin_s, span.end_s});
+  }
+  return joined_stretches(std::move(all));
+}
+
+}  // namespace
+
+SpanKind span_kind(const WorkSpan& span) {
+  if (span.name.starts_with("wait for ")) return SpanKind::wait;
+  if (span.name == "optimizer") return SpanKind::optimizer;
+  if (trace_row(span.stream) == "comm") return SpanKind::communication;
+  if (span.name == "read" || span.name == "write") return SpanKind::disk;
+  if (span.name == "upload" || span.name == "download") return SpanKind::copy;
+  return SpanKind::compute;
 }
 
 // Stage 0 reduces its buckets by all_reduce; a step agrees by one, too.
@@ -44,48 +58,6 @@ SpanKind span_kind(const CollectiveSpan& span) {
   if (span.op == Collective::all_reduce && of_bucket) return SpanKind::reduction;
   return span.op == Collective::all_gather ? SpanKind::gather : SpanKind::agreement;
 }
-
-struct Stretch {
-  double begin = 0;
-  double end = 0;
-};
-
-// Merges spans that may overlap into disjoint stretches of time, ascending.
-std::vector<Stretch> stretches_of(const std::vector<LoggedSpan>& spans, SpanKind kind) {
-  std::vector<Stretch> all;
-  for (const LoggedSpan& span : spans) {
-    if (span.kind == kind) all.push_back({span.begin_s, span.end_s});
-  }
-  std::ranges::sort(all, {}, &Stretch::begin);
-  std::vector<Stretch> joined;
-  for (const Stretch& one : all) {
-    if (joined.empty() || one.begin > joined.back().end) {
-      joined.push_back(one);
-    } else {
-      joined.back().end = std::max(joined.back().end, one.end);
-    }
-  }
-  return joined;
-}
-
-std::vector<Stretch> shared_stretches(const std::vector<Stretch>& a,
-                                      const std::vector<Stretch>& b) {
-  std::vector<Stretch> both;
-  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-    const Stretch one{std::max(a[i].begin, b[j].begin), std::min(a[i].end, b[j].end)};
-    if (one.begin < one.end) both.push_back(one);
-    ++(a[i].end < b[j].end ? i : j);
-  }
-  return both;
-}
-
-double total_seconds(const std::vector<Stretch>& stretches) {
-  double sum = 0;
-  for (const Stretch& one : stretches) sum += one.end - one.begin;
-  return sum;
-}
-
-}  // namespace
 
 // Work of the program encloses its waits.
 HiddenParts hidden_parts(const std::vector<LoggedSpan>& spans) {
@@ -123,7 +95,7 @@ void SpanLog::add(LoggedSpan span) {
 
 void SpanLog::add_work(const WorkSpan& span) {
   const std::string_view row = trace_row(span.stream);
-  const SpanKind kind = span_kind(row, span.name);
+  const SpanKind kind = span_kind(span);
   if (kind == SpanKind::wait && span.end_s - span.begin_s < kShownWait) return;
   add({.kind = kind,
        .row = std::string(row),

@@ -25,6 +25,9 @@ enum class SpanKind : uint8_t {
   disk,
 };
 
+SpanKind span_kind(const WorkSpan& span);
+SpanKind span_kind(const CollectiveSpan& span);
+
 // One line of a timeline: a rank's work from one moment to another.
 struct LoggedSpan {
   SpanKind kind = SpanKind::compute;

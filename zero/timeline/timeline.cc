@@ -37,19 +37,6 @@ struct PartFacts {
 constexpr size_t kFactWords = sizeof(PartFacts) / sizeof(int64_t);
 using FactWords = std::array<int64_t, kFactWords>;
 
-// Fails before the first step, not after some, where the file cannot be written.
-void check_file(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::is_directory(path, error)) fail<IoError>("timeline: {} is a folder, not a file", path);
-  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) return;  // a pipe, a device
-  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
-  fs::create_directories(folder, error);
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    fail<IoError>("timeline: cannot write to the folder of {}: {}", path, std::strerror(errno));
-  }
-}
-
 class TimelineImpl final : public Timeline {
  public:
   TimelineImpl(Engine& engine, Communicator& comm, TimelineOptions options, int64_t step)
@@ -62,7 +49,7 @@ class TimelineImpl final : public Timeline {
       fail<ConfigError>("timeline: got steps {} to {}, expected the first and the last step",
                         options_.first_step, options_.last_step);
     }
-    if (comm.rank() == 0) check_file(options_.file);
+    if (comm.rank() == 0) prepare_output_file(options_.file, "timeline");
     begin_if_due();
   }
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.metrics.engine_times import EngineTimes
 from zerorun.metrics.process import peak_rss_bytes, rss_bytes
 from zerorun.metrics.stopwatch import Stopwatch, captures
 from zerorun.metrics.work import StepWork
@@ -36,12 +37,14 @@ class StepMeter:
         self, core: _C.Engine, model: nn.Module, world_size: int, device: torch.device
     ) -> None:
         on_gpu = device.type == "cuda"
-        self.figures = _C.EngineFigures(core)
         self.forward = Stopwatch("forward", on_gpu)
         self.backward = Stopwatch("backward", on_gpu)
         self.step = Stopwatch("step", False)
+        self.data = Stopwatch("data", False)
+        self.checkpoint = Stopwatch("checkpoint", False)
         self.work = StepWork(model, world_size)
         self.listeners: list[Listener] = []
+        self.times = EngineTimes(_C.EngineFigures(core))
         self._core = core
         self._device = device
         self._losses: list[torch.Tensor] = []
@@ -49,7 +52,15 @@ class StepMeter:
         self._all_samples = 0
         self._ended = time.perf_counter()
         self._last: Metrics | None = None
-        self._counted = self.figures.collectives()  # up to the last step
+
+    def add_listener(self, listener: Listener) -> None:
+        """Calls it with the figures of every step from now on."""
+        self.times.watch()
+        self.listeners.append(listener)
+
+    @property
+    def figures(self) -> _C.EngineFigures:
+        return self.times.figures
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """The loss of a micro-step; from a GPU it is on its way when this returns."""
@@ -82,7 +93,6 @@ class StepMeter:
         lrs = [float(f"{group.lr:.7g}") for group in self._core.groups()]  # which are fp32
         self._all_samples += samples
         norm = result.grad_norm if result.applied else None
-        reduce_s, gather_s, optimizer_s = self.figures.take_timings()
         metrics: Metrics = {
             "step": step,
             "samples": self._all_samples,
@@ -99,14 +109,12 @@ class StepMeter:
             "step_ms": 1e3 * step_s,
             "forward_ms": self.forward.take_ms(),
             "backward_ms": self.backward.take_ms(),
-            "comm_ms": 1e3 * (reduce_s + gather_s),
-            "reduce_ms": 1e3 * reduce_s,
-            "gather_ms": 1e3 * gather_s,
-            "optimizer_ms": 1e3 * optimizer_s,
             "call_ms": self.step.take_ms(),
+            "data_ms": self.data.take_ms(),
+            "checkpoint_ms": self.checkpoint.take_ms(),
             "samples_per_s": samples / step_s,
-            "collectives": self._take_collectives(),
         }
+        metrics |= self.times.take()
         parts = [metrics[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms")]
         metrics["other_ms"] = max(0.0, metrics["step_ms"] - sum(parts))
         metrics |= self.work.take(step_s)
@@ -127,16 +135,6 @@ class StepMeter:
             return None
         mean = sum(map(float, losses)) / len(losses)
         return mean if math.isfinite(mean) else None
-
-    def _take_collectives(self) -> dict[str, list[int]]:
-        """The step's collectives, by operation."""
-        before, self._counted = self._counted, self.figures.collectives()
-        counts = {}
-        for name, (calls, nbytes) in self._counted.items():
-            earlier_calls, earlier_nbytes = before.get(name, (0, 0))
-            if calls > earlier_calls:
-                counts[name] = [calls - earlier_calls, nbytes - earlier_nbytes]
-        return counts
 
     def _add_state(self, metrics: Metrics) -> None:
         """Bytes that the rank holds now."""

@@ -21,7 +21,12 @@ _DATA = {
     *("fsdp", "ddp", "hsdp"),
 }
 _PIPELINE = {"pp", "pipe", "pipeline", "pipeline_parallel"}
-_SEQUENCE = {"sp", "sequence", "sequence_parallel"}
+_SEQUENCE = {"sp", "sequence", "sequence_parallel", "cp", "context", "context_parallel"}
+_MODEL = {
+    *("tp", "tensor", "tensor_parallel", "mp", "model", "model_parallel"),
+    *("ep", "expert", "expert_parallel"),
+    *_PIPELINE,
+}
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,10 @@ def _table(job: _C.Communicator, mesh: Mesh) -> list[list[int]]:
 
 @functools.cache
 def data_communicator(data_ranks: tuple[int, ...]) -> _C.Communicator:
-    """Of those ranks of the job, for parameters that have no engine yet. Collective: every rank of
-    the job asks for its own group's."""
+    """The communicator of these ranks of the job, for parameters that have no engine yet.
+
+    Collective: every rank of the job asks for its own group's.
+    """
     world = communicator.world()
     return EngineRanks.of(world, Mesh(data_ranks)).data
 
@@ -140,7 +147,9 @@ def ranks_of_group(group: Any, what: str) -> tuple[int, ...]:
             f"{what}: needs torch.distributed: call init_process_group() before, and make the "
             "groups with it"
         )
-    if isinstance(group, Sequence) and not isinstance(group, str):
+    if isinstance(group, str):
+        raise _C.ConfigError(f"{what}: got '{group}', expected a process group or a list of ranks")
+    if isinstance(group, Sequence):
         ranks = tuple(int(rank) for rank in group)
     else:
         ranks = tuple(distributed.get_process_group_ranks(group))
@@ -173,7 +182,8 @@ def mesh_of(mpu: Any = None, device_mesh: Any = None, mesh_param: Any = None) ->
 
 def _of_sizes(sizes: Sequence[int]) -> Mesh:
     world_size = communicator.world().world_size
-    if len(sizes) != 2 or math.prod(sizes) != world_size:
+    whole = len(sizes) == 2 and all(isinstance(size, int) and size > 0 for size in sizes)
+    if not whole or math.prod(sizes) != world_size:
         raise _C.ConfigError(
             f"mesh_param: got {tuple(sizes)}, expected the sizes of data and sequence parallelism, "
             f"whose product is the job's {world_size} ranks"
@@ -211,9 +221,16 @@ def _of_mpu(mpu: Any) -> Mesh:
     if len(ranks) == world_size:
         return Mesh(ranks, sequence_size=sequence_size)
     tensor_names = ("tensor_model_parallel", "slice_parallel", "model_parallel")
+    tensor_rank = _asked(mpu, *(f"get_{name}_rank" for name in tensor_names))
+    if tensor_rank is None:
+        raise _C.ConfigError(
+            "mpu: get_model_parallel_rank() and get_tensor_model_parallel_rank() are missing or "
+            "give None: expected this rank's number among those that hold one copy of the model, "
+            "so that norms count each parameter once"
+        )
     return Mesh(
         ranks,
-        _asked(mpu, *(f"get_{name}_rank" for name in tensor_names)) or 0,
+        tensor_rank,
         _asked(mpu, "get_model_parallel_rank", "get_tensor_model_parallel_rank"),
     )
 
@@ -232,6 +249,16 @@ def _of_device_mesh(mesh: Any) -> Mesh:
             f"{', '.join(sorted(_DATA))} among them: init_device_mesh(device, (2, 2), "
             "mesh_dim_names=('dp', 'tp'))"
         )
+    for name in names:
+        if name not in _DATA | _SEQUENCE | _MODEL:
+            nearest = _C.nearest_name(name, sorted(_DATA | _SEQUENCE | _MODEL))
+            hint = f" (did you mean '{nearest}'?)" if nearest else ""
+            raise _C.ConfigError(
+                f"device_mesh: a dimension is named '{name}'{hint}: expected, for ranks with other "
+                f"data, one of {', '.join(sorted(_DATA))}; for parts of the model, of "
+                f"{', '.join(sorted(_MODEL))}; for parts of a sequence, of "
+                f"{', '.join(sorted(_SEQUENCE))}"
+            )
     world = communicator.world()
     if ranks.numel() != world.world_size:
         raise _C.ConfigError(

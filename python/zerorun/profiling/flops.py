@@ -163,7 +163,7 @@ class FlopsProfile:
 
         hooks.append(engine.register_forward_pre_hook(before))
         hooks.append(engine.register_forward_hook(after, always_call=True))
-        engine.meter.listeners.append(report)
+        engine.meter.add_listener(report)
 
 
 def _parameters_of(module: nn.Module) -> int:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from zerorun import _C
 from zerorun.command_line import Parser, tell_error
+from zerorun.progress_bar import ProgressBar
 from zerorun.report.page import data_of, html
-from zerorun.report.reader import Run, read_run
+from zerorun.report.reader import Run, RunReader
 from zerorun.report.serve import PageServer
 from zerorun.whole_file import write_text
+
+_Answer = TypeVar("_Answer")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -57,23 +62,37 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _read(paths: Sequence[Path], traces: Sequence[Path] = ()) -> list[Run]:
+def _readers(paths: Sequence[Path], traces: Sequence[Path]) -> list[RunReader]:
     if len(traces) > len(paths):
         raise _C.ConfigError(
             f"--trace: got {len(traces)} files, expected one for each RUN at most, {len(paths)}"
         )
-    pairs = itertools.zip_longest(paths, traces)
-    runs = [read_run(path, trace) for path, trace in pairs]
-    names = [run.name for run in runs]
-    for run, path in zip(runs, paths, strict=True):
-        if names.count(run.name) > 1:  # of other folders
-            run.name = str(path)
-    return runs
+    names = [path.stem for path in paths]
+    return [
+        RunReader(path, trace, str(path) if names.count(path.stem) > 1 else None)  # other folders
+        for path, trace in itertools.zip_longest(paths, traces)
+    ]
 
 
-def _serve(read: Callable[[], list[Run]], port: int) -> None:
-    read()  # what is wrong shows before a browser asks
-    server = PageServer(lambda: html(read(), live=True), lambda: data_of(read(), live=True), port)
+def _read(readers: Sequence[RunReader], follow: bool) -> list[Run]:
+    with ProgressBar("reading") as bar:
+        return [reader.look(bar, follow) for reader in readers]
+
+
+def _serve(readers: Sequence[RunReader], port: int) -> None:
+    lock = threading.Lock()  # a look changes the runs
+
+    def answer(make: Callable[[list[Run]], _Answer]) -> Callable[[], _Answer]:
+        def locked() -> _Answer:
+            with lock:
+                return make(_read(readers, follow=True))
+
+        return locked
+
+    _read(readers, follow=True)  # what is wrong shows before a browser asks
+    page = answer(lambda runs: html(runs, live=True))
+    data = answer(lambda runs: data_of(runs, live=True))
+    server = PageServer(page, data, port)
     print(f"{server.url}\nCtrl-C ends it.", flush=True)
     try:
         server.run()
@@ -84,10 +103,11 @@ def _serve(read: Callable[[], list[Run]], port: int) -> None:
 def main(argv: list[str] | None = None) -> int:
     given = _arguments(argv)
     try:
+        readers = _readers(given.runs, given.trace)
         if given.serve:
-            _serve(lambda: _read(given.runs, given.trace), given.port)
+            _serve(readers, given.port)
         else:
-            runs = _read(given.runs, given.trace)
+            runs = _read(readers, follow=False)
             write_text(given.output, html(runs))
             steps = sum(run.first.columns.steps for run in runs)
             count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"

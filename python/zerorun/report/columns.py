@@ -29,10 +29,19 @@ NAMES = (
     "optimizer_ms",
     "call_ms",
     "other_ms",
+    "reduce_hidden_ms",
+    "gather_hidden_ms",
+    "offload_ms",
+    "offload_hidden_ms",
+    "data_ms",
+    "checkpoint_ms",
     "model_state_bytes",
     "rss_bytes",
     "gpu_bytes",
 )
+
+
+_AS_IT_WAS = "loss_scale"  # of the last step: no other one had a mean of them
 
 
 class _Point:
@@ -49,12 +58,18 @@ class _Point:
             if is_figure(value):
                 self.sums[name] = self.sums.get(name, 0.0) + value
                 self.counts[name] = self.counts.get(name, 0) + 1
+        self._keep_last(line.get(_AS_IT_WAS))
 
     def merge(self, later: _Point) -> None:
         self.step = later.step
         for name, value in later.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + later.counts[name]
+        self._keep_last(later.sums.get(_AS_IT_WAS))
+
+    def _keep_last(self, value: object) -> None:
+        if is_figure(value):
+            self.sums[_AS_IT_WAS], self.counts[_AS_IT_WAS] = value, 1
 
     def mean(self, name: str) -> float | None:
         return self.sums[name] / self.counts[name] if name in self.sums else None
@@ -62,10 +77,13 @@ class _Point:
 
 class Columns:
     """Figures of the steps of one rank. Points are means of as many steps as are needed to stay
-    below twice MOST; skipped steps are all kept."""
+    below twice MOST."""
 
     def __init__(self) -> None:
-        self.skipped: list[int] = []
+        self.skipped: list[int] = []  # the first ones
+        self.skipped_count = 0
+        self.scale_falls = 0
+        self._scale: float | None = None
         self.steps = 0
         self._points: list[_Point] = []
         self._steps_per_point = 1
@@ -76,8 +94,11 @@ class Columns:
         if self._points and step <= self._points[-1].step:
             self._go_back(step)
         self.steps += 1
-        if line.get("skipped") is True and len(self.skipped) < MOST:
-            self.skipped.append(step)
+        if line.get("skipped") is True:
+            self.skipped_count += 1
+            if len(self.skipped) < MOST:
+                self.skipped.append(step)
+        self._follow_scale(line.get("loss_scale"))
         if not self._points or self._in_last == self._steps_per_point:
             self._points.append(_Point(step))
             self._in_last = 0
@@ -87,11 +108,20 @@ class Columns:
         if len(self._points) >= 2 * MOST:
             self._thin()
 
+    def _follow_scale(self, scale: object) -> None:
+        if not is_figure(scale):
+            return
+        if self._scale is not None and scale < self._scale:
+            self.scale_falls += 1
+        self._scale = scale
+
     def _go_back(self, step: int) -> None:
         """A run that resumed repeats steps: what it does now counts."""
         while self._points and self._points[-1].step >= step:
             self._points.pop()
-        self.skipped = [earlier for earlier in self.skipped if earlier < step]
+        kept = [earlier for earlier in self.skipped if earlier < step]
+        self.skipped_count -= len(self.skipped) - len(kept)
+        self.skipped, self._scale = kept, None
         self._in_last = self._steps_per_point
 
     def _thin(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +41,8 @@ def _mean(run: Run, rank: int, name: str) -> float:
 def _slow_ranks(run: Run) -> Iterator[str]:
     """Ranks end their steps together, so a slow one shows in the time that it computes itself."""
     own = {
-        rank: _mean(run, rank, "forward_ms")
+        rank: _mean(run, rank, "fwd_bwd_ms")  # which has no communication in it
+        or _mean(run, rank, "forward_ms")
         + _mean(run, rank, "backward_ms")
         - _mean(run, rank, "comm_ms")
         for rank in run.ranks
@@ -61,26 +61,29 @@ def _slow_ranks(run: Run) -> Iterator[str]:
 
 def _exposed(run: Run) -> Iterator[str]:
     step = _mean(run, min(run.ranks), "step_ms")
+    overlap = "" if run.setting("/zero_optimization/overlap_comm") else "overlap_comm, or "
     advice = {
-        "reduce_ms": "Reductions: set overlap_comm, or a smaller reduce_bucket_size so that the "
+        "reduce_ms": f"Reductions: set {overlap}a smaller reduce_bucket_size so that the "
         "first ones begin earlier; more accumulation steps reduce less often per sample.",
         "gather_ms": "Gathers: raise stage3_prefetch_bucket_size, or keep more parameters with "
         "stage3_param_persistence_threshold; stage 2 gathers once per step if it fits.",
+        "offload_ms": "Offloading: a smaller ratio keeps more of the states on the device; more "
+        "accumulation steps update less often per sample.",
     }
     for name, what in advice.items():
         part = _mean(run, min(run.ranks), name)
         if step > 0.0 and part / step > _EXPOSED:
             topic, _, rest = what.partition(": ")
-            yield f"{topic} are waited for in {100 * part / step:.0f} % of a step: {rest}"
+            be = "is" if topic == "Offloading" else "are"
+            yield f"{topic} {be} waited for in {100 * part / step:.0f} % of a step: {rest}"
 
 
 def _skipped(run: Run) -> Iterator[str]:
     columns = run.first.columns
     if not columns.skipped:
         return
-    scales = columns.table().get("loss_scale", [])
-    falls = sum(1 for a, b in itertools.pairwise(scales) if a and b and b < a)
-    counts = f"{len(columns.skipped)} of {columns.steps}"
+    scales, falls = columns.table().get("loss_scale", []), columns.scale_falls
+    counts = f"{columns.skipped_count} of {columns.steps}"
     text = f"{counts} steps were skipped, as their gradient was not finite"
     if falls >= _FALLS:
         text += f"; the loss scale fell {falls} times. bf16 needs no loss scale"
@@ -121,6 +124,12 @@ def breakdown(run: Run) -> dict[str, Any]:
             "optimizer_ms",
             "step_ms",
             "other_ms",
+            "reduce_hidden_ms",
+            "gather_hidden_ms",
+            "offload_ms",
+            "offload_hidden_ms",
+            "data_ms",
+            "checkpoint_ms",
         )
     }
     return {name: round(value, 3) for name, value in mean.items() if value is not None}

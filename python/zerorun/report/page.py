@@ -11,39 +11,13 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.metrics.files import plain
+from zerorun.metrics.lines import is_figure
 from zerorun.report.findings import breakdown, findings
 from zerorun.report.reader import Run
 
 __all__ = ["data_of", "html"]
 
 _ASSETS = Path(__file__).parent / "assets"
-_ADAMS = {"adam", "adamw"}
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-
-def planned_bytes(run: Run) -> int | None:
-    """Model states of a rank as the ZeRO paper has them; None where the formula does not fit:
-    offloading, other optimizers than Adam's, or an unknown number of parameters."""
-    count, ranks = run.about.get("parameters"), run.world_size
-    zero = "/zero_optimization/"
-    offloads = any(
-        run.setting(f"{zero}{what}/device", "none") not in {None, "none"}
-        for what in ("offload_optimizer", "offload_param")
-    )
-    kind = str(run.setting("/optimizer/type", "adamw")).lower()
-    stage = run.setting(f"{zero}stage", 0) or 0
-    if not isinstance(count, int) or not isinstance(stage, int) or not ranks:
-        return None
-    if offloads or kind not in _ADAMS:
-        return None
-    sixteen = any(run.setting(f"/{name}/enabled") is True for name in ("bf16", "fp16"))
-    width = _BYTES["bf16" if sixteen else "fp32"]
-    accumulates = (run.setting("/gradient_accumulation_steps", 1) or 1) != 1
-    gradient = 4 if accumulates else width
-    optimizer = 12 if sixteen else 8  # fp32 parameters are their own masters
-    shards = [ranks if stage >= least else 1 for least in (3, 2, 1)]
-    parts = zip((width, gradient, optimizer), shards, strict=True)
-    return int(sum(count * nbytes / over for nbytes, over in parts))
 
 
 def data_of(runs: Sequence[Run], live: bool = False) -> dict[str, Any]:
@@ -73,13 +47,19 @@ def _run(run: Run) -> dict[str, Any]:
             for rank, figures in sorted(run.ranks.items())
         ],
         "world_size": run.world_size,
-        "planned": planned_bytes(run),
+        "plan": _figures(run.about.get("plan")),
+        "limits": _figures(run.about.get("limits")),
         "parameters": run.about.get("parameters"),
         "environment": environment if isinstance(environment, dict) else {},
         "config": run.settings,
         "param_hash": run.param_hash,
         "timeline": run.timeline,
     }
+
+
+def _figures(given: object) -> dict[str, float]:
+    found = given if isinstance(given, dict) else {}
+    return {str(name): value for name, value in found.items() if is_figure(value)}
 
 
 def html(runs: Sequence[Run], live: bool = False) -> str:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from zerorun import _C
-from zerorun.metrics.lines import check_version, is_figure, lines_of, parse_line, rank_in
+from zerorun.metrics.lines import (
+    MOST_CHARACTERS,
+    check_version,
+    is_figure,
+    parse_line,
+    rank_in,
+)
+from zerorun.progress_bar import ProgressBar
 from zerorun.report.columns import Columns
 from zerorun.report.timeline import find_trace, read_timeline
 
-__all__ = ["Run", "rank_of", "read_run", "run_files"]
+__all__ = ["Run", "RunReader", "rank_of", "read_run", "run_files"]
 
 _PARTS = 3  # of a setting
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
@@ -24,7 +32,7 @@ class RankFigures:
         self.columns = Columns()
         self.memory: dict[str, float] = {}  # the most in each category
         self.peak_rss: float | None = None
-        self.collectives: dict[str, list[int]] = {}
+        self.collectives: dict[str, list[float]] = {}  # calls, bytes, and ms where they are known
 
     def add(self, line: dict[str, Any]) -> None:
         self.columns.add(line)
@@ -33,10 +41,10 @@ class RankFigures:
                 self.memory[name] = max(self.memory.get(name, 0), nbytes)
         if is_figure(line.get("peak_rss_bytes")):
             self.peak_rss = max(self.peak_rss or 0, line["peak_rss_bytes"])
-        for name, (calls, nbytes) in (line.get("collectives") or {}).items():
-            sums = self.collectives.setdefault(name, [0, 0])
-            sums[0] += calls
-            sums[1] += nbytes
+        for name, figures in (line.get("collectives") or {}).items():
+            sums = self.collectives.setdefault(name, [0, 0, 0.0])
+            for i, value in enumerate(figures[: len(sums)]):
+                sums[i] += value if is_figure(value) else 0
 
 
 class Run:
@@ -111,37 +119,97 @@ def rank_of(file: Path) -> int:
     return int(named.group(1)) if named else 0
 
 
+class _Tail:
+    """A file of lines, read on from where the last look ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.rank = rank_of(path)  # that the next lines belong to
+        self.at = 0  # bytes read
+        self.nbytes = 0
+        self._path = path
+        self._identity = self._look()[0]
+        self._rest = b""  # of a line that is being written
+
+    def _look(self) -> tuple[tuple[int, int], int]:
+        facts = self._path.stat()
+        return (facts.st_dev, facts.st_ino), facts.st_size
+
+    def goes_on(self) -> bool:
+        """False where another file has taken its place, or it was cut."""
+        identity, size = self._look()
+        return identity == self._identity and size >= self.at
+
+    def lines(self, follow: bool) -> Iterator[str]:
+        """What is new. A last line without its end waits for the next look if there is one."""
+        with self._path.open("rb") as file:
+            self.nbytes = self._look()[1]
+            file.seek(self.at)
+            while part := file.readline(MOST_CHARACTERS):
+                self.at += len(part)
+                self._rest += part
+                if part.endswith(b"\n") or len(self._rest) >= MOST_CHARACTERS or not follow:
+                    yield self._rest.decode(errors="replace")
+                    self._rest = b""
+
+
+class RunReader:
+    """Reads a run from its metrics file, whose other ranks' files lie beside it, or from a folder
+    of them, and its timeline: of `trace`, else where the configuration or the folder has one. A
+    later look reads what has been written since the one before."""
+
+    def __init__(self, path: Path, trace: Path | None = None, name: str | None = None) -> None:
+        self._path, self._trace, self._name = path, trace, name
+        self._run, self._tails = self._begin()
+
+    def _begin(self) -> tuple[Run, dict[Path, _Tail]]:
+        name = self._path.stem if self._path.is_file() else self._path.resolve().name
+        return Run(self._name or name), {}
+
+    def look(self, bar: ProgressBar | None = None, follow: bool = True) -> Run:
+        """`follow`: there will be other looks, so a line without an end waits. ConfigError where
+        there is no run, or for a file of something else."""
+        if not self._path.exists():
+            raise _C.ConfigError(
+                f"{self._path}: no such file or folder; expected the FILE of --metrics"
+            )
+        if not all(tail.goes_on() for tail in self._tails.values()):
+            self._run, self._tails = self._begin()
+        files = run_files(self._path)
+        try:
+            for file in files:
+                self._read(file, bar, follow)
+        except _C.Error:
+            self._run, self._tails = self._begin()
+            raise
+        if not self._run.ranks:
+            what = "no file *.jsonl in it" if not files else "no line with a step in it"
+            raise _C.ConfigError(
+                f"{self._path}: {what}; expected a file of one JSON object a step, as `zerorun "
+                "train --metrics FILE` or the key zerorun.metrics of a configuration writes it"
+            )
+        found = self._trace or self._trace_of_run()
+        self._run.timeline = None if found is None else read_timeline(found)
+        return self._run
+
+    def _read(self, file: Path, bar: ProgressBar | None, follow: bool) -> None:
+        world_size = self._run.world_size
+        if world_size is not None and rank_of(file) >= world_size:
+            return  # of a run before, with more ranks
+        tail = self._tails.setdefault(file, _Tail(file))
+        for text in tail.lines(follow):
+            if text.strip():
+                tail.rank = self._run.add_line(text, tail.rank, file)
+            if bar is not None:
+                bar.show(tail.at, tail.nbytes)
+
+    def _trace_of_run(self) -> Path | None:
+        named = self._run.setting("/zerorun/trace/file")
+        if isinstance(named, str) and Path(named).is_file():
+            return Path(named)
+        return find_trace(self._path) if self._path.is_dir() else None
+
+
 def read_run(path: Path, trace: Path | None = None) -> Run:
-    """A run from its metrics file, whose other ranks' files lie beside it, or from a folder of
-    them, and its timeline: of `trace`, else where the configuration or the folder has one.
-    ConfigError where there is none, or for a file of something else."""
-    if not path.exists():
-        raise _C.ConfigError(f"{path}: no such file or folder; expected the FILE of --metrics")
-    files = run_files(path)
-    run = Run(path.stem if path.is_file() else path.resolve().name)
-    for file in files:
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            _read(run, lines, rank_of(file), file)
-    if not run.ranks:
-        what = "no file *.jsonl in it" if not files else "no line with a step in it"
-        raise _C.ConfigError(
-            f"{path}: {what}; expected a file of one JSON object a step, as `zerorun train "
-            "--metrics FILE` or the key zerorun.metrics of a configuration writes it"
-        )
-    found = trace or _trace_of(run, path)
-    if found is not None:
-        run.timeline = read_timeline(found)
-    return run
-
-
-def _trace_of(run: Run, path: Path) -> Path | None:
-    named = run.setting("/zerorun/trace/file")
-    if isinstance(named, str) and Path(named).is_file():
-        return Path(named)
-    return find_trace(path) if path.is_dir() else None
-
-
-def _read(run: Run, lines: TextIO, rank: int, file: Path) -> None:
-    for text in lines_of(lines):
-        if text.strip():
-            rank = run.add_line(text, rank, file)
+    """The same in one look."""
+    with ProgressBar(f"reading {path}") as bar:
+        return RunReader(path, trace).look(bar, follow=False)

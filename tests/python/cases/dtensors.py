@@ -224,6 +224,15 @@ def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
     )
     raises(
         zerorun.ConfigError,
+        "named 'replicat' (did you mean 'replicate'?)",
+        lambda: zerorun.shard(
+            model,
+            stage=1,
+            device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "replicat")),
+        ),
+    )
+    raises(
+        zerorun.ConfigError,
         "give the whole mesh",
         lambda: zerorun.shard(model, stage=1, device_mesh=mesh["dp"]),
     )

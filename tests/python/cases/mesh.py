@@ -281,6 +281,10 @@ def case_what_contradicts_itself_is_an_error(_folder: Path) -> None:
     raises(zerorun.ConfigError, "give one of them", lambda: start(mpu=mpu, mesh_param=(4, 1)))
     raises(zerorun.ConfigError, "whose product is", lambda: start(mesh_param=(3, 1)))
     raises(zerorun.ConfigError, "no get_data_parallel_group", lambda: start(mpu=object()))
+    nameless = types.SimpleNamespace(get_data_parallel_group=megatron().get_data_parallel_group)
+    raises(zerorun.ConfigError, "get_model_parallel_rank() and", lambda: start(mpu=nameless))
+    raises(zerorun.ConfigError, "expected the sizes of", lambda: start(mesh_param="22"))
+    raises(zerorun.ConfigError, "expected the sizes of", lambda: start(mesh_param=(8, 0.5)))
     raises(
         zerorun.ConfigError,
         '/optimizer/type is "Lamb"',

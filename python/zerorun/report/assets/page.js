@@ -4,13 +4,14 @@
   const PARTS = [
     ["forward_ms", "forward"], ["backward_ms", "backward"], ["fwd_bwd_ms", "forward and backward"],
     ["reduce_ms", "waiting for reductions"], ["gather_ms", "waiting for gathers"],
-    ["comm_ms", "communication"], ["optimizer_ms", "optimizer"], ["other_ms", "outside the engine"],
+    ["comm_ms", "communication"], ["optimizer_ms", "optimizer"], ["offload_ms", "waiting for offloading"],
+    ["other_ms", "outside the engine"], ["data_ms", "loading data"], ["checkpoint_ms", "saving"],
   ];
   const CHARTS = [
     { id: "loss", title: "Loss", names: ["loss"] },
     { id: "lr", title: "Learning rate", names: ["lr"] },
     { id: "norm", title: "Gradient norm", unit: "before clipping", names: ["grad_norm"], log: true },
-    { id: "scale", title: "Loss scale", unit: "dots: skipped steps", names: ["loss_scale"], skipped: true, varied: true },
+    { id: "scale", title: "Loss scale", unit: "dots: skipped steps", names: ["loss_scale"], skipped: true, varied: true, log: true },
     { id: "tokens", title: "Throughput", unit: "tokens/s", names: ["tokens_per_s"] },
     { id: "samples", title: "Throughput", unit: "samples/s", names: ["samples_per_s"], unless: "tokens_per_s" },
     { id: "mfu", title: "Model FLOPs utilisation", unit: "of measured products", names: ["mfu"] },
@@ -27,7 +28,7 @@
 
   let data = JSON.parse(document.getElementById("data").textContent);
   const hidden = new Set();
-  const logarithmic = new Set();
+  const logarithmic = new Set(["scale"]);
   let plots = [];
 
   const make = (tag, text, attributes = {}) => {
@@ -44,7 +45,7 @@
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = 0;
     while (n >= 1024 && unit + 1 < units.length) { n /= 1024; ++unit; }
-    return `${unit ? n.toFixed(2) : n} ${units[unit]}`;
+    return `${unit ? n.toFixed(2) : Math.round(n)} ${units[unit]}`;
   };
   const number = (n, digits = 2) => (n === null || n === undefined ? "–" : n.toFixed(digits));
 
@@ -218,9 +219,10 @@
   }
 
   function table(caption, head, rows, classes = []) {
-    const panel = make("div", null, { class: "panel scroll", tabindex: "0" });
+    const panel = make("div", null, { class: "panel" });
+    if (caption) panel.append(make("p", caption, { class: "caption" }));
+    const scroll = make("div", null, { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" });
     const grid = make("table");
-    grid.append(make("caption", caption));
     const top = make("tr");
     head.forEach((name) => top.append(make("th", name, { scope: "col" })));
     grid.append(make("thead"), make("tbody"));
@@ -230,13 +232,18 @@
       row.forEach((cell) => line.append(make("td", cell)));
       grid.tBodies[0].append(line);
     });
-    panel.append(grid);
+    scroll.append(grid);
+    panel.append(scroll);
     return panel;
   }
 
+  // Ranks of a host that share memory gather without a copy.
+  const shareOf = (rate, limit) =>
+    (rate > 2 * limit ? "nothing is copied" : `${(100 * rate / limit).toFixed(0)} % of ${number(limit)}`);
+
   function folded(title, panel) {
     const box = make("details", null, { class: "panel" });
-    panel.className = "scroll";
+    panel.className = "";
     box.append(make("summary", title), panel);
     return box;
   }
@@ -248,26 +255,34 @@
     for (const { run } of shown()) {
       const of = data.runs.length > 1 ? ` of ${run.name}` : "";
       const categories = [...new Set(run.ranks.flatMap((rank) => Object.keys(rank.memory)))].sort();
+      const planned = Object.keys(run.plan).length
+        ? [["plan", ...categories.map((name) => bytes(run.plan[name])), "–", "–", "–", "–"]] : [];
       tables.append(table(`Ranks${of}: most memory by category, and mean times`,
-        ["rank", ...categories, "model states", ...(run.planned ? ["formula"] : []), "process", "step ms", "comm ms"],
-        run.ranks.map((rank) => [rank.rank, ...categories.map((name) => bytes(rank.memory[name])),
-          bytes(rank.model_state), ...(run.planned ? [bytes(run.planned)] : []), bytes(rank.peak_rss),
-          number(rank.step_ms), number(rank.comm_ms)])));
+        ["rank", ...categories, "model states", "process", "step ms", "comm ms"],
+        [...run.ranks.map((rank) => [rank.rank, ...categories.map((name) => bytes(rank.memory[name])),
+          bytes(rank.model_state), bytes(rank.peak_rss), number(rank.step_ms), number(rank.comm_ms)]),
+        ...planned]));
       const whole = run.breakdown.step_ms;
       const parts = PARTS.filter(([name]) => run.breakdown[name] !== undefined &&
         !(name === "comm_ms" && run.breakdown.reduce_ms !== undefined));
       if (parts.length) {
         tables.append(table(`Mean step${of}: ${number(whole)} ms on rank ${run.ranks[0].rank}`,
-          ["part", "ms", "of a step"],
+          ["part", "ms", "of a step", "hidden ms"],
           parts.map(([name, label]) => [label, number(run.breakdown[name]),
-            whole ? `${(100 * run.breakdown[name] / whole).toFixed(1)} %` : "–"])));
+            whole ? `${(100 * run.breakdown[name] / whole).toFixed(1)} %` : "–",
+            number(run.breakdown[name.replace("_ms", "_hidden_ms")])])));
       }
       const collectives = Object.entries(run.collectives);
       if (collectives.length) {
-        tables.append(table(`Collectives of rank ${run.ranks[0].rank}${of}: bytes of the full tensors`,
-          ["collective", "calls", "bytes", "calls a step", "bytes a step"],
-          collectives.map(([name, [calls, nbytes]]) => [name, calls, bytes(nbytes),
-            number(calls / run.steps, 1), bytes(nbytes / run.steps)])));
+        tables.append(table(`Collectives of rank ${run.ranks[0].rank}${of}: bytes of the full tensors, and what they reached ` +
+          "with waiting for other ranks, beside what large ones reached before the first step",
+          ["collective", "calls", "bytes", "calls a step", "bytes a step", "GB/s", "of the limit"],
+          collectives.map(([name, [calls, nbytes, ms]]) => {
+            const rate = ms > 0 ? nbytes / ms / 1e6 : undefined;
+            const limit = run.limits[name] / 1e9;
+            return [name, calls, bytes(nbytes), number(calls / run.steps, 1), bytes(nbytes / run.steps),
+              number(rate), rate && limit ? shareOf(rate, limit) : "–"];
+          })));
       }
       if (run.timeline) {
         const part = (hidden) => (hidden === null ? ["–", "–"]

@@ -1,0 +1,100 @@
+"""What monitors have written, read back and compared with the metrics file.
+
+Each test needs its package (`pip install tensorboard wandb`), without which it is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from zerorun.monitor.__main__ import main
+
+NAMES = {
+    "train_loss": "loss",
+    "lr": "lr",
+    "grad_norm": "grad_norm",
+    "loss_scale": "loss_scale",
+    "tokens_per_sec": "tokens_per_s",
+}
+
+
+def metrics_file(path: Path) -> list[dict[str, object]]:
+    """Of an fp16 run with a skipped step, which has no norm."""
+    lines = [
+        {
+            "step": step,
+            "samples": 8 * step,
+            "loss": 4.0 / step,
+            "lr": 1e-3 * step,
+            "grad_norm": None if step == 3 else 0.1 * step,
+            "loss_scale": 512.0,
+            "skipped": step == 3,
+            "tokens_per_s": 1000.0 + step,
+        }
+        for step in range(1, 21)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def scalars(lines: list[dict[str, object]], key: str) -> list[tuple[object, object]]:
+    return [(line["samples"], line[key]) for line in lines if line[key] is not None]
+
+
+def test_tensorboards_reader_agrees_with_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = metrics_file(tmp_path / "m.jsonl")
+    assert main([str(tmp_path / "m.jsonl"), "--tensorboard", str(tmp_path / "board")]) == 0
+    read = EventAccumulator(str(tmp_path / "board" / "m"), size_guidance={"scalars": 0})
+    read.Reload()
+    for name, key in NAMES.items():
+        events = [(e.step, e.value) for e in read.Scalars(f"Train/Samples/{name}")]
+        assert events == [(at, float(np.float32(value))) for at, value in scalars(lines, key)]
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a file of wandb's: LevelDB's log, after a head of seven bytes."""
+    data, at, record, block = path.read_bytes(), 7, b"", 32 << 10
+    while at + 7 <= len(data):
+        if block - at % block < 7:  # a head does not cross blocks
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in {1, 4}:  # whole, or the last part
+            yield record
+            record = b""
+
+
+def test_wandbs_offline_file_agrees_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    lines = metrics_file(tmp_path / "m.jsonl")
+    assert main([str(tmp_path / "m.jsonl"), "--wandb", "project"]) == 0
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    rows: dict[int, dict[str, object]] = {}
+    for data in records(file):
+        record = wandb_internal_pb2.Record.FromString(data)
+        row = {
+            item.key or ".".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
+        if row:
+            rows.setdefault(row["_step"], {}).update(row)
+    for name, key in NAMES.items():
+        full = f"Train/Samples/{name}"
+        found = [(step, row[full]) for step, row in sorted(rows.items()) if full in row]
+        assert found == scalars(lines, key)

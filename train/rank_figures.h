@@ -1,0 +1,31 @@
+#pragma once
+
+#include <array>
+#include <nlohmann/json_fwd.hpp>
+
+#include "zero/timeline/work_meter.h"
+#include "zerorun/communicator.h"
+#include "zerorun/engine.h"
+
+namespace zerorun::train {
+
+// What a rank's engine does and holds, for the lines of its metrics file.
+class RankFigures {
+ public:
+  // Counts from here on. Both must outlive it.
+  RankFigures(Engine& engine, Communicator& comm);
+
+  // Of the step that has ended.
+  nlohmann::ordered_json take();
+
+ private:
+  nlohmann::ordered_json take_collectives();
+
+  Engine& engine_;
+  Communicator& comm_;
+  WorkMeter work_;
+  CommStats counted_;  // up to the step before, like the next
+  std::array<double, kCollectives> seconds_{};
+};
+
+}  // namespace zerorun::train
