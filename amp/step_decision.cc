@@ -2,12 +2,6 @@
 
 namespace zerorun {
 
-double clip_factor(double norm, double max_norm) {
-  if (max_norm <= 0.0) return 1.0;
-  const double factor = max_norm / (norm + 1e-6);
-  return factor > 1.0 ? 1.0 : factor;
-}
-
 StepDecider::StepDecider(const Config& config, double average)
     : max_norm_(config.gradient_clipping),
       average_(average),
@@ -20,11 +14,12 @@ StepDecision StepDecider::decide(double norm, bool finite) {
   StepDecision decision;
   StepResult& result = decision.result;
   result.loss_scale = loss_scale();
-  result.grad_norm = norm * average();
-  result.applied = finite || !check_overflow_;
-  if (result.applied) result.clip_factor = clip_factor(result.grad_norm, max_norm_);
   // The gradients were made with the scale from before the update.
-  decision.grad_scale = static_cast<float>(average() * result.clip_factor);
+  const StepVerdict verdict(rule(), norm, finite);
+  result.grad_norm = verdict.norm;
+  result.applied = verdict.applied;
+  result.clip_factor = verdict.clip;
+  decision.grad_scale = verdict.factor;
   if (scaler_) decision.exhausted = scaler_->update(!finite) == LossScaler::Outcome::exhausted;
   return decision;
 }

@@ -2,16 +2,12 @@
 
 #include <optional>
 
+#include "amp/step_rule.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
 #include "zerorun/loss_scaler.h"
 
 namespace zerorun {
-
-// The factor that brings a gradient of global L2 norm `norm` to at most `max_norm`; 1 when
-// `max_norm` is 0 (clipping off). As torch.nn.utils.clip_grad_norm_, whose 1e-6 keeps it finite; a
-// norm that is not a number stays visible as such.
-double clip_factor(double norm, double max_norm);
 
 struct StepDecision {
   StepResult result;
@@ -31,6 +27,8 @@ class StepDecider {
   // The factor that turns a reduced gradient into the average of unscaled gradients.
   double average() const { return average_ / loss_scale(); }
   void set_average(double average) { average_ = average; }
+  // The part of the decision that a device can take.
+  StepRule rule() const { return {average(), max_norm_, check_overflow_}; }
   // `norm` and `finite`: of the sum over ranks and micro-steps, which is still scaled.
   StepDecision decide(double norm, bool finite);
   // The next overflow exhausts the loss scale.

@@ -34,4 +34,35 @@ struct ExactTerm {
   }
 };
 
+// Nearest double below or at the sum that `words`, as ExactSum's, hold.
+constexpr double exact_value(const int64_t* words) {
+  // Carry, so that digits are unique whatever the order of additions; then three digits from the
+  // highest non-zero one hold at least 65 significant bits.
+  // No array of them: kernels would keep it in memory.
+  int64_t carry = 0;
+  int64_t below[2] = {};  // the digits below the one at i
+  int64_t leading[3] = {};
+  int highest = 0;
+  for (int i = 0; i < ExactSum::kDigits; ++i) {
+    const int64_t sum = words[i] + carry;
+    const int64_t digit = sum & 0xffffffff;
+    carry = sum >> ExactTerm::kDigitBits;
+    if (digit != 0) {
+      highest = i;
+      leading[0] = digit;
+      leading[1] = below[0];
+      leading[2] = below[1];
+    }
+    below[1] = below[0];
+    below[0] = digit;
+  }
+  double result = 0.0;
+  for (int i = 0; i < 3 && highest >= i; ++i) {
+    const int exponent = ExactSum::kLowestExponent + (highest - i) * ExactTerm::kDigitBits;
+    const auto weight = std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+    result += static_cast<double>(leading[i]) * weight;
+  }
+  return result;
+}
+
 }  // namespace zerorun

@@ -7,11 +7,28 @@ namespace zerorun {
 // Scalar conversions under one name for all floating storage types.
 constexpr float widen(float value) { return value; }
 constexpr float widen(Bf16 value) { return to_float(value); }
-constexpr float widen(Fp16 value) { return to_float(value); }
+constexpr float widen(Fp16 value) {
+#ifdef __CUDA_ARCH__  // one instruction, exact; what is not a number keeps the host's bits
+  if ((value.bits & 0x7fffU) <= 0x7c00U) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+    return result;
+  }
+#endif
+  return to_float(value);
+}
 
 constexpr void narrow(float value, float* to) { *to = value; }
 constexpr void narrow(float value, Bf16* to) { *to = to_bf16(value); }
-constexpr void narrow(float value, Fp16* to) { *to = to_fp16(value); }
+constexpr void narrow(float value, Fp16* to) {
+#ifdef __CUDA_ARCH__  // likewise, to nearest even
+  if (value == value) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(value));
+    return;
+  }
+#endif
+  *to = to_fp16(value);
+}
 
 [[noreturn]] void fail_not_floating(DType dtype);
 

@@ -30,6 +30,16 @@ std::string_view name_of(MemoryCategory category) {
   return "?";
 }
 
+void Device::copy(Stream& stream, std::span<const TensorCopy> copies) {
+  for (const TensorCopy& one : copies) {
+    if (one.accumulate) {
+      add(stream, one.src, one.dst);
+    } else {
+      cast(stream, one.src, one.dst);
+    }
+  }
+}
+
 std::shared_ptr<Device> make_device(Accelerator accelerator) {
   const bool cuda = accelerator == Accelerator::cuda ||
                     (accelerator == Accelerator::automatic && cuda_is_available());

@@ -131,6 +131,24 @@ void check_add(TensorView src, TensorView dst) {
   check_floating(dst, "add");
 }
 
+void check_copy(std::span<const TensorCopy> copies) {
+  for (const TensorCopy& one : copies) check_add(one.src, one.dst);  // in both cases
+}
+
+void check_decide(const StepEvidence& evidence, TensorView decision) {
+  const auto check_words = [](TensorView view, int64_t expected, const char* what) {
+    ZR_CHECK(view.dtype == DType::int64 && view.numel == expected,
+             "decide: got {} of {} {} elements, expected {} int64", what, view.numel,
+             name_of(view.dtype), expected);
+  };
+  check_words(evidence.words, ExactSum::kWords, "words");
+  check_words(evidence.votes, 2, "votes");
+  check_words(evidence.same, 2, "numbers");
+  ZR_CHECK(decision.dtype == DType::fp32 && decision.numel == 2,
+           "decide: got a decision of {} {} elements, expected 2 fp32", decision.numel,
+           name_of(decision.dtype));
+}
+
 void check_scale(TensorView dst) { check_floating(dst, "scale"); }
 
 void check_sum_of_squares(TensorView src, std::span<const SquaresSegment> segments,

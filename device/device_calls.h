@@ -11,6 +11,8 @@ namespace zerorun {
 void check_cast(TensorView src, TensorView dst);
 void check_add(TensorView src, TensorView dst);
 void check_scale(TensorView dst);
+void check_copy(std::span<const TensorCopy> copies);
+void check_decide(const StepEvidence& evidence, TensorView decision);
 void check_sum_of_squares(TensorView src, std::span<const SquaresSegment> segments,
                           TensorView sums);
 void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments);

@@ -1,11 +1,11 @@
 #include "zerorun/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <optional>
 #include <utility>
 
-#include "comm/agreement.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "optim/optimizer.h"
@@ -20,6 +20,7 @@
 #include "zero/storage/bucket_memory.h"
 #include "zero/storage/offload.h"
 #include "zero/timeline/stopwatch.h"
+#include "zero/update/caller_step.h"
 #include "zero/update/optimizer_states.h"
 #include "zero/update/sharded_step.h"
 
@@ -113,16 +114,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     micro_step_.complete(model_.owner(id));
     while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
   }
-  void contribute(ParameterId id, TensorView gradient) override {
-    const Stopwatch watch(timings_.reduce_s);
-    const ParameterId parameter = model_.owner(id);
-    if (gradient.numel != numel(id)) {
-      fail<ConfigError>("gradient of {}: got {} elements, expected {}",
-                        model_.specs()[static_cast<size_t>(id)].name, gradient.numel, numel(id));
-    }
-    reducer_.add(parameter, gradient);
-    micro_step_.receive(parameter);
-    while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
+  void contribute(std::span<const Contribution> gradients) override;
+  GradientBucket gradient_bucket(ParameterId id) const override {
+    const Bucket& bucket = bucket_of(id);
+    return {bucket.index, static_cast<int>(bucket.plan.parameters.size())};
   }
   void reduce_gradients() override {
     const Stopwatch watch(timings_.reduce_s);
@@ -208,9 +203,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   OffloadedParameters* moved_parameters() const {
     return offload_ ? offload_->parameters.get() : nullptr;
   }
-  void run_on_all(const std::function<void()>& work);
-  // Waits for the gradient and decides about it.
-  StepDecision decide();
+  // Waits for the gradient and decides about it; `ahead` as in GradientReducer::finish.
+  StepDecision decide(const GradientReducer::Ahead& ahead);
+  void run_update(const StepScalars& step);
   // Makes what this rank wrote to its shards visible to all.
   void gather_updated(const Bucket& bucket);
   void finish_gathering(bool waits = true);
@@ -272,7 +267,22 @@ void EngineImpl::initialize_parameters(const FillFunction& fill) {
   finish_gathering();
 }
 
-StepDecision EngineImpl::decide() {
+void EngineImpl::contribute(std::span<const Contribution> gradients) {
+  const Stopwatch watch(timings_.reduce_s);
+  std::vector<Contribution> owned(gradients.begin(), gradients.end());
+  for (auto& [id, gradient] : owned) {
+    if (gradient.numel != numel(id)) {
+      fail<ConfigError>("gradient of {}: got {} elements, expected {}",
+                        model_.specs()[static_cast<size_t>(id)].name, gradient.numel, numel(id));
+    }
+    id = model_.owner(id);
+  }
+  reducer_.add(owned);
+  for (const Contribution& one : owned) micro_step_.receive(one.parameter);
+  while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
+}
+
+StepDecision EngineImpl::decide(const GradientReducer::Ahead& ahead) {
   ZR_CHECK(micro_step_.phase() == BatchPhase::step_due && micro_step_.is_last(),
            "step() before end_micro_step() returned true");
   if (!runs_ahead()) {
@@ -282,7 +292,7 @@ StepDecision EngineImpl::decide() {
   // Gathers that still run read what the step will write; the collective below waits for all ranks.
   gatherer_.invalidate();
   const Stopwatch watch(timings_.optimizer_s);
-  const GradientNorm::Result sum = reducer_.finish(gatherer_.order_hash());
+  const GradientNorm::Result sum = reducer_.finish(gatherer_.order_hash(), ahead);
   if (runs_ahead()) reducer_.trim();
   if (!sum.same_gathers) {
     fail<CommError>(
@@ -296,58 +306,40 @@ StepDecision EngineImpl::decide() {
   return decision;
 }
 
+void EngineImpl::run_update(const StepScalars& step) {
+  step_.run(step, comm_stream(), [&](const Bucket& bucket) {
+    if (context_.policy.shard_state) gather_updated(bucket);
+  });
+  finish_gathering(!runs_ahead());
+}
+
 StepResult EngineImpl::step() {
-  const StepDecision decision = decide();
+  if (runs_ahead() && step_.can_follow_decision()) {
+    const auto ahead = [&](TensorView decision) {
+      context_.device.inline_stream().wait(comm_stream().record());
+      run_update({counts_.step_count + 1, 1.0F, groups_, decision});
+    };
+    return decide(ahead).result;
+  }
+  const StepDecision decision = decide({});
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  step_.run({counts_.step_count, decision.grad_scale, groups_}, comm_stream(),
-            [&](const Bucket& bucket) {
-              if (context_.policy.shard_state) gather_updated(bucket);
-            });
-  finish_gathering(!runs_ahead());
+  run_update({counts_.step_count, decision.grad_scale, groups_});
   return decision.result;
 }
 
 StepResult EngineImpl::step(const ShardUpdate& update) {
-  const StepDecision decision = decide();
+  const StepDecision decision = decide({});
   if (!decision.result.applied) return decision.result;
   const Stopwatch watch(timings_.optimizer_s);
-  // Parameters are cast from masters afterwards; they may be in a file.
-  std::vector<StateInterval> intervals = stored_states().intervals(OptimizerStates::Parts::states);
-  std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
-  Stream& stream = context_.device.inline_stream();
-  for (const StateInterval& part : intervals) {
-    Device& home = part.on_host ? context_.device.host() : context_.device;
-    home.scale(part.on_host ? home.inline_stream() : stream, part.grad, decision.grad_scale);
-  }
-  stream.synchronize();
   try {
-    run_on_all([&] { update(intervals); });
+    step_by_caller(context_, comm_stream(), stored_states(), decision.grad_scale, update);
   } catch (...) {
     --counts_.step_count;
     throw;
   }
   refresh_from_masters();
   return decision.result;
-}
-
-// An error of the caller's on one rank is an error on all, and on that rank the caller's own.
-void EngineImpl::run_on_all(const std::function<void()>& work) {
-  std::exception_ptr own;
-  const auto note_error = [&] {
-    try {
-      work();
-    } catch (...) {
-      own = std::current_exception();
-      throw;
-    }
-  };
-  try {
-    Agreement(context_.job(), comm_stream()).run("the caller's optimizer", note_error);
-  } catch (...) {
-    if (own) std::rethrow_exception(own);
-    throw;
-  }
 }
 
 // A GPU's last error may still be under way; nothing but this tells whoever reads wrong results.
@@ -387,6 +379,10 @@ void EngineImpl::refresh_from_masters() {
 }
 
 }  // namespace
+
+void Engine::contribute(ParameterId id, TensorView gradient) {
+  hooks().contribute(std::array{Contribution{id, gradient}});
+}
 
 std::unique_ptr<Engine> Engine::create(const Config& config, Device& device, Communicator& comm,
                                        std::vector<ParameterSpec> specs,

@@ -8,6 +8,7 @@
 #include "core/format_bytes.h"
 #include "device/cpu/host_memory.h"
 #include "device/cpu/kernels.h"
+#include "device/decide_step.h"
 #include "device/device_calls.h"
 
 namespace zerorun {
@@ -18,6 +19,14 @@ namespace {
 template <typename Segment>
 std::vector<Segment> copy_of(std::span<const Segment> segments) {
   return {segments.begin(), segments.end()};
+}
+
+// Gives the segments the factor that was decided about; false when the step is not taken.
+bool decide_factor(const UpdateTensors& tensors, std::vector<UpdateSegment>& segments) {
+  if (tensors.decision.data == nullptr) return true;
+  const auto* decision = tensors.decision.as<const float>();
+  for (UpdateSegment& segment : segments) segment.scalars.grad_scale = decision[0];
+  return decision[1] != 0.0F;
 }
 
 }  // namespace
@@ -99,6 +108,15 @@ void CpuDevice::sum_of_squares(Stream& stream, TensorView src,
   });
 }
 
+void CpuDevice::decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
+                       TensorView decision) {
+  check_decide(evidence, decision);
+  cpu_stream(stream).submit_work("decide", decision.nbytes(), [=] {
+    decide_step(evidence.words.as<const int64_t>(), evidence.votes.as<const int64_t>(),
+                evidence.same.as<const int64_t>(), evidence.ranks, rule, decision.as<float>());
+  });
+}
+
 void CpuDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
   check_quantize(src, dst, how);
   cpu_stream(stream).submit_work("quantize", src.nbytes(),
@@ -116,7 +134,9 @@ void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
                        std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);
   cpu_stream(stream).submit_work("update", tensors.master.nbytes(),
-                                 [=, all = copy_of(segments)] { kernels::update(tensors, all); });
+                                 [=, all = copy_of(segments)]() mutable {
+                                   if (decide_factor(tensors, all)) kernels::update(tensors, all);
+                                 });
 }
 
 void CpuDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,

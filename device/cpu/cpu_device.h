@@ -38,6 +38,8 @@ class CpuDevice : public Device {
   void scale(Stream& stream, TensorView dst, float factor) override;
   void sum_of_squares(Stream& stream, TensorView src, std::span<const SquaresSegment> segments,
                       TensorView sums) override;
+  void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
+              TensorView decision) override;
   void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override;
   void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
                   bool accumulate) override;

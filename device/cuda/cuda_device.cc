@@ -206,6 +206,13 @@ void CudaDevice::add(Stream& stream, TensorView src, TensorView dst) {
   cuda::add(handle_of(stream), src, dst);
 }
 
+void CudaDevice::copy(Stream& stream, std::span<const TensorCopy> copies) {
+  check_copy(copies);
+  const CurrentDevice current(index_);
+  const ProfilerRange range("copy");
+  cuda::copy(handle_of(stream), copies);
+}
+
 void CudaDevice::scale(Stream& stream, TensorView dst, float factor) {
   check_scale(dst);
   const CurrentDevice current(index_);
@@ -219,6 +226,14 @@ void CudaDevice::sum_of_squares(Stream& stream, TensorView src,
   const CurrentDevice current(index_);
   const ProfilerRange range("norm");
   cuda::sum_of_squares(handle_of(stream), src, segments, sums);
+}
+
+void CudaDevice::decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
+                        TensorView decision) {
+  check_decide(evidence, decision);
+  const CurrentDevice current(index_);
+  const ProfilerRange range("decide");
+  cuda::decide(handle_of(stream), evidence, rule, decision);
 }
 
 void CudaDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {

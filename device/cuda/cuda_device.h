@@ -39,8 +39,6 @@ class CudaDevice final : public Device {
   size_t room() const;
   // Gives back as much of that as `nbytes` more need. They must not be more than room().
   void make_room_within_limit(size_t nbytes);
-  // All that is kept, once the work on it is done. Whether there was any.
-  bool release_kept();
   // Memory within the same limit that is not counted: the caller accounts.
   Buffer allocate_uncounted(const MemoryRequest& request);
   // Its memory, for kernels on another GPU of this process.
@@ -55,6 +53,7 @@ class CudaDevice final : public Device {
   void use_inline_stream(void* handle) override;
   void use_reclaimer(const std::function<void()>& reclaim) override { reclaim_ = reclaim; }
   void trim_unused() override;
+  bool release_kept() override;
   void use_memory_adviser(const MemoryAdviser& adviser) override { adviser_ = adviser; }
 
   void upload(Stream& stream, const void* src, TensorView dst) override;
@@ -62,9 +61,12 @@ class CudaDevice final : public Device {
   void fill(Stream& stream, TensorView dst, float value) override;
   void cast(Stream& stream, TensorView src, TensorView dst) override;
   void add(Stream& stream, TensorView src, TensorView dst) override;
+  void copy(Stream& stream, std::span<const TensorCopy> copies) override;
   void scale(Stream& stream, TensorView dst, float factor) override;
   void sum_of_squares(Stream& stream, TensorView src, std::span<const SquaresSegment> segments,
                       TensorView sums) override;
+  void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
+              TensorView decision) override;
   void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override;
   void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
                   bool accumulate) override;

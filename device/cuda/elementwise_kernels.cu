@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "core/exact_term.h"
 #include "device/convert.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/launch.h"
+#include "device/cuda/segments.h"
 #include "device/cuda/vector.h"
 #include "device/newton_schulz.h"
 #include "zerorun/exact_sum.h"
@@ -66,6 +68,57 @@ struct Accumulate {
     to = static_cast<int64_t>(static_cast<uint64_t>(to) + static_cast<uint64_t>(from));
   }
 };
+
+// A TensorCopy as a kernel takes it.
+struct CopySegment {
+  explicit CopySegment(const TensorCopy& copy)
+      : src(copy.src.data), dst(copy.dst.data), numel(copy.dst.numel), add(copy.accumulate) {}
+  CopySegment() = default;
+
+  const void* src = nullptr;
+  void* dst = nullptr;
+  int64_t numel = 0;
+  bool add = false;
+};
+using CopySegments = Segments<CopySegment>;
+
+template <typename Src, typename Dst>
+__device__ inline void copy_element(bool add, Src from, Dst& to) {
+  if (add) {
+    Accumulate{}(from, to);
+  } else if constexpr (std::is_same_v<Src, Dst>) {
+    to = from;
+  } else {
+    Convert{}(from, to);
+  }
+}
+
+template <typename Src, typename Dst>
+__global__ void copy_tensors(const __grid_constant__ CopySegments segments) {
+  constexpr int kVector = 16 / std::min(sizeof(Src), sizeof(Dst));
+  const auto place = segments.place();
+  const CopySegment& segment = segments.at[place.segment];
+  const auto* const src = static_cast<const Src*>(segment.src);
+  auto* const dst = static_cast<Dst*>(segment.dst);
+  const int64_t first = int64_t{place.block} * blockDim.x + threadIdx.x;
+  const int64_t stride = int64_t{place.blocks} * blockDim.x;
+  int64_t done = 0;
+  if (is_aligned(src, kVector * sizeof(Src)) && is_aligned(dst, kVector * sizeof(Dst))) {
+    const int64_t vectors = segment.numel / kVector;
+    for (int64_t i = first; i < vectors; i += stride) {
+      const auto in = load_vector<Src, kVector>(src + i * kVector);
+      Vector<Dst, kVector> out = {};
+      if (segment.add) out = load_vector<Dst, kVector>(dst + i * kVector);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) copy_element(segment.add, in.at[k], out.at[k]);
+      store_vector(out, dst + i * kVector);
+    }
+    done = vectors * kVector;
+  }
+  for (int64_t i = done + first; i < segment.numel; i += stride) {
+    copy_element(segment.add, src[i], dst[i]);
+  }
+}
 
 struct Extreme {
   bool larger;
@@ -141,9 +194,8 @@ void fill(cudaStream_t stream, TensorView dst, float value) {
 void cast(cudaStream_t stream, TensorView src, TensorView dst) {
   if (src.empty() || (src.dtype == dst.dtype && src.data == dst.data)) return;
   if (src.dtype == dst.dtype) {
-    return check_cuda(
-        cudaMemcpyAsync(dst.data, src.data, src.nbytes(), cudaMemcpyDeviceToDevice, stream),
-        "cudaMemcpyAsync on the device");
+    return check_cuda(cudaMemcpyAsync(dst.data, src.data, src.nbytes(), cudaMemcpyDefault, stream),
+                      "cudaMemcpyAsync on the device");
   }
   map_floating(stream, src, dst, Convert{});
 }
@@ -153,6 +205,33 @@ void add(cudaStream_t stream, TensorView src, TensorView dst) {
     return map<int64_t, int64_t>(stream, src, dst, Accumulate{});
   }
   map_floating(stream, src, dst, Accumulate{});
+}
+
+void copy(cudaStream_t stream, std::span<const TensorCopy> copies) {
+  const auto blocks = [](const CopySegment& segment) {
+    constexpr int64_t kElements = 8;  // of a thread, about
+    constexpr int64_t kMost = 2048;   // enough for any GPU
+    return std::clamp<int64_t>(segment.numel / (kElements * kThreads), 1, kMost);
+  };
+  for (size_t begin = 0; begin < copies.size();) {
+    const DType from = copies[begin].src.dtype;
+    const DType to = copies[begin].dst.dtype;
+    std::vector<CopySegment> alike;
+    for (; begin < copies.size() && copies[begin].src.dtype == from; ++begin) {
+      if (copies[begin].dst.dtype != to) break;
+      alike.emplace_back(copies[begin]);
+    }
+    with_floating(from, [&](auto* src_type) {
+      with_floating(to, [&](auto* dst_type) {
+        using Src = std::remove_pointer_t<decltype(src_type)>;
+        using Dst = std::remove_pointer_t<decltype(dst_type)>;
+        for_each_launch<CopySegments>(
+            std::span<const CopySegment>(alike), blocks, [&](const CopySegments& some) {
+              launch(copy_tensors<Src, Dst>, some.blocks(), kThreads, stream, some);
+            });
+      });
+    });
+  }
 }
 
 void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger) {

@@ -112,8 +112,17 @@ struct Tensors {
   View param;
   View states[2];
   View scales[2];
-  bool in_place = false;  // the parameter is the master
+  const float* decision = nullptr;  // the gradient's factor, and whether there is a step at all
+  bool in_place = false;            // the parameter is the master
 };
+
+// The segment's rule as the step has decided; false: it is not taken.
+template <class Rule>
+__device__ bool decide_rule(const Tensors& t, Rule& rule) {
+  if (t.decision == nullptr) return true;
+  if constexpr (Rule::kReadsGrad) rule.grad_scale = t.decision[0];
+  return t.decision[1] != 0.0F;
+}
 
 // The part of an UpdateSegment that a kernel gets.
 template <class Rule>
@@ -156,7 +165,8 @@ template <class Rule>
 __global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segments, Tensors t) {
   const auto place = segments.place();
   const RuleSegment<Rule>& segment = segments.at[place.segment];
-  const Rule rule = segment.rule;
+  Rule rule = segment.rule;
+  if (!decide_rule(t, rule)) return;
   const int64_t end = segment.begin + segment.numel;
   // Vectors are those of the tensors, wherever segments begin and end.
   const int64_t vector = segment.begin / kVector + int64_t{place.block} * blockDim.x + threadIdx.x;
@@ -290,7 +300,8 @@ __global__ void update_blocks(const __grid_constant__ RuleSegments<Rule> segment
   const int64_t begin = segment.begin + warp * kStateBlock;
   if (begin >= end) return;  // the whole warp
   const Staged staged(begin, end, static_cast<int>(threadIdx.x) % kWarp);
-  const Rule rule = segment.rule;
+  Rule rule = segment.rule;
+  if (!decide_rule(t, rule)) return;  // the whole grid
   const DeviceMath math;
   float master[kRows];
   float states[2][kRows] = {};
@@ -332,6 +343,7 @@ void update_with(cudaStream_t stream, const UpdateTensors& from,
                      .param = from.param,
                      .states = {states[0], states[1]},
                      .scales = {from.scales[0], from.scales[1]},
+                     .decision = from.decision.as<const float>(),
                      .in_place = from.param.data == from.master.data};
   const bool vectors = is_fp32(from.master) && is_fp32(states[0]) && is_fp32(states[1]) &&
                        takes_vectors(from.master) && takes_vectors(states[0]) &&

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/host_device.h"
+
 namespace zerorun::cuda {
 
 // N neighbouring elements, moved by one memory access.
@@ -23,8 +25,7 @@ __device__ inline void store_vector(const Vector<T, N>& vector, T* to) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
 
-// Host code.
-inline bool is_aligned(const void* data, size_t bytes) {
+ZR_HOST_DEVICE inline bool is_aligned(const void* data, size_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 

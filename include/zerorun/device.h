@@ -125,6 +125,9 @@ struct UpdateTensors {
   // for each kStateBlock of them (device/block8.h).
   std::array<TensorView, 2> states{};
   std::array<TensorView, 2> scales{};  // fp32; for states in uint8
+  // What Device::decide wrote, or empty: the factor in the place of every segment's grad_scale.
+  // When that step is not taken, nothing is read or written.
+  TensorView decision{};
 };
 
 // Neighbours in UpdateTensors that take the same step. What is kept in 16 bits between steps and
@@ -136,6 +139,31 @@ struct UpdateSegment {
   UpdateScalars scalars{};
   int64_t parameter = 0;  // which elements these are; matters to stochastic rounding
   int64_t element = 0;    // a multiple of kStateBlock
+};
+
+// One of the tensors, of floating dtypes, that Device::copy takes.
+struct TensorCopy {
+  TensorView src;
+  TensorView dst;
+  bool accumulate = false;  // dst[i] += src[i]
+};
+
+// What a step does with its gradient, from its norm (amp/step_rule.h).
+struct StepRule {
+  double average = 1.0;        // turns the sum that the norm is of into the average of gradients
+  double max_norm = 0.0;       // that the average is clipped to; 0: none
+  bool check_overflow = true;  // a gradient that is not finite is not applied
+};
+
+// What the ranks agreed on about a step, in int64 on the device.
+struct StepEvidence {
+  TensorView words;  // ExactSum::kWords, of the gradient's sum_of_squares
+  // Two: ranks with a gradient, without which there is no step, and ranks with a late one, which
+  // has to come in first.
+  TensorView votes;
+  // Two: the sum, and that of the squares, of a number that has to be the same on all `ranks`.
+  TensorView same;
+  int64_t ranks = 0;
 };
 
 // Neighbours in a tensor whose squares have one sum.
@@ -211,6 +239,9 @@ class ZR_API Device {
   // Called once a step. On a GPU: memory that was freed and that nobody has asked for again since
   // the call before goes back to the driver.
   virtual void trim_unused() {}
+  // On a GPU: all memory that was freed and is kept goes back to the driver, for another allocator
+  // that has none left. Waits for the inline stream. False if there was none.
+  virtual bool release_kept() { return false; }
 
   // Between host memory and this device's; the host block must live until the stream got there.
   // Only memory of allocate_pinned is read as it is then: other memory may be read at once.
@@ -223,6 +254,8 @@ class ZR_API Device {
   virtual void cast(Stream& stream, TensorView src, TensorView dst) = 0;
   // dst[i] += src[i], computed in fp32.
   virtual void add(Stream& stream, TensorView src, TensorView dst) = 0;
+  // Each of them as cast or add, on a GPU with one kernel for dozens. No `dst` overlaps another's.
+  virtual void copy(Stream& stream, std::span<const TensorCopy> copies);
   // dst[i] *= factor, computed in fp32.
   virtual void scale(Stream& stream, TensorView dst, float factor) = 0;
   // Adds the squares of each segment of `src` to its sum among `sums` (ExactSum::kWords int64 words
@@ -230,6 +263,10 @@ class ZR_API Device {
   // tensor is cut, as long as cuts lie at multiples of kNormBlock elements from its start.
   virtual void sum_of_squares(Stream& stream, TensorView src,
                               std::span<const SquaresSegment> segments, TensorView sums) = 0;
+  // Decides about a step, for `update` to read: `decision`, two fp32, becomes the gradient's factor
+  // and 1, or 0 and 0 where the step is not taken.
+  virtual void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
+                      TensorView decision) = 0;
   // dst, of uint8 and quantized_nbytes(src.numel, bits), = src in few bits.
   virtual void quantize(Stream& stream, TensorView src, TensorView dst,
                         const Quantization& how) = 0;

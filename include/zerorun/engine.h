@@ -203,6 +203,18 @@ class ZR_API EngineStates {
   virtual uint64_t parameter_hash() = 0;
 };
 
+// A gradient of a parameter that a framework has computed.
+struct Contribution {
+  ParameterId parameter = 0;
+  TensorView gradient;
+};
+
+// The bucket that a parameter's gradient is reduced with.
+struct GradientBucket {
+  int index = 0;
+  int parameters = 0;  // whose gradients the bucket has
+};
+
 // Services for the bindings of a framework, beyond those for a training loop.
 class ZR_API EngineHooks {
  public:
@@ -214,6 +226,11 @@ class ZR_API EngineHooks {
   virtual void use_full_memory(FullMemory memory) = 0;
   // The place of a parameter in that memory; not set when it is full all the time.
   virtual std::optional<FullPlace> full_place(ParameterId id) const = 0;
+  // Engine::contribute for several parameters, none of them twice, whose gradients are copied at
+  // once.
+  virtual void contribute(std::span<const Contribution> gradients) = 0;
+  // The parameter is trainable, and on this rank.
+  virtual GradientBucket gradient_bucket(ParameterId id) const = 0;
   // The factor that turns StateInterval::grad into the average of unscaled gradients.
   virtual double gradient_average() const = 0;
   // Call after writing to StateInterval::grad: the step's norm, clipping and decision about values
@@ -268,7 +285,7 @@ class ZR_API Engine {
   // adds it to what came before. The parameter is ready when as many contributions have come as in
   // its last micro-step, at first one. What comes after its bucket went out is reduced with the
   // step, at the price of another round.
-  virtual void contribute(ParameterId id, TensorView gradient) = 0;
+  void contribute(ParameterId id, TensorView gradient);
   // Reduces what came so far of this micro-step; parameters that were not used count as zero.
   // Gradients that come after it, before end_micro_step or before step, are reduced in a further
   // round and added. Collective.

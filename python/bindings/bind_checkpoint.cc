@@ -132,6 +132,7 @@ class SaverHandle {
   // Calls `work` with the saver and without the GIL, and returns its result.
   template <typename Work>
   auto without_gil(const Work& work) {
+    owner_->settle();
     owner_->enter();
     const py::gil_scoped_release release;
     return work(*saver_);

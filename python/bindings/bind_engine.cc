@@ -145,8 +145,17 @@ void use_full_memory(const EngineHandle& self, py::object acquire, py::object re
   Device* const device = &self.engine().device();
   self.engine().hooks().use_full_memory([take, give, device](int bucket, size_t nbytes) {
     std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
-    const py::gil_scoped_acquire locked;
-    void* const data = PyLong_AsVoidPtr((*take)(bucket).ptr());
+    const auto acquired = [&] {
+      const py::gil_scoped_acquire locked;
+      return PyLong_AsVoidPtr((*take)(bucket).ptr());
+    };
+    void* data = nullptr;
+    try {
+      data = acquired();
+    } catch (const py::error_already_set&) {
+      if (!device->release_kept()) throw;  // there is no more for the other allocator
+      data = acquired();
+    }
     return Buffer(data, nbytes, [give, bucket, counted] {
       if (Py_IsInitialized() == 0) return;
       const py::gil_scoped_acquire locked_again;

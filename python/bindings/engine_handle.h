@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "python/bindings/gpu.h"
+#include "python/bindings/pending_gradients.h"
 #include "python/bindings/tensor_exchange.h"
 #include "python/bindings/without_gil.h"
 #include "zerorun/communicator.h"
@@ -22,6 +23,7 @@ struct EngineOwner {
   EngineOwner& operator=(const EngineOwner&) = delete;
   // pybind11 throws only before the module is there.
   ~EngineOwner() {  // NOLINT(bugprone-exception-escape)
+    drop_pending();
     const WithoutGil unlocked;
     // The tensor library's kernels may still use the memory that goes now.
     if (gpu != nullptr) gpu->drain();
@@ -30,10 +32,16 @@ struct EngineOwner {
 
   // The engine, whose work from here on takes its place on the tensor library's current stream.
   // With the GIL.
-  Engine& enter() const {
-    if (gpu != nullptr) gpu->follow();
+  Engine& enter() {
+    if (gpu == nullptr) return *engine;
+    // What was computed on another stream is copied there, before its memory is used again.
+    if (!pending.empty() && !gpu->is_followed()) settle();
+    gpu->follow();
     return *engine;
   }
+  // Gives the engine the gradients that hooks have brought: before all that depends on them. With
+  // the GIL.
+  void settle() { pending.give_to(*engine); }
   // The place of the engine's memory, but for what is offloaded.
   dlpack::Device where() const { return gpu == nullptr ? kHost : gpu->where(); }
 
@@ -44,6 +52,14 @@ struct EngineOwner {
   std::vector<std::shared_ptr<Communicator>> parts;  // as EngineGroups::parts
   Config config;
   std::unique_ptr<Engine> engine;
+  PendingGradients pending;  // empty on the CPU
+
+ private:
+  void drop_pending() {
+    if (pending.empty() || Py_IsInitialized() == 0) return;
+    const pybind11::gil_scoped_acquire acquire;
+    pending = {};
+  }
 };
 
 // Python's reference to an engine; empty once it was closed.
@@ -57,8 +73,14 @@ class EngineHandle {
     }
     return owner_;
   }
-  Engine& engine() const { return *owner()->engine; }
-  Engine& enter() const { return owner()->enter(); }
+  Engine& engine() const {
+    owner()->settle();
+    return *owner()->engine;
+  }
+  Engine& enter() const {
+    owner()->settle();
+    return owner()->enter();
+  }
   bool closed() const { return owner_ == nullptr; }
   void close() { owner_.reset(); }
 

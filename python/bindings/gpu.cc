@@ -63,7 +63,10 @@ void* Gpu::current_stream() const {
   return handle;
 }
 
-void Gpu::follow() const { device_->use_inline_stream(current_stream()); }
+void Gpu::follow() {
+  followed_ = current_stream();
+  device_->use_inline_stream(followed_);
+}
 
 void Gpu::drain() noexcept { zerorun::drain(device_->inline_stream()); }
 

@@ -24,7 +24,9 @@ class Gpu {
   dlpack::Device where() const { return {dlpack::kCuda, device_->gpu().value()}; }
   // The engine's next work comes after what the library has submitted, and before what it will.
   // With the GIL.
-  void follow() const;
+  void follow();
+  // True if the library's current stream is the one that was followed last.
+  bool is_followed() const { return current_stream() == followed_; }
   // Waits for what was submitted on the last stream; errors have been or will be told elsewhere.
   void drain() noexcept;
 
@@ -34,6 +36,7 @@ class Gpu {
   const std::shared_ptr<Device> device_;
   const dlpack::ExchangeApi* api_;  // null: ask_
   const std::shared_ptr<pybind11::object> ask_;
+  void* followed_ = nullptr;
 };
 
 // Keeps a Python object for code that may let go of it without the GIL.

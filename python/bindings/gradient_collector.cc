@@ -1,5 +1,6 @@
 #include "python/bindings/gradient_collector.h"
 
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,13 +18,18 @@ GradientCollector::GradientCollector(std::shared_ptr<EngineOwner> owner)
     : owner_(std::move(owner)), grad_name_("grad"), importer_(owner_->where()) {}
 
 void GradientCollector::on_gradient(ParameterId id, py::handle parameter) {
-  const py::object gradient = parameter.attr(grad_name_);
+  py::object gradient = parameter.attr(grad_name_);
   if (gradient.is_none()) return;
   const TensorView source = read(id, gradient);
   Engine& engine = owner_->enter();
-  {
+  if (owner_->gpu == nullptr) {
     const py::gil_scoped_release release;
-    engine.contribute(id, source);
+    engine.hooks().contribute(std::array{Contribution{id, source}});
+  } else {
+    PendingGradients& pending = owner_->pending;
+    if (pending.has(id)) owner_->settle();
+    const GradientBucket bucket = engine.hooks().gradient_bucket(id);
+    if (pending.add({id, source}, std::move(gradient), bucket)) owner_->settle();
   }
   py::setattr(parameter, grad_name_, py::none());
 }

@@ -11,8 +11,9 @@
 namespace zerorun {
 
 // Hands autograd's gradients to an engine: one hook per parameter, called after autograd has
-// accumulated into `.grad`, contributes it (one copy) and clears it. What a contribution means for
-// the micro-step is the engine's affair.
+// accumulated into `.grad`, takes it from there; on a CPU the engine copies it at once, on a GPU
+// with the others of its bucket. What a contribution means for the micro-step is the engine's
+// affair.
 class GradientCollector {
  public:
   explicit GradientCollector(std::shared_ptr<EngineOwner> owner);

@@ -54,6 +54,35 @@ class ElementwiseConformance : public DeviceConformance {
     }
   }
 
+  // Many tensors in one call, every second of which is added.
+  template <typename Src, typename Dst>
+  void check_copy() {
+    std::vector<std::unique_ptr<DeviceArray<Src>>> sources;
+    std::vector<std::unique_ptr<DeviceArray<Dst>>> targets;
+    std::vector<std::vector<uint32_t>> expected;
+    std::vector<TensorCopy> copies;
+    const std::vector<int64_t> sizes = {0, 1, 7, 64, 255, 1003, 20000};
+    for (int64_t i = 0; i < 150; ++i) {
+      const int64_t numel = i < 140 ? i % 9 : sizes[static_cast<size_t>(i) % sizes.size()];
+      const auto seed = static_cast<unsigned>(i);
+      const std::vector<Src> from = random_normal<Src>(numel, seed);
+      const std::vector<Dst> to = random_normal<Dst>(numel, seed + 1000);
+      const bool accumulate = i % 2 == 1;
+      std::vector<uint32_t>& bits = expected.emplace_back();
+      for (size_t k = 0; k < from.size(); ++k) {
+        const float before = accumulate ? to_fp32(to[k]) : 0.0F;
+        const float value = to_fp32(from[k]);
+        bits.push_back(bits_of(from_fp32<Dst>(accumulate ? before + value : value)));
+      }
+      sources.push_back(std::make_unique<DeviceArray<Src>>(*device_, from, i % 3));
+      targets.push_back(std::make_unique<DeviceArray<Dst>>(*device_, to, i % 5));
+      copies.push_back({sources.back()->view(), targets.back()->view(), accumulate});
+    }
+    device_->copy(*stream_, copies);
+    stream_->synchronize();
+    for (size_t i = 0; i < targets.size(); ++i) EXPECT_EQ(bits_of(targets[i]->host()), expected[i]);
+  }
+
   template <typename T>
   void check_scale() {
     for (const int64_t numel : {0, 1, 1003}) {
@@ -107,6 +136,22 @@ std::vector<uint32_t> bits_of_conversion(const std::vector<Src>& values) {
   std::vector<uint32_t> bits;
   for (const Src value : values) bits.push_back(bits_of(from_fp32<Dst>(to_fp32(value))));
   return bits;
+}
+
+TEST_P(ElementwiseConformance, CopyTakesManyTensors) {
+  check_copy<float, float>();
+  check_copy<Bf16, Bf16>();
+  check_copy<Fp16, Fp16>();
+  check_copy<Bf16, float>();
+  check_copy<float, Bf16>();
+}
+
+TEST_P(ElementwiseConformance, CopyKeepsTheBitsOfOneDtype) {
+  const auto src = array(all_16_bit_values<Bf16>());
+  const auto dst = array(std::vector<Bf16>(65536), 1);
+  device_->copy(*stream_, std::vector<TensorCopy>{{src.view(), dst.view()}});
+  stream_->synchronize();
+  EXPECT_EQ(bits_of(dst.host()), bits_of(src.host()));
 }
 
 TEST_P(ElementwiseConformance, FillWritesTheRoundedValueAndNothingElse) {

@@ -114,6 +114,7 @@ def fake_library() -> ctypes.CDLL:
     library.fake_violation.restype = ctypes.c_char_p
     library.fake_bytes_held.restype = ctypes.c_int64
     library.fake_calls_on.argtypes = [ctypes.c_void_p]
+    library.fake_launches_of.argtypes = [ctypes.c_char_p]
     library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
     library.fake_adopt.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.fake_disown.argtypes = [ctypes.c_void_p]
@@ -254,6 +255,10 @@ class FakeTorchCuda:
     def calls_on(self, stream: int) -> int:
         """Calls of the engine that were given a stream."""
         return self.library.fake_calls_on(stream)
+
+    def launches_of(self, kind: str) -> int:
+        """Launches of the engine's kernels that take something of that type."""
+        return self.library.fake_launches_of(kind.encode())
 
     def is_the_engines(self, tensor: torch.Tensor) -> bool:
         """True if its memory is from the fake runtime's pools."""

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -81,8 +82,9 @@ TEST_P(CallPathTest, OfAContribution) {
   with_engine([](Engine& engine, WatchedCommunicator& comm) {
     const ParameterId id = engine.parameter_id("head.bias");
     std::vector<float> values(static_cast<size_t>(engine.numel(id)));
+    const std::array gradient = {Contribution{id, view_of(std::span<float>(values))}};
     const size_t caller = stack().size();
-    engine.contribute(id, view_of(std::span<float>(values)));
+    engine.hooks().contribute(gradient);
     expect_path(comm.frames, caller, 3, "The path of a gradient");
   });
 }

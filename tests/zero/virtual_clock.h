@@ -124,6 +124,11 @@ class VirtualTimeDevice final : public Device {
     pass(stream, 0.0);
     device_->sum_of_squares(now(), src, segments, sums);
   }
+  void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
+              TensorView decision) override {
+    pass(stream, 0.0);
+    device_->decide(now(), evidence, rule, decision);
+  }
   void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override {
     pass(stream, 0.0);
     device_->quantize(now(), src, dst, how);

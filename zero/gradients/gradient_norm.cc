@@ -19,9 +19,16 @@ GradientNorm::GradientNorm(const EngineContext& context)
     : context_(context), has_host_(context.offloads_states()), votes_(vote_count()) {
   const int64_t numel =
       int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(votes_.size());
-  words_ =
-      context.device.allocate(static_cast<size_t>(numel) * sizeof(int64_t), MemoryCategory::other);
-  view_ = view_of(words_, DType::int64, numel);
+  const size_t nbytes = static_cast<size_t>(numel) * sizeof(int64_t);
+  Device& device = context.device;
+  words_ = device.allocate(2 * nbytes, MemoryCategory::other);
+  decision_ = device.allocate(2 * sizeof(float), MemoryCategory::other);
+  // Copies to memory that is not pinned would wait for the GPU.
+  found_ = device.is_host() ? device.allocate(nbytes, MemoryCategory::other)
+                            : device.allocate_pinned(nbytes);
+  const TensorView both = view_of(words_, DType::int64, 2 * numel);
+  view_ = both.slice(0, numel);
+  sum_ = both.slice(numel, numel);
   restart(context_.device.inline_stream());
 }
 
@@ -56,10 +63,10 @@ void GradientNorm::restart(Stream& stream) {
   context_.device.fill(stream, view_, 0.0F);
 }
 
-GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
-  std::vector<int64_t> words(static_cast<size_t>(view_.numel));
+void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule) {
+  Device& device = context_.device;
   const int64_t order = votes.gather_order;
-  const size_t own = kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part);
+  const size_t own = own_votes();
   votes_.assign(votes_.size(), 0);
   votes_[0] = votes.any ? 1 : 0;
   votes_[1] = votes.late ? 1 : 0;
@@ -67,21 +74,38 @@ GradientNorm::Result GradientNorm::finish(Stream& stream, const Votes& votes) {
   votes_[own + 1] = order;
   votes_[own + 2] = order * order;
   const auto tail = static_cast<int64_t>(votes_.size());
-  context_.device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
+  device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
     host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
-    context_.device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
+    device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
   }
-  context_.job().all_reduce(view_, view_, ReduceOp::sum, Output::overwrite, stream,
-                            "gradient norm");
-  context_.device.download(stream, view_, words.data());
-  stream.synchronize();
-  restart(stream);
-  ExactSum sum = ExactSum::from_words(std::span(words).first(ExactSum::kWords));
+  device.fill(stream, sum_, 0.0F);  // no votes: what is aborted decides for no step
+  context_.job().all_reduce(view_, sum_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");
+  if (rule) {
+    const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
+    device.decide(stream,
+                  {.words = sum_.slice(0, ExactSum::kWords),
+                   .votes = all_votes.slice(0, kCommonVotes),
+                   .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
+                   .ranks = context_.world_size},
+                  *rule, decision());
+  }
+  device.download(stream, sum_, found_.data());
+  found_all_ = stream.record();
+  device.fill(stream, view_, 0.0F);
+}
+
+GradientNorm::Result GradientNorm::read() {
+  found_all_.synchronize();
+  host_ = {};  // not before: it may be read as late as that
+  const std::span words(view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
+                        static_cast<size_t>(view_.numel));
+  ExactSum sum = ExactSum::from_words(words.first(ExactSum::kWords));
   if (has_host_) {
-    sum.merge(ExactSum::from_words(std::span(words).subspan(ExactSum::kWords, ExactSum::kWords)));
+    sum.merge(ExactSum::from_words(words.subspan(ExactSum::kWords, ExactSum::kWords)));
   }
-  const std::span<const int64_t> total = std::span(words).last(votes_.size());
+  const std::span<const int64_t> total = words.last(votes_.size());
+  const size_t own = own_votes();
   return {.norm = std::sqrt(sum.value()),
           .finite = sum.non_finite_terms() == 0,
           .any = total[0] > 0,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "offload/host_pipeline.h"
@@ -43,14 +44,22 @@ class GradientNorm {
     bool new_order = false;
     bool same_gathers = true;  // all had the same gather_order
   };
-  // Collective, taken in every step; starts the next sum.
-  Result finish(Stream& stream, const Votes& votes);
+  // Collective, taken in every step: adds up what the ranks have, which `read` waits for, and
+  // begins the next sum. With a rule the device decides, too.
+  void start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule = {});
+  Result read();
+  // For Device::update, after what is on the stream: the decision about the sum started last.
+  TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
 
  private:
   // This rank's parts of `reduced`, the stored range's elements from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
 
+  // The first of the votes of the ranks with this rank's part.
+  size_t own_votes() const {
+    return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part);
+  }
   // Votes of all parts of the model, then three of each part's own ranks.
   size_t vote_count() const {
     return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part_count);
@@ -61,7 +70,11 @@ class GradientNorm {
   const EngineContext& context_;
   const bool has_host_;  // gradients may be stored on the host
   Buffer words_;
+  Buffer decision_;
+  Buffer found_;     // on the host: the words as they were added up
+  Event found_all_;  // and the time they are there
   TensorView view_;  // of the device; behind them those of the host, if any, and the votes
+  TensorView sum_;   // over the ranks
   std::array<int64_t, ExactSum::kWords> host_{};
   std::vector<int64_t> votes_;
   Event host_done_;

@@ -32,28 +32,31 @@ GradientView GradientReducer::gradient(ParameterId parameter) {
   return {place(parameter), accumulate};
 }
 
-void GradientReducer::add(ParameterId parameter, TensorView gradient) {
-  micro_step_.locate(parameter);
+void GradientReducer::add(std::span<const Contribution> gradients) {
+  for (const Contribution& one : gradients) micro_step_.locate(one.parameter);  // not frozen
   begin_round();
-  Device& device = context_.device;
-  GradientView target;
-  if (micro_step_.is_late(parameter)) {
-    Buffer& late = late_[parameter];
-    target.accumulate = static_cast<bool>(late);
-    if (!late) {
-      late = device.allocate(static_cast<size_t>(gradient.numel) * size_of(context_.param_dtype),
-                             MemoryCategory::buckets);
-    }
-    target.view = view_of(late, context_.param_dtype, gradient.numel);
-  } else {
-    target.accumulate = micro_step_.add(parameter);
-    target.view = place(parameter);
+  std::vector<TensorCopy> copies;
+  copies.reserve(gradients.size());
+  for (const auto& [parameter, gradient] : gradients) {
+    const GradientView target = place_contribution(parameter);
+    copies.push_back({gradient, target.view, target.accumulate});
   }
-  if (target.accumulate) {
-    device.add(device.inline_stream(), gradient, target.view);
-  } else {
-    device.cast(device.inline_stream(), gradient, target.view);
+  context_.device.copy(context_.device.inline_stream(), copies);
+}
+
+GradientView GradientReducer::place_contribution(ParameterId parameter) {
+  const int64_t numel = micro_step_.locate(parameter).numel;
+  if (!micro_step_.is_late(parameter)) {
+    const bool accumulate = micro_step_.add(parameter);
+    return {place(parameter), accumulate};
   }
+  Buffer& late = late_[parameter];
+  const bool accumulate = static_cast<bool>(late);
+  if (!late) {
+    late = context_.device.allocate(static_cast<size_t>(numel) * size_of(context_.param_dtype),
+                                    MemoryCategory::buckets);
+  }
+  return {view_of(late, context_.param_dtype, numel), accumulate};
 }
 
 void GradientReducer::reduce(int index) {
@@ -137,32 +140,37 @@ void GradientReducer::reduce_rest() {
   micro_step_.close();
 }
 
-GradientNorm::Result GradientReducer::finish(int64_t gather_order) {
+GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& ahead) {
   GradientNorm::Votes votes = {
       .any = micro_step_.has_gradient(),
       .late = !late_.empty(),
       .new_order = context_.rank == 0 && micro_step_.schedule().wants_change(),
       .gather_order = gather_order};
-  GradientNorm::Result result = control_.norm().finish(stream_, votes);
-  const bool new_order = result.new_order;
-  if (result.late) {
+  GradientNorm& norm = control_.norm();
+  while (true) {
+    norm.start(stream_, votes, ahead ? std::optional(control_.rule()) : std::nullopt);
+    if (ahead) ahead(norm.decision());
+    const GradientNorm::Result result = norm.read();
+    if (!result.late) {
+      end_batch(result.new_order);
+      return result;
+    }
     norm_begun_ = false;
     reduce_late();
     wait();
     votes.late = false;
-    result = control_.norm().finish(stream_, votes);
   }
-  end_batch(new_order);
-  return result;
 }
 
 void GradientReducer::reduce_late() {
   begin_round();
   const std::map<ParameterId, Buffer> late = std::exchange(late_, {});
+  std::vector<Contribution> gradients;
   for (const auto& [parameter, memory] : late) {
     const int64_t numel = micro_step_.locate(parameter).numel;
-    add(parameter, view_of(memory, context_.param_dtype, numel));
+    gradients.push_back({parameter, view_of(memory, context_.param_dtype, numel)});
   }
+  add(gradients);
   context_.device.inline_stream().synchronize();  // `late` ends here
   reduce_rest();
 }

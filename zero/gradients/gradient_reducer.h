@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -32,18 +33,22 @@ class GradientReducer {
 
   // As Engine::gradient.
   GradientView gradient(ParameterId parameter);
-  // Copies or adds a gradient to the parameter's place in its bucket or, when that has gone out, to
-  // what goes out with the step.
-  void add(ParameterId parameter, TensorView gradient);
+  // Copies or adds gradients to the parameters' places in their buckets or, when one has gone out,
+  // to what goes out with the step. No parameter comes twice.
+  void add(std::span<const Contribution> gradients);
   // Reduces a bucket that MicroStep says may go out.
   void reduce(int index);
   // Ends the round: reduces what is left, with zeros for what was not used. Collective.
   void reduce_rest();
 
+  // Work for the device that is submitted before the host knows the norm; it follows the decision,
+  // on the reducer's stream. Called again after gradients that came late.
+  using Ahead = std::function<void(TensorView decision)>;
   // The reduced gradient's norm, with one collective in an ordinary step. When gradients came late
   // on any rank, all ranks reduce those in one more round. Ends the batch, and takes over another
-  // schedule when rank 0 asks for it. `gather_order` as in GradientNorm::Votes.
-  GradientNorm::Result finish(int64_t gather_order);
+  // schedule when rank 0 asks for it. `gather_order` as in GradientNorm::Votes; `ahead`
+  // may be empty.
+  GradientNorm::Result finish(int64_t gather_order, const Ahead& ahead);
   // Forgets the batch. Not within a round.
   void drop();
   // Takes the norm of the reduced gradients again, which somebody has written to.
@@ -62,6 +67,8 @@ class GradientReducer {
     Event done;
   };
 
+  // The place of a contribution, and whether it is added to what lies there.
+  GradientView place_contribution(ParameterId parameter);
   void begin_round();
   // The parameter's place in its bucket's memory.
   TensorView place(ParameterId parameter);

@@ -19,6 +19,8 @@ class StepControl {
   GradientInspector& inspector() { return inspector_; }
   const StepDecider& decider() const { return decider_; }
 
+  // The part of the decision that the device can take before the host knows the norm.
+  StepRule rule() const { return decider_.rule(); }
   // Without a gradient on any rank there is nothing to apply. Throws NumericError, on every rank,
   // when the loss scale cannot become smaller; that is collective.
   StepDecision decide(const GradientNorm::Result& sum, Stream& stream);

@@ -54,16 +54,20 @@ void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
 void ParameterGatherer::gather(ModuleId id, bool step_follows) {
   Module& module = modules_.at(static_cast<size_t>(id));
   if (module.buckets.empty()) return;
+  const auto finish_own = [&] {
+    for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)], Next::use);
+  };
   if (module.holders == 0) {
     order_.record(id);
     if (is_sharded(module)) {
       make_room(module.numel);
-      take_memory(module);
+      take_memory(module, memory_, &Residence::full);
       start(module);
     }
+    if (parked_ > 0) finish_own();  // before a later module takes the room
     prefetch(step_follows);
   }
-  for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)]);
+  finish_own();
   ++module.holders;  // after all that can fail
 }
 
@@ -91,23 +95,63 @@ void ParameterGatherer::invalidate() {
   }
 }
 
-void ParameterGatherer::take_memory(const Module& module) {
+void ParameterGatherer::take_memory(const Module& module, const EngineHooks::FullMemory& memory,
+                                    Buffer Residence::*place) {
   std::vector<std::pair<int, Buffer>> taken;
   for (int index : module.buckets) {
     const Bucket& bucket = buckets_[static_cast<size_t>(index)];
     const bool sharded = residences_[static_cast<size_t>(index)].state == State::sharded;
     if (bucket_memory_.parameters(bucket).resident || !sharded) continue;
     const TensorView shape{nullptr, bucket.layout.padded_numel(), context_.param_dtype};
-    taken.emplace_back(index, memory_(index, shape.nbytes()));
+    taken.emplace_back(index, memory(index, shape.nbytes()));
   }
-  for (auto& [index, memory] : taken) {
+  for (auto& [index, block] : taken) {
     const Bucket& bucket = buckets_[static_cast<size_t>(index)];
     bucket_memory_.parameters(bucket).full =
-        view_of(memory, context_.param_dtype, bucket.layout.padded_numel());
-    residences_[static_cast<size_t>(index)].full = std::move(memory);
+        view_of(block, context_.param_dtype, bucket.layout.padded_numel());
+    residences_[static_cast<size_t>(index)].*place = std::move(block);
   }
   // Work that was given to the inline stream may still use what lay there before.
   if (!taken.empty()) stream_.wait(context_.device.inline_stream().record());
+}
+
+bool ParameterGatherer::take_memory_ahead(const Module& module) {
+  try {
+    // What waits on the host is used before this, and gets the next room on the device.
+    if (parked_ == 0) {
+      take_memory(module, memory_, &Residence::full);
+      return true;
+    }
+  } catch (const std::exception&) {
+    // There may be room when the module is used. Alone this rank can wait for that; peers that
+    // gather with it would be left waiting. Where ranks share a GPU, pinning may wait for a peer.
+    if (context_.shards().transport().starts_with("host-staged")) throw;
+    const bool alone = std::none_of(
+        module.buckets.begin(), module.buckets.end(),
+        [this](int index) { return is_collective(buckets_[static_cast<size_t>(index)]); });
+    if (alone) return false;
+  }
+  const auto pinned = [this](int /*bucket*/, size_t nbytes) {
+    return context_.device.allocate_pinned(nbytes);
+  };
+  take_memory(module, pinned, &Residence::parked);
+  for (int index : module.buckets) {
+    if (residences_[static_cast<size_t>(index)].parked) ++parked_;
+  }
+  return true;
+}
+
+void ParameterGatherer::unpark(const Bucket& bucket) {
+  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
+  TensorView& full = bucket_memory_.parameters(bucket).full;
+  residence.full = memory_(bucket.index, full.nbytes());
+  const TensorView parked = full;
+  full = view_of(residence.full, context_.param_dtype, parked.numel);
+  Stream& stream = context_.device.inline_stream();
+  context_.device.upload(stream, parked.data, full);
+  stream.synchronize();  // `parked` ends here
+  residence.parked = {};
+  --parked_;
 }
 
 void ParameterGatherer::start(Module& module) {
@@ -174,22 +218,26 @@ void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
   live_ += bucket.layout.padded_numel();
 }
 
-void ParameterGatherer::finish(const Bucket& bucket) {
+void ParameterGatherer::finish(const Bucket& bucket, Next next) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state != State::gathering) return;
   context_.device.inline_stream().wait(residence.ready);
+  if (residence.parked && next == Next::use) unpark(bucket);
   residence.state = State::full;
 }
 
 void ParameterGatherer::drop(const Bucket& bucket) {
   Residence& residence = residences_[static_cast<size_t>(bucket.index)];
   if (residence.state == State::sharded) return;
-  finish(bucket);  // whoever has the memory next must not meet the gather there
+  // Whoever has the memory next must not meet the gather there; the host's is free at once.
+  if (residence.parked) residence.ready.synchronize();
+  finish(bucket, Next::drop);
   residence.state = State::sharded;
   live_ -= bucket.layout.padded_numel();
   if (!bucket_memory_.parameters(bucket).resident) {
     bucket_memory_.parameters(bucket).full = {};
     residence.full = {};
+    if (std::exchange(residence.parked, {})) --parked_;
   }
 }
 
@@ -205,17 +253,7 @@ void ParameterGatherer::prefetch(bool step_follows) {
     ahead += next.numel;
     if (!is_sharded(next)) continue;
     if (live_ + next.numel > context_.zero.max_live_parameters) return;
-    try {
-      take_memory(next);
-    } catch (const std::exception&) {
-      // The gather that this was called for is good, and there may be room when `next` is used.
-      // Peers that gather with this rank would be left waiting.
-      const bool alone = std::none_of(next.buckets.begin(), next.buckets.end(), [this](int bucket) {
-        return is_collective(buckets_[static_cast<size_t>(bucket)]);
-      });
-      if (!alone) throw;
-      return;
-    }
+    if (!take_memory_ahead(next)) return;
     start(next);
   }
 }

@@ -20,6 +20,9 @@ namespace zerorun {
 // Where there is a second copy (hpZ), the first gather after parameters changed writes it, and all
 // later ones are from there.
 //
+// A gather ahead that its peers take part in cannot be left out on the one rank that has no memory
+// for it: it goes to pinned host memory there, and to the device's when it is used.
+//
 // It gathers ahead in the learned order: the next module, and further ones as long as all of them
 // are within prefetch_bucket_size. It keeps released parameters full when they are used again
 // within max_reuse_distance; max_live_parameters bounds both.
@@ -55,6 +58,7 @@ class ParameterGatherer {
     State state = State::sharded;
     Event ready;
     Buffer full;
+    Buffer parked;  // on the host, in the place of `full` until the first use
   };
   struct Module {
     std::vector<int> buckets;
@@ -64,14 +68,20 @@ class ParameterGatherer {
   };
 
   // Memory for all that the module needs or, when there is not enough, for none of it.
-  void take_memory(const Module& module);
+  void take_memory(const Module& module, const EngineHooks::FullMemory& memory,
+                   Buffer Residence::*place);
+  // The same for a gather ahead; false when it is left out for want of memory.
+  bool take_memory_ahead(const Module& module);
+  // Brings what was gathered to the host to memory of the device.
+  void unpark(const Bucket& bucket);
   // The module's gathers, as one operation.
   void start(Module& module);
   void start(const Bucket& bucket, bool from_second_copy);
   // Does what is left on the stream when all of a module's shards are there; false if nothing is.
   bool complete(Module& module);
-  // The inline stream's later work finds the bucket full.
-  void finish(const Bucket& bucket);
+  // The inline stream's later work finds the gather done and, for use, the bucket on the device.
+  enum class Next : uint8_t { use, drop };
+  void finish(const Bucket& bucket, Next next);
   void drop(const Bucket& bucket);
   void prefetch(bool step_follows);
   // True if a gather of this bucket needs the other ranks' help.
@@ -90,6 +100,7 @@ class ParameterGatherer {
   GatherOrder order_;
   std::vector<Residence> residences_;  // by bucket
   Event gathered_;                     // all that was started so far
+  int parked_ = 0;                     // residences on the host
   int64_t live_ = 0;                   // elements of full copies
   int64_t order_hash_ = 0;
 };

@@ -26,7 +26,7 @@ void MuonStep::run(const Bucket& bucket, const StepScalars& step, Stream& comm_s
   if (context_.policy.shard_state) {
     comm_stream.wait(context_.device.inline_stream().record());
     context_.shards().all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
-    comm_stream.synchronize();
+    context_.device.inline_stream().wait(comm_stream.record());
   }
   orthogonalize(bucket, direction);
   apply(bucket, step, stored);
@@ -76,7 +76,7 @@ void MuonStep::apply(const Bucket& bucket, const StepScalars& step, TensorView s
     TensorView part = stored.slice(chunk.begin, chunk.numel());
     if (chunk.on_host) part = pipeline->fetch(part, found);
     const TensorView params = storage_.open_params(active);
-    UpdateTensors tensors = plan_.tensors(active, params);
+    UpdateTensors tensors = plan_.tensors(active, params, step);
     tensors.grad = part;
     tensors.states = {};
     active.device.update(active.stream, tensors, plan_.segments(active, scalars));

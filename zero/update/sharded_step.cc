@@ -42,14 +42,14 @@ void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
     if (!takes_one_pass(bucket) || !bucket.stored.offloaded) continue;
     storage_.pipeline()->stream().wait(memory_.gradients(bucket).host_ready);
     for (const Chunk& chunk : bucket.chunks) {
-      if (chunk.on_host) update_chunk(bucket, chunk, scalars);
+      if (chunk.on_host) update_chunk(bucket, chunk, step, scalars);
     }
     stored[static_cast<size_t>(bucket.index)] = storage_.params_stored(bucket);
   }
   for (const Bucket& bucket : buckets_) {
     if (!takes_one_pass(bucket)) continue;
     for (const Chunk& chunk : bucket.chunks) {
-      if (!chunk.on_host) update_chunk(bucket, chunk, scalars);
+      if (!chunk.on_host) update_chunk(bucket, chunk, step, scalars);
     }
     comm_stream.wait(stored[static_cast<size_t>(bucket.index)]);
     gather_updated(bucket);
@@ -57,11 +57,11 @@ void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
   storage_.expect(buckets_);
 }
 
-void ShardedStep::update_chunk(const Bucket& bucket, const Chunk& chunk,
+void ShardedStep::update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
                                const SegmentScalars& scalars) {
   const ActiveChunk active = storage_.acquire(bucket, chunk);
   const TensorView params = storage_.open_params(active);
-  active.device.update(active.stream, plan_.tensors(active, params),
+  active.device.update(active.stream, plan_.tensors(active, params, step),
                        plan_.segments(active, scalars));
   storage_.store(active, params);
 }

@@ -22,13 +22,16 @@ class ShardedStep {
   ShardedStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
               ChunkStorage& storage, std::span<const Optimizer> rules);
 
+  // True if a step can be submitted whole before it is decided about. Lamb's host reads norms.
+  bool can_follow_decision() const { return !is_lamb_; }
   // Calls `gather_updated` for every trainable bucket; what that puts on `comm_stream` finds the
   // updated shard. Offloaded chunks are updated beside the others. Collective; what the ranks
   // exchange goes over `comm_stream`.
   void run(const StepScalars& step, Stream& comm_stream, const GatherUpdated& gather_updated);
 
  private:
-  void update_chunk(const Bucket& bucket, const Chunk& chunk, const SegmentScalars& scalars);
+  void update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
+                    const SegmentScalars& scalars);
   // Lamb scales each parameter's step by the ratio of two norms, which this pass adds up.
   void find_lamb_norms(const StepScalars& step, Stream& comm_stream, LambNorms& norms);
 

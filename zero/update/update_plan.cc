@@ -32,7 +32,8 @@ std::vector<PlannedSegment> UpdatePlan::plan(const Bucket& bucket, const Chunk& 
   return segments;
 }
 
-UpdateTensors UpdatePlan::tensors(const ActiveChunk& active, TensorView params) const {
+UpdateTensors UpdatePlan::tensors(const ActiveChunk& active, TensorView params,
+                                  const StepScalars& step) const {
   const auto& [bucket, chunk, device, stream, states] = active;
   UpdateTensors tensors;
   tensors.master = states[0];
@@ -47,6 +48,7 @@ UpdateTensors UpdatePlan::tensors(const ActiveChunk& active, TensorView params) 
       tensors.scales.at(count - 1) = states[i + 1];  // of the state before it
     }
   }
+  tensors.decision = step.decision;
   return tensors;
 }
 
@@ -71,7 +73,7 @@ void UpdatePlan::find_direction(const ActiveChunk& active, const StepScalars& st
     return rule.scalars(step.count, step.grad_scale,
                         step.groups[static_cast<size_t>(segment.group)]);
   };
-  UpdateTensors written = tensors(active, out);
+  UpdateTensors written = tensors(active, out, step);
   written.param = out;
   active.device.update(active.stream, written, segments(active, scalars));
 }

@@ -16,6 +16,7 @@ struct StepScalars {
   int64_t count = 0;        // of steps, from 1
   float grad_scale = 1.0F;  // multiplies the gradient
   std::span<const ParameterGroup> groups;
+  TensorView decision{};  // as UpdateTensors::decision
 };
 
 // Neighbours within a chunk that take the same step; elements of the stored range.
@@ -34,7 +35,8 @@ class UpdatePlan {
              const BucketMemory& memory, const ChunkStorage& storage);
 
   // `params` as of ChunkStorage::open_params.
-  UpdateTensors tensors(const ActiveChunk& active, TensorView params) const;
+  UpdateTensors tensors(const ActiveChunk& active, TensorView params,
+                        const StepScalars& step) const;
   std::vector<UpdateSegment> segments(const ActiveChunk& active,
                                       const SegmentScalars& scalars) const;
   // First of two passes: updates the chunk's states and writes its direction to `out`, in fp32.

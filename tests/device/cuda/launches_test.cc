@@ -70,6 +70,24 @@ TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
   }
 }
 
+TEST_F(LaunchesTest, OneKernelCopiesDozensOfTensors) {
+  CudaDevice device(0, 0);
+  Stream& stream = device.inline_stream();
+  constexpr int64_t kTensors = 100;
+  const Buffer buffer = device.allocate(2 * kTensors * sizeof(float), MemoryCategory::other);
+  const TensorView all = view_of(buffer, DType::fp32, 2 * kTensors);
+  device.fill(stream, all, 1.0F);
+  std::vector<TensorCopy> copies;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    copies.push_back({all.slice(i, 1), all.slice(kTensors + i, 1), i % 2 == 0});
+  }
+  const int before = fake_.counts().at("cudaLaunchKernel");
+  device.copy(stream, copies);
+  EXPECT_EQ(fake_.counts().at("cudaLaunchKernel") - before, 1);
+  EXPECT_FALSE(fake_.counts().contains("cudaMemcpyAsync"));
+  stream.synchronize();
+}
+
 struct SegmentsOutcome {
   int updates = 0;
   int norms = 0;

@@ -33,6 +33,7 @@ from cases.models import (
     reference,
     train,
 )
+from cases.training import Reentrant
 
 fake = fake_torch_cuda.installed()
 
@@ -127,6 +128,78 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
         results.append((losses, moments.tolist(), engine.core.parameter_hash()))
         engine.destroy()
     assert results[1:] == results[:1] * 2
+
+
+def case_gradients_of_a_bucket_are_copied_at_once(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        parameters = len(list(model.parameters()))
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        figures = zerorun._C.EngineFigures(engine.core)
+        reduce = "all_reduce" if stage == 0 else "reduce_scatter"
+        losses = train(engine, 1)
+        reduced, copies = figures.collectives()[reduce][0], fake.launches_of("CopySegment")
+        losses += train(engine, 1, first=1)
+        reduced = figures.collectives()[reduce][0] - reduced - (stage == 0)  # that of the norm
+        copies = fake.launches_of("CopySegment") - copies
+        assert 1 < reduced < parameters
+        assert 0 < copies <= reduced, (stage, copies, reduced)
+        assert_close(losses, reference(steps=2)[0])
+        engine.destroy()
+
+
+def case_gradients_of_two_streams_are_copied_on_their_own(_folder: Path) -> None:
+    """What waits for the rest of its bucket when backward goes on on another stream."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    switched: list[int] = []
+
+    def switch(_grad: torch.Tensor) -> None:
+        fake.current = switched.pop()
+
+    losses = []
+    for step in range(2):
+        first, copies = fake.current, fake.launches_of("CopySegment")
+        switched.append(fake.library.fake_torch_stream())
+        handle = model.blocks[1].down.weight.register_hook(switch)
+        loss = loss_of(engine, part_of(batch_of(step)))
+        engine.backward(loss)
+        handle.remove()
+        assert not switched
+        assert fake.launches_of("CopySegment") > copies
+        assert fake.calls_on(fake.current) > 0
+        losses.append(mean(loss, engine))
+        engine.step()
+        fake.current = first
+    assert not fake.violation()
+    assert_close(losses, reference(steps=2)[0])
+    engine.destroy()
+
+
+def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
+    """When it has no memory for a gather; then it is asked once more."""
+    model = make(Reentrant)  # whose first step keeps memory of gradients that came late
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    memory = engine.shards.gather_hooks.memory
+    acquire, refused = memory._acquire, []
+
+    def scarce(bucket: int) -> int:
+        if engine.core.memory_use()["kept"] > 0:
+            refused.append(bucket)
+            raise torch.OutOfMemoryError("no memory")
+        return acquire(bucket)
+
+    memory._acquire = scarce
+    memory.serve(engine.core)
+    losses = train(engine, 3)
+    assert refused
+    assert_close(losses, reference(kind=Reentrant, steps=3)[0])
+    memory._acquire = lambda bucket: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
+    memory.serve(engine.core)
+    raises(torch.OutOfMemoryError, "no memory", lambda: engine(batch_of(0)))
+    memory._acquire = acquire
+    memory.serve(engine.core)
+    engine.destroy()
 
 
 def case_the_engine_works_on_pytorchs_current_stream(_folder: Path) -> None:

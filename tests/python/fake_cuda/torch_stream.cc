@@ -31,6 +31,15 @@ ZR_FOR_PYTHON int fake_calls_on(const void* stream) {
   return count;
 }
 
+// Launches of kernels that take parameters of a type of that name.
+ZR_FOR_PYTHON int fake_launches_of(const char* type) {
+  int count = 0;
+  for (const auto& [kernel, launches] : fake_cuda().launches()) {
+    if (kernel.find(type) != std::string::npos) count += launches;
+  }
+  return count;
+}
+
 ZR_FOR_PYTHON void fake_set_delay(int microseconds) {
   fake_cuda().set_delay(std::chrono::microseconds(microseconds));
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <memory>
 #include <span>
@@ -13,7 +14,8 @@
 #include "device/cuda/cuda_stream.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/stream_program.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
@@ -97,7 +99,9 @@ TEST_F(FailedGatherMemoryTest, AGatherThatFailsOnceCanBeRepeated) {
   release("b");
 }
 
-TEST_F(FailedGatherMemoryTest, APrefetchThatFailsLeavesNothingHalfGathered) {
+// Ranks that gather the next module already must not be left waiting for one that has no room for
+// it yet.
+TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse) {
   make_engine(1 << 20);
   for (int pass = 0; pass < 3; ++pass) {
     for (const char* module : {"a", "b"}) {
@@ -107,11 +111,80 @@ TEST_F(FailedGatherMemoryTest, APrefetchThatFailsLeavesNothingHalfGathered) {
   }
   fill_with_ids(*engine_);  // drops what was gathered ahead
   refuse(3);                // a, and the first of b's two; not the second
-  EXPECT_THROW(gather("a"), DeviceError);
+  const int64_t pinned = device_->memory_use(MemoryCategory::pinned).live_bytes;
+  gather("a");
+  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes - pinned,
+            2 * kWidth * kWidth * int64_t{sizeof(float)});
+  release("a");
+  refuse(2);  // no room at the use either, for one of them
+  EXPECT_THROW(gather("b"), DeviceError);
   gather("b");
   expect_content(1);
   expect_content(2);
   release("b");
+  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, pinned);
+}
+
+TEST_F(FailedGatherMemoryTest, WhatWasGatheredToTheHostAndIsNotUsedGoes) {
+  make_engine(1 << 20);
+  for (int pass = 0; pass < 3; ++pass) {
+    for (const char* module : {"a", "b"}) {
+      gather(module);
+      release(module);
+    }
+  }
+  fill_with_ids(*engine_);
+  const int64_t pinned = device_->memory_use(MemoryCategory::pinned).live_bytes;
+  refuse(2);
+  gather("a");
+  release("a");
+  EXPECT_GT(device_->memory_use(MemoryCategory::pinned).live_bytes, pinned);
+  fill_with_ids(*engine_);
+  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, pinned);
+  gather("b");
+  expect_content(1);
+  release("b");
+}
+
+// Rank 1 has room for little more than its largest module.
+TEST_F(FailedGatherMemoryTest, OneRankWithLessMemoryThanItsPeersTrainsAsBefore) {
+  fake_.set_devices(2);
+  const auto train = [](bool scarce) {
+    const auto store = make_memory_store();
+    std::array<uint64_t, 2> hashes{};
+    int64_t parked = 0;
+    testing::run_threads(2, [&](int rank) {
+      CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
+      options.timeout = std::chrono::seconds(30);
+      options.device = std::make_shared<CudaDevice>(rank, 0);
+      Device& device = *options.device;
+      const auto comm = make_nccl_communicator(options);
+      const auto engine = Engine::create(testing::stream_config(3, OffloadDevice::none), device,
+                                         *comm, testing::toy_specs(), ToyModel::groups());
+      testing::toy_initialize(*engine);
+      const auto live = std::make_shared<size_t>(0);
+      const int64_t pinned = device.memory_use(MemoryCategory::pinned).live_bytes;
+      engine->hooks().use_full_memory([&device, live, scarce, rank](int, size_t nbytes) {
+        constexpr size_t kRoom = 10000;  // the largest module takes most of it
+        if (scarce && rank == 1 && *live + nbytes > kRoom) throw DeviceError("out of memory");
+        *live += nbytes;
+        const auto block =
+            std::make_shared<Buffer>(device.allocate(nbytes, MemoryCategory::buckets));
+        return Buffer(block->data(), nbytes, [block, live, nbytes] { *live -= nbytes; });
+      });
+      testing::StreamProgram program(*engine, device, rank);
+      for (int step = 0; step < 4; ++step) {
+        for (int micro = 0; micro < 2; ++micro) program.micro_step();
+        EXPECT_TRUE(engine->step().applied);
+      }
+      hashes.at(static_cast<size_t>(rank)) = engine->states().parameter_hash();
+      if (rank == 1) parked = device.memory_use(MemoryCategory::pinned).peak_bytes - pinned;
+    });
+    EXPECT_EQ(hashes[0], hashes[1]);
+    EXPECT_EQ(parked > 0, scarce);
+    return hashes[0];
+  };
+  EXPECT_EQ(train(true), train(false));
 }
 
 TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds) {

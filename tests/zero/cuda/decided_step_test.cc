@@ -1,0 +1,227 @@
+// On a GPU a step is submitted whole before the host knows the gradient's norm: the update reads
+// the decision from the GPU's memory. What comes of it is what the CPU's steps do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/zero/toy_gradients.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/error.h"
+
+namespace zerorun::decided_step {
+namespace {
+
+using testing::ToyModel;
+
+constexpr int kRanks = 2;
+constexpr int64_t kSteps = 7;
+
+struct Step {
+  bool applied = false;
+  bool had_gradient = false;
+  double norm = 0.0;
+  double clip = 0.0;
+  uint64_t hash = 0;
+  int64_t count = 0;
+  int64_t skipped = 0;
+
+  bool operator==(const Step&) const = default;
+};
+
+Config config_of(int stage, const std::string& optimizer) {
+  Config config = testing::toy_config(stage, DType::fp32);
+  config.gradient_clipping = 0.05;
+  config.optimizer.type = optimizer;
+  config.zero.overlap_comm = true;
+  return config;
+}
+
+// Gives a gradient from the device's memory.
+void give(Engine& engine, Device& device, ParameterId id, std::vector<float> values) {
+  const Buffer memory = device.allocate(values.size() * sizeof(float), MemoryCategory::other);
+  const TensorView view = view_of(memory, DType::fp32, std::ssize(values));
+  device.upload(device.inline_stream(), values.data(), view);
+  engine.contribute(id, view);
+  device.inline_stream().synchronize();
+}
+
+// One with a gradient that is not finite, one without any, and one with a gradient that comes after
+// its bucket has gone out.
+void micro_step(Engine& engine, Device& device, int rank, int64_t step) {
+  const std::vector<ParameterId> ids = testing::trainable(engine);
+  if (step != 3) {
+    for (const ParameterId id : ids) {
+      std::vector<float> values = testing::gradient_of(engine, id, rank, 0, step);
+      if (step == 1 && rank == 1 && id == ids[2]) values[5] = NAN;
+      give(engine, device, id, values);
+    }
+    if (step == 4 && rank == 0) {
+      give(engine, device, ids[0], testing::gradient_of(engine, ids[0], rank, 1, step));
+    }
+  }
+  EXPECT_TRUE(engine.end_micro_step());
+}
+
+std::vector<Step> train(const Config& config, bool on_gpu) {
+  fake::FakeCuda::instance().set_devices(kRanks);
+  const auto store = make_memory_store();
+  std::vector<Step> steps;
+  std::mutex mutex;
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.device = make_cpu_device();
+    if (on_gpu) options.device = std::make_shared<CudaDevice>(rank, 0);
+    Device& device = *options.device;
+    const auto comm = on_gpu ? make_nccl_communicator(options) : make_communicator(options);
+    const auto engine =
+        Engine::create(config, device, *comm, testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      micro_step(*engine, device, rank, step);
+      const StepResult result = engine->step();
+      const uint64_t hash = engine->states().parameter_hash();
+      const EngineProgress progress = engine->states().progress();
+      const std::lock_guard lock(mutex);
+      if (rank != 0) continue;
+      steps.push_back({result.applied, result.had_gradient,
+                       std::isnan(result.grad_norm) ? -1.0 : result.grad_norm, result.clip_factor,
+                       hash, progress.step_count, progress.skipped_steps});
+    }
+  });
+  return steps;
+}
+
+struct Setting {
+  int stage = 0;
+  std::string optimizer;
+};
+
+class DecidedStepTest : public testing::FakeCudaTest,
+                        public ::testing::WithParamInterface<Setting> {
+ protected:
+  DecidedStepTest() : FakeCudaTest(std::chrono::microseconds(200)) {}
+};
+
+TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
+  const Config config = config_of(GetParam().stage, GetParam().optimizer);
+  const std::vector<Step> expected = train(config, false);
+  ASSERT_EQ(expected.size(), static_cast<size_t>(kSteps));
+  for (size_t step = 0; step < expected.size(); ++step) {
+    EXPECT_EQ(expected[step].applied, step != 1 && step != 3) << step;
+    EXPECT_EQ(expected[step].had_gradient, step != 3) << step;
+  }
+  EXPECT_LT(expected[0].clip, 1.0);
+  EXPECT_EQ(expected.back().count, kSteps - 2);
+  EXPECT_EQ(expected.back().skipped, 1);
+  const std::vector<Step> found = train(config, true);
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t step = 0; step < expected.size(); ++step) {
+    Step same = found[step];
+    // Products of fp32 have other bits there; that nothing changes is known all the same.
+    if (GetParam().optimizer == "Muon") {
+      const bool changed = step == 0 || same.hash != found[step - 1].hash;
+      EXPECT_EQ(changed, same.applied) << step;
+      same.hash = expected[step].hash;
+    }
+    EXPECT_TRUE(same == expected[step]) << "step " << step;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, DecidedStepTest,
+                         ::testing::Values(Setting{0, "AdamW"}, Setting{1, "AdamW"},
+                                           Setting{2, "AdamW8bit"}, Setting{2, "Muon"},
+                                           Setting{2, "Lamb"}, Setting{3, "Lion"}),
+                         [](const auto& parameter) {
+                           return "stage" + std::to_string(parameter.param.stage) + "_" +
+                                  parameter.param.optimizer;
+                         });
+
+struct Calls {
+  int before_the_wait = 0;  // launches of a step
+  int after_it = 0;
+  int waits = 0;
+};
+
+class SubmittedStepTest : public testing::FakeCudaTest {
+ protected:
+  Calls step_of_one_rank(const std::string& optimizer) {
+    fake_.set_inline_streams(true);
+    const auto device = std::make_shared<CudaDevice>(0, 0);
+    const auto comm = make_nccl_communicator({.device = device});
+    const auto engine = Engine::create(config_of(2, optimizer), *device, *comm,
+                                       testing::toy_specs(), ToyModel::groups());
+    testing::toy_initialize(*engine);
+    Calls calls;
+    for (int64_t step = 0; step < 3; ++step) {  // the first ones allocate
+      for (const ParameterId id : testing::trainable(*engine)) {
+        give(*engine, *device, id, testing::gradient_of(*engine, id, 0, 0, step));
+      }
+      engine->end_micro_step();
+      const size_t before = fake_.calls().size();
+      EXPECT_TRUE(engine->step().applied);
+      const std::vector<fake::Call> all = fake_.calls();
+      calls = {};
+      for (size_t i = before; i < all.size(); ++i) {
+        if (all[i].name.ends_with("Synchronize")) ++calls.waits;
+        if (all[i].name == "cudaLaunchKernel") {
+          ++(calls.waits == 0 ? calls.before_the_wait : calls.after_it);
+        }
+      }
+    }
+    return calls;
+  }
+};
+
+TEST_F(SubmittedStepTest, WaitsOnceWhenAllIsSubmitted) {
+  for (const char* optimizer : {"AdamW", "SGD", "Muon"}) {
+    const Calls calls = step_of_one_rank(optimizer);
+    EXPECT_EQ(calls.waits, 1) << optimizer;
+    EXPECT_GE(calls.before_the_wait, 3) << optimizer;  // a decision, and the update of each bucket
+    EXPECT_EQ(calls.after_it, 0) << optimizer;
+  }
+}
+
+// The sum that the decision is made of never comes.
+TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
+  fake_.set_devices(kRanks);
+  const auto store = make_memory_store();
+  std::barrier<> both(kRanks);
+  testing::run_threads(kRanks, [&](int rank) {
+    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
+    options.timeout = std::chrono::milliseconds(300);
+    options.device = std::make_shared<CudaDevice>(rank, 0);
+    Device& device = *options.device;
+    const auto comm = make_nccl_communicator(options);
+    const auto engine = Engine::create(config_of(1, "AdamW"), device, *comm, testing::toy_specs(),
+                                       ToyModel::groups());
+    testing::toy_initialize(*engine);
+    micro_step(*engine, device, rank, 0);
+    const auto stream = device.make_stream("look");
+    const auto parameter = [&] {
+      std::vector<float> seen(static_cast<size_t>(engine->numel(0)));
+      device.download(*stream, engine->parameter(0), seen.data());
+      stream->synchronize();
+      return seen;
+    };
+    device.inline_stream().synchronize();
+    const std::vector<float> before = parameter();
+    both.arrive_and_wait();
+    if (rank == 0) {
+      EXPECT_THROW(engine->step(), CommError);
+      EXPECT_EQ(parameter(), before);
+      EXPECT_EQ(engine->states().progress().step_count, 0);
+    }
+    both.arrive_and_wait();
+    comm->abort("the test is over");
+  });
+}
+
+}  // namespace
+}  // namespace zerorun::decided_step

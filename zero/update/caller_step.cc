@@ -1,0 +1,38 @@
+#include "zero/update/caller_step.h"
+
+#include <exception>
+#include <vector>
+
+#include "comm/agreement.h"
+
+namespace zerorun {
+
+void step_by_caller(const EngineContext& context, Stream& comm_stream, OptimizerStates states,
+                    float grad_scale, const Engine::ShardUpdate& update) {
+  // Parameters are cast from masters afterwards; they may be in a file.
+  std::vector<StateInterval> intervals = states.intervals(OptimizerStates::Parts::states);
+  std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
+  Stream& stream = context.device.inline_stream();
+  for (const StateInterval& part : intervals) {
+    Device& home = part.on_host ? context.device.host() : context.device;
+    home.scale(part.on_host ? home.inline_stream() : stream, part.grad, grad_scale);
+  }
+  stream.synchronize();
+  std::exception_ptr own;
+  const auto note_error = [&] {
+    try {
+      update(intervals);
+    } catch (...) {
+      own = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    Agreement(context.job(), comm_stream).run("the caller's optimizer", note_error);
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
+}
+
+}  // namespace zerorun
