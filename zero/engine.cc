@@ -115,13 +115,12 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   void contribute(ParameterId id, TensorView gradient) override {
     const Stopwatch watch(timings_.reduce_s);
-    const ParameterId parameter = model_.owner(id);
     if (gradient.numel != numel(id)) {
       fail<ConfigError>("gradient of {}: got {} elements, expected {}",
                         model_.specs()[static_cast<size_t>(id)].name, gradient.numel, numel(id));
     }
-    reducer_.add(parameter, gradient);
-    micro_step_.receive(parameter);
+    reducer_.add(model_.owner(id), gradient);
+    micro_step_.receive(model_.owner(id));
     while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
   }
   void reduce_gradients() override {
@@ -148,6 +147,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
   double gradient_average() const override { return control_.decider().average(); }
+  TensorView whole_gradient(ParameterId id) override { return reducer_.whole(model_.owner(id)); }
   void accept_gradients() override { reducer_.measure(); }
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
