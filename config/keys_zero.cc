@@ -147,8 +147,10 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
     {.pointer = "/zero_optimization/stage3_module_granularity_threshold",
      .type = KeyType::integer,
      .fallback = "0",
-     .status = KeyStatus::not_yet,
-     .doc = "Modules with fewer elements are gathered as one with their parent; 0: none.",
+     .range = kNonNegative,
+     .status = KeyStatus::pytorch,
+     .doc = "Modules that have at most so many elements for each module in them are gathered as a "
+            "whole, as leaf_module's; 0: none.",
      .alias = "module_granularity_threshold"},
     {.pointer = "/zero_optimization/stage3_use_all_reduce_for_fetch_params",
      .type = KeyType::boolean,

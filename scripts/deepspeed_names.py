@@ -206,9 +206,14 @@ def defined_in(source: str, name: str, modules: dict[str, Names]) -> tuple[str, 
             break
         source, name = names.imports[name]
     found = modules.get(source)
-    if found is None or not (name in found.own() or found.stars):
+    if found is None or not (name in found.own() or found.stars or is_builder(source, name)):
         return None
     return source, name
+
+
+def is_builder(module: str, name: str) -> bool:
+    """Whether the module makes such a name when it is imported."""
+    return module == f"{ROOT}.ops.op_builder" and name.endswith("Builder")
 
 
 def import_lines(names: Names, modules: dict[str, Names]) -> Iterator[str]:

@@ -143,6 +143,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
   double gradient_average() const override { return control_.decider().average(); }
+  TensorView whole_gradient(ParameterId id) override { return reducer_.whole(model_.owner(id)); }
   void accept_gradients() override { reducer_.measure(); }
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }

@@ -233,6 +233,9 @@ class ZR_API EngineHooks {
   virtual GradientBucket gradient_bucket(ParameterId id) const = 0;
   // The factor that turns StateInterval::grad into the average of unscaled gradients.
   virtual double gradient_average() const = 0;
+  // The reduced gradient of a whole parameter, flat, as StateInterval::grad; without data where
+  // this rank stores a part of it (from stage 1 on). Who writes to it does so on every rank.
+  virtual TensorView whole_gradient(ParameterId id) = 0;
   // Call after writing to StateInterval::grad: the step's norm, clipping and decision about values
   // that are not finite follow what was written. Between reduce_gradients and step.
   virtual void accept_gradients() = 0;

@@ -271,6 +271,15 @@ void define_state(Engines& engine) {
           "parameter"_a = py::none(),
           "What this rank holds (of one parameter): every element is owned by one rank.")
       .def(
+          "whole_gradient",
+          [](const EngineHandle& self, ParameterId id) -> std::optional<py::capsule> {
+            const TensorView view =
+                unlocked(self, [&](Engine& core) { return core.hooks().whole_gradient(id); });
+            if (view.data == nullptr) return std::nullopt;
+            return export_view(view, self.owner(), self.owner()->where());
+          },
+          "index"_a, "The whole reduced gradient where this rank stores it (stage 0), or None.")
+      .def(
           "state_names",
           [](const EngineHandle& self, ParameterId parameter) {
             std::vector<std::string> names;

@@ -97,7 +97,7 @@ class ZeroEngine(ShardedModule):
         """The loss times the loss scale, for programs that call backward() themselves."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
-            raise _C.ConfigError(f"backward: got {got}, expected a scalar loss tensor")
+            raise _C.ConfigError(f"backward: got {got}, expected a loss, a scalar tensor")
         factor = self.core.loss_scale
         self._is_scaled = True
         return loss if factor == 1.0 else loss.float() * factor

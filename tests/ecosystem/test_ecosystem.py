@@ -16,11 +16,18 @@ BUILD = HERE.parents[1] / "build" / "release"
 ALL = [(program, name) for program, runs in RUNS.items() for name in runs]
 
 
-def worst_difference(found: list[float], expected: list[float]) -> float:
-    """Relative to the largest of a series, since rewards and KL divergences pass through zero."""
+# What one rounding in fp32 changes in figures that are differences of larger numbers. TRL's KL
+# divergence is the mean of exp(d) - d - 1, which subtracts numbers near 1.
+ROUNDING = {"kl": 2.0**-24}
+
+
+def worst_difference(name: str, found: list[float], expected: list[float]) -> float:
+    """Relative to the largest of a series, since rewards and KL divergences pass through zero, and
+    without what a rounding explains."""
     assert len(found) == len(expected)
     scale = max(map(abs, expected))
-    return max(abs(a - b) for a, b in zip(found, expected, strict=True)) / scale
+    worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+    return max(0.0, worst - ROUNDING.get(name, 0.0)) / scale
 
 
 @pytest.mark.parametrize(("program", "name"), ALL, ids=[f"{p}-{n}" for p, n in ALL])
@@ -40,7 +47,7 @@ def test_follows_deepspeed(
     assert job.returncode == 0, job.stdout + job.stderr
     found = json.loads(file.read_text())
     assert found.keys() == expected.keys()
-    differences = {key: worst_difference(found[key], expected[key]) for key in expected}
+    differences = {key: worst_difference(key, found[key], expected[key]) for key in expected}
     record_property("largest_difference", max(differences.values()))  # for docs/ecosystem.md
     tolerance = 1e-2 if "--bf16" in options else 1e-5
     assert max(differences.values()) <= tolerance, (differences, found, expected)

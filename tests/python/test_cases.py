@@ -29,6 +29,7 @@ FILES = (
     "compat",
     "compat_attributes",
     "compat_engine",
+    "compat_gradients",
     "compat_surface",
     "compat_tools",
     "compat_elasticity",

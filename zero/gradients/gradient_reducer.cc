@@ -120,6 +120,15 @@ void GradientReducer::add_stored(const Bucket& bucket) {
   control_.norm().add_host(bucket, gradients, *offload_->pipeline);
 }
 
+TensorView GradientReducer::whole(ParameterId parameter) {
+  wait();
+  const MicroStep::Location& location = micro_step_.locate(parameter);
+  const Bucket& bucket = buckets_[static_cast<size_t>(location.bucket)];
+  const TensorView reduced = memory_.gradients(bucket).reduced;
+  const bool is_whole = !context_.policy.shard_state && !bucket.stored.offloaded;
+  return is_whole ? reduced.slice(location.offset, location.numel) : TensorView{};
+}
+
 void GradientReducer::measure() {
   wait();
   if (!norm_begun_) return;  // the batch's last micro-step will

@@ -51,6 +51,8 @@ class GradientReducer {
   GradientNorm::Result finish(int64_t gather_order, const Ahead& ahead);
   // Forgets the batch. Not within a round.
   void drop();
+  // As EngineHooks::whole_gradient; waits for all reductions.
+  TensorView whole(ParameterId parameter);
   // Takes the norm of the reduced gradients again, which somebody has written to.
   void measure();
   // Waits for all reductions.

@@ -176,6 +176,7 @@ class GatherHooks:
         # The running calls; without a _Call where one further out holds everything.
         self._stack: list[tuple[nn.Module, _Call | None]] = []
         self._kept: dict[SharedUnit, None] = {}  # full until the step
+        self._recomputed: list[SharedUnit] = []  # full until the next hook of a backward
         self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
@@ -250,7 +251,22 @@ class GatherHooks:
         try:
             return self._hand_out(call, result, results)
         finally:
+            if torch._C._current_graph_task_id() >= 0:
+                self._keep_frozen(call.units)
             call.end()
+
+    def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
+        """Of a recomputation, at the end of which torch.utils.checkpoint compares the shapes of
+        what was saved: it keeps frozen parameters themselves, of others what they were."""
+        for unit in units:
+            if any(not p.requires_grad for p in unit.parameters):
+                unit.acquire()
+                self._recomputed.append(unit)
+
+    def _end_recomputation(self) -> None:
+        recomputed, self._recomputed = self._recomputed, []
+        for unit in recomputed:
+            unit.release()
 
     def _hand_out(self, call: _Call, result: Any, results: Results) -> Any:
         """Sees to what may be read of the call's units after its end; None or another result."""
@@ -308,6 +324,7 @@ class GatherHooks:
     # --- backward ---
 
     def opened(self, call: _Call) -> None:
+        self._end_recomputation()
         task = torch._C._current_graph_task_id()
         self._open[call] = task
         if task not in self._queued:
@@ -317,6 +334,7 @@ class GatherHooks:
             )
 
     def closed(self, call: _Call) -> None:
+        self._end_recomputation()
         self._open.pop(call, None)
 
     def _end_of_task(self, task: int) -> None:
@@ -360,6 +378,7 @@ class GatherHooks:
     def release_open(self) -> None:
         """Releases what a backward left that did not come to its end."""
         self._queued.clear()
+        self._end_recomputation()
         for call in list(self._open):
             call.end_backward()
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch import nn
+from torch.nn.modules import container as containers
 
 from zerorun import _C
-from zerorun.config import given_values
+from zerorun.config import given_values, value_of
 
 __all__ = ["DEFAULT_CLASSES", "is_leaf", "mark_by_class", "mark_by_name", "mark_by_suffix"]
 __all__ += ["mark_configured", "set_leaf"]
 
 _ATTRIBUTE = "_z3_leaf"  # DeepSpeed's, which scripts know; copies of a module have it too
 _SECTION = "zero_optimization/leaf_module"
+_THRESHOLD = "/zero_optimization/stage3_module_granularity_threshold"
+_LARGEST = 10**9  # elements of a module that a threshold marks
 
 DEFAULT_CLASSES = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
@@ -73,8 +76,35 @@ def mark_by_suffix(
     return found, [suffix for suffix in suffixes if not ending[suffix]]
 
 
+def mark_fine_grained(model: nn.Module, threshold: int) -> None:
+    """Marks modules with at most `threshold` elements for each module in them: the outermost ones
+    that have modules inside and are no container, whose own forward nobody calls."""
+
+    def visit(module: nn.Module) -> tuple[int, int, list[nn.Module]]:
+        """Modules with parameters, elements, and what is to be marked."""
+        own = module.parameters(recurse=False)
+        elements = sum(getattr(p, "ds_numel", p.numel()) for p in own)  # zero.Init's are empty
+        count, marked = 0, []
+        for child in module.children():
+            modules, inside, found = visit(child)
+            count, elements = count + modules, elements + inside
+            marked += found
+        if elements == 0:
+            return 0, 0, []
+        is_container = type(module).__name__ in containers.__all__
+        count += not is_container
+        has_children = next(module.children(), None) is not None
+        is_fine = elements <= _LARGEST and elements // max(1, count) <= threshold
+        if has_children and not is_container and is_fine:
+            marked = [module]
+        return count, elements, marked
+
+    for module in visit(model)[2]:
+        set_leaf(module)
+
+
 def mark_configured(model: nn.Module, parsed: _C.ParsedConfig) -> None:
-    """Marks what the configuration's leaf_module names.
+    """Marks what the configuration's leaf_module names, and what its threshold says.
 
     Raises ConfigError for a name or suffix that no module has. Classes may be missing: one
     configuration serves several models.
@@ -82,6 +112,9 @@ def mark_configured(model: nn.Module, parsed: _C.ParsedConfig) -> None:
     given = given_values(parsed, _SECTION)
     classes = given.get("classes")
     mark_by_class(model, DEFAULT_CLASSES if classes is None else classes)
+    threshold = value_of(parsed, _THRESHOLD, 0)
+    if threshold > 0:
+        mark_fine_grained(model, threshold)
     for key, mark in (("names", mark_by_name), ("name_suffixes", mark_by_suffix)):
         _, missing = mark(model, given.get(key) or [])
         if missing:

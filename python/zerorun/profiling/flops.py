@@ -23,8 +23,16 @@ def _attention_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **_
     return sdpa_flop_count(q, k, v)
 
 
-# The operations that PyTorch's counter leaves out: the attention of CPUs.
-_UNKNOWN = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+def _vector_flops(left: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return 2 * left.numel()
+
+
+# The operations that PyTorch's counter leaves out: products with a vector, attention of CPUs.
+_UNKNOWN = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten.dot: _vector_flops,
+    torch.ops.aten.mv: _vector_flops,
+}
 
 
 @dataclass

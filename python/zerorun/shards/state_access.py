@@ -53,6 +53,9 @@ class StateAccess:
                 raise self._error(
                     parameter, name, f"got shape {tuple(value.shape)}, expected {tuple(shape)}"
                 )
+        if name == "grad" and self._shards.stage == 0:
+            self.set_whole_gradients([(parameter, value)])
+            return
         flat = value.detach().flatten().float()
         self._write(name, parts, [flat[i.begin : i.begin + i.numel] for i, _ in parts])
 
@@ -74,6 +77,11 @@ class StateAccess:
         return local * self._average() if name == "grad" else local
 
     def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
+        if name == "grad" and self._shards.stage == 0:
+            raise _C.ConfigError(
+                "a rank's elements of a gradient can be set from stage 1 on; at stage 0 every rank "
+                "stores all: use safe_set_full_grad"
+            )
         parts = self._parts_to_set(parameter, name)
         numels = [interval.numel for interval, _ in parts]
         with all_or_none(self._shards.communicator, f"set {name}"):
@@ -84,6 +92,21 @@ class StateAccess:
                     f"got {value.numel()} elements, this rank holds {sum(numels)}",
                 )
         self._write(name, parts, value.detach().flatten().float().split(numels))
+
+    def get_whole_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A copy of the averaged gradient at stage 0, where every rank stores all. After reduction;
+        not collective."""
+        return self._whole_gradient(parameter).float() * self._average()
+
+    def set_whole_gradients(self, values: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """Replaces them. The same values on every rank, which is not compared."""
+        for parameter, value in values:
+            self._whole_gradient(parameter).copy_(value.detach().float() / self._average())
+        self._shards.core.accept_gradients()
+
+    def _whole_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        stored = self._shards.core.whole_gradient(self._shards.layout.ids[parameter])
+        return tensor_of(stored).view(self._shards.layout.shapes[parameter])
 
     def keep(
         self, parameters: Sequence[nn.Parameter], step: Callable[[], _C.StepResult]
@@ -132,8 +155,6 @@ class StateAccess:
 
     def _parts_to_set(self, parameter: nn.Parameter, name: str) -> _Parts:
         """This rank's part of a state that exists. Collective; ConfigError on every rank if not."""
-        if name == "grad" and self._shards.stage == 0:
-            raise _C.ConfigError("gradients can be set from stage 1 on, this engine is at stage 0")
         parts = list(self._parts(parameter, name)) if self._prepare(parameter, name) else []
         owned = sum(interval.numel for interval, _ in parts if interval.owned)
         found = self._found(parameter, name, owned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import deepspeed
@@ -48,6 +49,51 @@ def case_which_operators_and_versions_there_are(_folder: Path) -> None:
     found = deepspeed.utils.groups._get_expert_parallel_ranks(8, 2, 2)
     assert found[0] == [[0, 2], [4, 6], [1, 3], [5, 7]]
     assert found[1] == [[0, 4], [2, 6], [1, 5], [3, 7]]
+
+
+def case_schedules_are_chosen_on_the_command_line(_folder: Path) -> None:
+    from deepspeed.runtime import lr_schedules
+
+    parser = lr_schedules.add_tuning_arguments(argparse.ArgumentParser())
+    nothing = parser.parse_args([])
+    assert lr_schedules.get_config_from_args(nothing)[0] is None
+    chosen = parser.parse_args(["--lr_schedule", "WarmupLR", "--warmup_num_steps", "7"])
+    section, error = lr_schedules.get_config_from_args(chosen)
+    params = {"warmup_min_lr": 0, "warmup_max_lr": 0.001, "warmup_num_steps": 7}
+    assert (section, error) == (
+        {"type": "WarmupLR", "params": params | {"warmup_type": "log"}},
+        None,
+    )
+    assert lr_schedules.get_lr_from_config(section) == (0.001, "")
+    for name in lr_schedules.VALID_LR_SCHEDULES:
+        section, _ = lr_schedules.get_config_from_args(parser.parse_args(["--lr_schedule", name]))
+        if "Decay" in name or "Cosine" in name:
+            section["params"]["total_num_steps"] = 2000  # of which there is no option
+        engine, *_, schedule = start(1, scheduler=section)
+        assert type(schedule).__name__ == name
+        engine.destroy()
+
+
+def case_readers_of_configurations(_folder: Path) -> None:
+    from deepspeed.runtime import config, precision_config
+
+    assert config.get_gradient_clipping({}) == 1.0
+    assert config.get_gradient_clipping({"gradient_clipping": 0.5}) == 0.5
+    assert config.get_optimizer_name({"optimizer": {"type": "Adam"}}) == "Adam"
+    assert config.get_scheduler_params({}) is None
+    assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
+    assert not precision_config.get_float16_config({}).enabled
+    older = DeepSpeedZeroConfig(stage3_gather_fp16_weights_on_model_save=True)
+    assert older.gather_16bit_weights_on_model_save
+
+
+def case_star_imports_have_deepspeeds_names(_folder: Path) -> None:
+    from deepspeed.ops.aio import AsyncIOBuilder
+    from deepspeed.runtime import lr_schedules
+
+    assert {"WARMUP_MAX_LR", "WarmupLR", "add_tuning_arguments"} <= set(lr_schedules.__all__)
+
+    assert AsyncIOBuilder.NAME == "async_io"
 
 
 def case_a_loss_scaler_is_always_current(_folder: Path) -> None:

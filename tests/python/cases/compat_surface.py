@@ -144,6 +144,11 @@ def case_schedules_have_deepspeeds_classes_and_attributes(_folder: Path) -> None
     assert abs(cosine.get_lr_ratio() - cosine.get_last_lr()[0] / 0.5) < 1e-12
     cycle = schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_min_mom=0.8, cycle_max_mom=0.9)
     assert (cycle.min_lrs, cycle.max_lrs) == ([0.01], [0.1])
+    assert (cycle.get_mom(), cycle.optimizer.param_groups[0]["betas"]) == (
+        [(0.9, 0.99)],
+        (0.8, 0.99),
+    )
+    cycle.step()
     assert cycle.get_mom()[0][0] == cycle.optimizer.param_groups[0]["betas"][0]
     assert schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_momentum=False).get_mom() is None
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
+from zerorun.model.leaf_modules import is_leaf
 from zerorun.zero import GatheredParameters, Init
 
 from cases.models import (
@@ -135,3 +137,75 @@ def case_copies_under_init_are_whole(_folder: Path) -> None:
         first.zero_()
     with GatheredParameters(second):
         assert second.abs().sum() > 0
+
+
+class Recomputed(nn.Module):
+    """Blocks with a frozen part, as a model with adapters has them, whose forward is recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)
+        )
+        for block in self.blocks:
+            block[:2].requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.square().mean()
+
+
+def case_frozen_parameters_are_full_for_a_recomputation(_folder: Path) -> None:
+    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    expected = make(Recomputed).to(DEVICE)
+    optimizer = adamw(expected)
+    model = make(Recomputed)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, gradient_clipping=0.0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        expected(rows).backward()
+        optimizer.step()
+        engine.backward(engine(part_of(rows)))
+        engine.step()
+        assert not any(unit.available for unit in engine.shards.gather_hooks.units)
+    with GatheredParameters(model.parameters()):
+        for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    engine.destroy()
+
+
+def case_modules_with_few_elements_are_gathered_as_a_whole(_folder: Path) -> None:
+    """A block has 8 + 8 + 72 + 72 elements in three layers and itself: 40 each."""
+    for threshold, leaves in ((0, []), (39, []), (40, ["blocks.0", "blocks.1"])):
+        model = make(NamedBlocks)
+        zero = {"stage3_module_granularity_threshold": threshold}
+        settings = config(3, gradient_clipping=0.0)
+        settings["zero_optimization"] = settings["zero_optimization"] | zero
+        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        assert [name for name, module in model.named_modules() if is_leaf(module)] == leaves
+        engine.backward(engine(torch.ones(2, 8, device=DEVICE)))
+        engine.step()
+        engine.destroy()
+
+
+class NamedBlocks(Recomputed):
+    """The same with blocks that are no containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.unused = nn.Linear(8, 64)  # so that the model as a whole is not fine-grained
+
+
+class Block(nn.Module):
+    """A block of three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(self.norm(x)))

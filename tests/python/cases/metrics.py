@@ -357,6 +357,16 @@ def case_flops_are_those_of_the_formula(folder: Path) -> None:
     profiler.stop_profile()
     # Four projections, scores and their sums.
     assert profiler.get_total_flops() == 2 * 3 * 5 * 8 * 8 * 4 + 2 * 2 * 3 * 5 * 5 * 8
+
+    class Product(torch.nn.Module):
+        def forward(self, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+            return matrix @ vector
+
+    product = FlopsProfiler(Product())
+    product.start_profile()
+    product.model(torch.ones(4, 8), torch.ones(8))
+    product.stop_profile()
+    assert product.get_total_flops() == 2 * 4 * 8
     profiler.end_profile()
     assert not heads._forward_hooks
 

@@ -121,6 +121,8 @@ class _FileLoader(importlib.machinery.SourceFileLoader):
                     if not hasattr(kind, member):
                         full_name = f"{module.__name__}.{name}.{member}"
                         setattr(kind, member, absent_method(full_name))
+        own = vars(module).get("__all__") or [n for n in vars(module) if not n.startswith("_")]
+        module.__all__ = sorted({*own, *all_names(short(module.__name__))})
         _shadow_submodules(module)
 
 

@@ -16,7 +16,12 @@ from deepspeed._sequence import sequence_settings
 from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
 from deepspeed.elasticity.elasticity import check_batch_keys, ensure_immutable_elastic_config
 from deepspeed.moe.layer import MoE
-from deepspeed.runtime.config import adapt_config, deepspeeds_errors, read_config
+from deepspeed.runtime.config import (
+    DeepSpeedConfigError,
+    adapt_config,
+    deepspeeds_errors,
+    read_config,
+)
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
 from deepspeed.utils import groups
@@ -42,13 +47,13 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     from_args = next((values[name] for name in names if values.get(name)), None)
     given = [value for value in (config, config_params, from_args) if value is not None]
     if not given:
-        raise zerorun.ConfigError(
+        raise DeepSpeedConfigError(
             "DeepSpeed requires --deepspeed_config to specify configuration file, or config="
         )
     if config is None and config_params is None:
         return from_args
     if from_args is not None:
-        raise zerorun.ConfigError(
+        raise DeepSpeedConfigError(
             "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments "
             "and deepspeed.initialize() function call"
         )
@@ -93,7 +98,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     """As deepspeed.initialize: (engine, optimizer, dataloader, lr_scheduler). Collective."""
     _announce()
     if model is None:
-        raise zerorun.ConfigError("deepspeed.initialize requires a model")
+        raise DeepSpeedConfigError("deepspeed.initialize requires a model")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     groups.mpu, groups.mesh_device = mpu, None if _is_sizes(mesh_param) else mesh_param
     raw = read_config(_config_of(args, config, config_params))

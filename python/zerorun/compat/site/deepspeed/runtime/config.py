@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import zerorun
@@ -151,3 +151,46 @@ _SECTION_ATTRIBUTES = {
     "float16_config": ("fp16", "runtime.precision_config.DeepSpeedFP16Config"),
     "zero_config": ("zero_optimization", "runtime.zero.config.DeepSpeedZeroConfig"),
 }
+
+
+def _reader(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    def read(param_dict: Mapping[str, Any]) -> Any:
+        """A key of the top level, or its default."""
+        from deepspeed.runtime import constants
+
+        key = getattr(constants, name.upper())
+        return param_dict.get(key, getattr(constants, f"{name.upper()}_DEFAULT"))
+
+    return read
+
+
+def _part_reader(section: str, key: str) -> Callable[[Mapping[str, Any]], Any]:
+    def read(param_dict: Mapping[str, Any]) -> Any:
+        """A key of a section, or None."""
+        return (param_dict.get(section) or {}).get(key)
+
+    return read
+
+
+for _name in (
+    "dataloader_drop_last",
+    "disable_allgather",
+    "dump_state",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "gradient_predivide_factor",
+    "log_level",
+    "managed_gradient_accumulation",
+    "memory_breakdown",
+    "prescale_gradients",
+    "steps_per_print",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "wall_clock_breakdown",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+):
+    globals()[f"get_{_name}"] = _reader(_name)
+for _section in ("optimizer", "scheduler"):
+    globals()[f"get_{_section}_name"] = _part_reader(_section, "type")
+    globals()[f"get_{_section}_params"] = _part_reader(_section, "params")

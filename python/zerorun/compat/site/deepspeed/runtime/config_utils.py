@@ -241,6 +241,14 @@ def _overlap_comm(section: Any) -> bool:
     return section.stage == 3 if given is None else given
 
 
+def _gathers_for_saves(section: Any) -> bool:
+    names = (f"{_PREFIX}gather_{bits}_weights_on_model_save" for bits in ("16bit", "fp16"))
+    given = vars(section)
+    return bool(
+        any(given.get(name) for name in names) or given.get("gather_16bit_weights_on_model_save")
+    )
+
+
 def _offload(kind: str, older: str) -> property:
     """A section that an older key, a flag, stands for as well."""
 
@@ -261,6 +269,7 @@ _DEPENDENT = {
         "overlap_comm": property(_overlap_comm),
         "offload_param": _offload("param", "cpu_offload_param"),
         "offload_optimizer": _offload("optimizer", "cpu_offload"),
+        "gather_16bit_weights_on_model_save": property(_gathers_for_saves),
     },
     "DeepSpeedZeroOffloadOptimizerConfig": {
         "pipeline": property(lambda section: section.pipeline_read or section.pipeline_write)

@@ -14,6 +14,7 @@ from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
 
 from deepspeed.moe.utils import has_moe_layers
+from deepspeed.runtime._gradients import EngineWithGradients
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
@@ -37,7 +38,7 @@ sys.exit(main())
 """
 
 
-class DeepSpeedEngine(ConfigQueries, EngineAttributes, zerorun.ZeroEngine):
+class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     round_masters = True  # so that the numbers are DeepSpeed's

@@ -7,13 +7,46 @@ import torch
 from zerorun import config as configuration
 from zerorun.optimizers.lr_scheduler import LrScheduler
 
+from deepspeed.runtime._lr_arguments import (
+    SCHEDULES,
+    add_tuning_arguments,
+    get_config_from_args,
+    get_lr_from_config,
+    override_1cycle_params,
+    override_lr_range_test_params,
+    override_params,
+    override_warmupCosineLR_params,
+    override_warmupLR_params,
+    parse_arguments,
+)
+
+__all__ = [
+    "VALID_LR_SCHEDULES",
+    "LRRangeTest",
+    "OneCycle",
+    "WarmupCosineLR",
+    "WarmupDecayLR",
+    "WarmupLR",
+    "add_tuning_arguments",
+    "get_config_from_args",
+    "get_lr_from_config",
+    "get_torch_optimizer",
+    "maker_of",
+    "override_1cycle_params",
+    "override_lr_range_test_params",
+    "override_params",
+    "override_warmupCosineLR_params",
+    "override_warmupLR_params",
+    "parse_arguments",
+    "update_lr",
+]
 LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST = "LRRangeTest"
 ONE_CYCLE = "OneCycle"
 WARMUP_LR = "WarmupLR"
 WARMUP_DECAY_LR = "WarmupDecayLR"
 WARMUP_COSINE_LR = "WarmupCosineLR"
-VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
+VALID_LR_SCHEDULES = SCHEDULES
 
 
 class _Schedule(LrScheduler):
@@ -112,9 +145,19 @@ class OneCycle(_Schedule):
     )
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """The betas of each group; None where momentum does not cycle."""
-        found = [self._schedule.values(self._applied, i)[1] for i in range(len(self._groups))]
-        return None if None in found else found
+        """The betas of each group; None where momentum does not cycle.
+
+        Before the first step the cycle's beginning, while groups begin at the other end, as there.
+        """
+        values = (self._schedule.values(self._applied, i)[1] for i in range(len(self._groups)))
+        found = [betas for betas in values if betas is not None]
+        if len(found) < len(self._groups):
+            return None
+        if self.last_batch_iteration >= 0:
+            return found
+        highest = self.params.get("cycle_max_mom", 0.9)
+        each = highest if isinstance(highest, list | tuple) else [highest] * len(found)
+        return [(beta, betas[1]) for beta, betas in zip(each, found, strict=True)]
 
     @property
     def min_lrs(self) -> list[float]:

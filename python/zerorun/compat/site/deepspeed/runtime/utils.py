@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from zerorun.experts import is_expert
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils.logging import logger
@@ -105,12 +106,13 @@ def clip_grad_norm_(
     parameters: Any, max_norm: float, norm_type: float = 2.0, mpu: Any = None
 ) -> torch.Tensor:
     """torch's, for parameters that no engine manages."""
-    if mpu is not None:
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if mpu is not None or any(map(is_expert, given)):
         raise NotImplementedError(
             "clip_grad_norm_ over the parts of a model is not part of zerorun; gradient_clipping "
             "of the configuration clips by the norm over all ranks"
         )
-    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
 
 
 def partition_uniform(num_items: int, num_parts: int) -> list[int]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+from zerorun import zero
 from zerorun.zero import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -12,7 +13,6 @@ from zerorun.zero import (
     safe_get_local_grad,
     safe_get_local_optimizer_state,
     safe_set_full_fp32_param,
-    safe_set_full_grad,
     safe_set_full_optimizer_state,
     safe_set_local_fp32_param,
     safe_set_local_grad,
@@ -36,6 +36,14 @@ __all__ = [
 ]
 
 
+def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
+    """Replaces the averaged gradient, between backward and step. Collective."""
+    if param.grad is not None and param.grad.shape == value.shape:  # stage 0, or of no engine
+        param.grad.copy_(value)
+    else:
+        zero.safe_set_full_grad(param, value)
+
+
 def safe_update_full_grad_vectorized(
     param_list: Iterable[nn.Parameter],
     update_func: Callable[[torch.Tensor, nn.Parameter], torch.Tensor],
@@ -46,9 +54,6 @@ def safe_update_full_grad_vectorized(
     and update_func gives the same values on each. Parameters without a gradient stay without.
     """
     for parameter in param_list:
-        if parameter.grad is not None:  # of no engine
-            parameter.grad.copy_(update_func(parameter.grad, parameter))
-            continue
-        gradient = safe_get_full_grad(parameter)
+        gradient = safe_get_full_grad(parameter) if parameter.grad is None else parameter.grad
         if gradient is not None:
             safe_set_full_grad(parameter, update_func(gradient, parameter))
