@@ -160,14 +160,14 @@ void expect_usage_error(const std::vector<std::string>& arguments, const std::st
 }
 
 TEST(UsageError, HasExitCode2AndOneLine) {
-  expect_usage_error({"ckpt", "show", file}, "zerorun ckpt show: " + file + ": expected a folder");
-  expect_usage_error({"ckpt", "diff", file, file}, "zerorun ckpt diff: " + file);
   expect_usage_error({"plan", "--model", "/dev/zero"}, "--model /dev/zero: expected a file");
   expect_usage_error({"--interface", "eth77", "true"},
                      "--interface: 'eth77' is neither a network interface nor an address");
   const Scratch scratch;
   const std::string binary = scratch.write("binary", "no program\n", true).string();
   const std::string file = scratch.write("file", "").string();
+  expect_usage_error({"ckpt", "show", file}, "zerorun ckpt show: " + file + ": expected a folder");
+  expect_usage_error({"ckpt", "diff", file, file}, "zerorun ckpt diff: " + file);
   expect_usage_error({}, "no PROGRAM");
   expect_usage_error({"--num_gpux", "2", "true"}, "did you mean --num_gpus?");
   expect_usage_error({"--num_gpus", "0", "true"}, "--num_gpus '0'");
