@@ -40,14 +40,15 @@ class BackgroundSave {
   // Copies the engine's states; returns when they may change again.
   void take_snapshot(Device& device);
 
-  bool is_done() const { return done_; }  // one way or the other
+  bool is_done() const { return done_; }  // committed, or failed
   bool has_failed() const { return failed_; }
   std::string place() const { return save_.folder.place().string(); }
   // Waits for this rank's file. Throws its error.
   void wait_written() { written_.get_future().get(); }
   // Waits for the commit, which is rank 0's, and throws its error.
   void wait_committed() { committed_.get_future().get(); }
-  // Whether commit_together() is what makes it a checkpoint, once all ranks have written.
+  // True if the ranks have to call commit_together() once all have written: hosts do not see each
+  // other's files.
   bool needs_all() const { return job_.options.node_local; }
   // Collective, from the training's thread.
   void commit_together(EngineStates& engine, Communicator& comm);

@@ -14,8 +14,9 @@ namespace zerorun {
 
 namespace {
 
-// Of a checkpoint that each host keeps for itself: which host has which file, and on every disk
-// what all ranks read. The manifest becomes rank 0's, so that all disks have the same.
+// With node-local storage: records in the manifest which host has which file, and brings manifest,
+// headers and buffers to every disk. The manifest becomes rank 0's, so that all disks have the
+// same.
 void complete_disks(Communicator& comm, Stream& stream, PreparedSave& save) {
   Agreement agreement(comm, stream);
   constexpr size_t kNameNbytes = 64;
@@ -33,7 +34,7 @@ void complete_disks(Communicator& comm, Stream& stream, PreparedSave& save) {
   bring_headers(agreement, save.disks, save.manifest, save.folder.temporary());
 }
 
-// What each rank wrote, on all of them.
+// Tells all ranks what each of them wrote.
 std::vector<Manifest::ShardFile> gather_shards(Agreement& agreement, const SaveFolder& folder,
                                                const Manifest::ShardFile& own) {
   const std::vector<int64_t> all = agreement.gather(std::vector<int64_t>{

@@ -25,7 +25,7 @@ class Disks {
   struct Copy {
     std::filesystem::path from;  // on the source
     int source = 0;              // the same on all ranks, as is nbytes
-    uint64_t nbytes = 0;         // of its beginning
+    uint64_t nbytes = 0;         // from its beginning on
     std::filesystem::path to;    // where it is wanted
     bool is_wanted = false;      // on this rank's disk; only leaders are asked
   };

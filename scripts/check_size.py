@@ -43,8 +43,13 @@ def source_files(root: Path) -> Iterator[Path]:
             continue
         if path.is_dir():
             yield from source_files(path)
-        elif path.suffix in SUFFIXES and (path.suffix or path.name == "dev"):
+        elif path.suffix in SUFFIXES and (path.suffix or is_script(path)):
             yield path
+
+
+def is_script(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
 
 
 def excused(lines: list[str], line: int) -> bool:

@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "python/bindings/engine_handle.h"
+#include "python/bindings/owned_interval.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "zerorun/config.h"
@@ -23,27 +24,6 @@ using namespace py::literals;
 namespace zerorun {
 
 namespace {
-
-// A StateInterval whose views keep their engine alive.
-struct OwnedInterval {
-  StateInterval interval;
-  std::shared_ptr<EngineOwner> owner;
-
-  // Master, gradient and states; and the parameter.
-  dlpack::Device where() const { return interval.on_host ? kHost : owner->where(); }
-  dlpack::Device where_param() const { return interval.param_on_host ? kHost : owner->where(); }
-  std::optional<py::capsule> export_if(TensorView view) const {
-    if (view.data == nullptr) return std::nullopt;
-    return export_view(view, owner, where());
-  }
-};
-
-std::vector<OwnedInterval> own(std::span<const StateInterval> intervals,
-                               const std::shared_ptr<EngineOwner>& owner) {
-  std::vector<OwnedInterval> result;
-  for (const StateInterval& interval : intervals) result.push_back({interval, owner});
-  return result;
-}
 
 std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object& communicator,
                                           std::vector<ParameterSpec> specs,
@@ -77,41 +57,6 @@ StepResult step_with(const EngineHandle& self, const py::function& update) {
       update(own(intervals, self.owner()));
     });
   });
-}
-
-void register_results(py::module_& m) {
-  py::class_<StepResult>(m, "StepResult", "What one optimizer step did.")
-      .def_readonly("applied", &StepResult::applied)
-      .def_readonly("had_gradient", &StepResult::had_gradient)
-      .def_readonly("grad_norm", &StepResult::grad_norm)
-      .def_readonly("clip_factor", &StepResult::clip_factor)
-      .def_readonly("loss_scale", &StepResult::loss_scale);
-  py::class_<OwnedInterval>(
-      m, "StateInterval",
-      "A part of one parameter that this rank holds; tensors are flat DLPack capsules.")
-      .def_property_readonly("parameter",
-                             [](const OwnedInterval& self) { return self.interval.parameter; })
-      .def_property_readonly("begin", [](const OwnedInterval& self) { return self.interval.begin; })
-      .def_property_readonly("numel", [](const OwnedInterval& self) { return self.interval.numel; })
-      .def_property_readonly(
-          "owned", [](const OwnedInterval& self) { return self.interval.owned; },
-          "False on all but one of the ranks that hold it (shard groups).")
-      .def_property_readonly("param",
-                             [](const OwnedInterval& self) {
-                               return export_view(self.interval.param, self.owner,
-                                                  self.where_param());
-                             })
-      .def_property_readonly(
-          "master", [](const OwnedInterval& self) { return self.export_if(self.interval.master); })
-      .def_property_readonly(
-          "grad", [](const OwnedInterval& self) { return self.export_if(self.interval.grad); })
-      .def_property_readonly("states", [](const OwnedInterval& self) {
-        std::vector<py::capsule> states;
-        for (const TensorView& state : self.interval.states) {
-          states.push_back(export_view(state, self.owner, self.where()));
-        }
-        return states;
-      });
 }
 
 // Optimizer states and step count as before the first step.

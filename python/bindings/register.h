@@ -19,6 +19,7 @@ void register_gpu(pybind11::module_& m);
 void register_gradient_collector(pybind11::module_& m);
 void register_lr_schedule(pybind11::module_& m);
 void register_parameter_switch(pybind11::module_& m);
+void register_results(pybind11::module_& m);
 void register_specs(pybind11::module_& m);
 void register_timeline(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using testing::read_file;
 
 constexpr int64_t kWidth = 1024;
-constexpr int kLayers = 8;
+constexpr int kLayers = 20;
 constexpr int64_t kParameterNbytes = kLayers * kWidth * kWidth * 2;
 
 // Sanitizers keep what was freed, and notes about every byte.

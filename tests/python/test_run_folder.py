@@ -179,7 +179,7 @@ def test_old_checkpoints_are_removed_as_asked(train, ckpt, tmp_path):
     assert code == 2
     assert "run/step9 is a checkpoint itself" in errors
     code, errors = ckpt("show", "run/step9/checkpoint.json", fails=True)
-    assert code == 1
+    assert code == 2
     assert "checkpoint.json is not a folder" in errors
 
 

@@ -151,7 +151,8 @@ TEST(PlanModel, SaysWhatItCanBe) {
     plan_model("gpt3");
     ADD_FAILURE();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini"));
   }
   try {
     plan_model(folder.path() / "bad.json");

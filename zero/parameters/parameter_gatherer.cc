@@ -212,7 +212,7 @@ void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
   }
   if (is_collective(bucket)) {
     constexpr int64_t kPrime = 16777619;
-    order_hash_ = (order_hash_ * kPrime + bucket.index + 1) % kOrderLimit;
+    order_hash_ = (order_hash_ * kPrime + bucket.index + 1) % kMaxOrderHash;
   }
   residence.state = State::gathering;
   live_ += bucket.layout.padded_numel();

@@ -46,9 +46,9 @@ class ParameterGatherer {
   // shards any more.
   void invalidate();
 
-  // A hash, below kOrderLimit, of the gathers so far that other ranks had to take part in. Ranks
+  // A hash, below kMaxOrderHash, of the gathers so far that other ranks had to take part in. Ranks
   // with different ones gathered each other's parameters.
-  static constexpr int64_t kOrderLimit = int64_t{1} << 24;
+  static constexpr int64_t kMaxOrderHash = int64_t{1} << 24;
   int64_t order_hash() const { return order_hash_; }
 
  private:

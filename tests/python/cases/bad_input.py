@@ -74,8 +74,8 @@ def case_a_loss_that_is_no_scalar(_folder: Path) -> None:
     model = make()
     engine, *_ = start(model, adamw(model))
     logits = engine(part_of(batch_of(0)))
-    raises(zerorun.ConfigError, "expected a scalar loss", lambda: engine.backward(logits))
-    raises(zerorun.ConfigError, "expected a scalar loss", lambda: engine.backward(1.0))
+    raises(zerorun.ConfigError, "expected a loss, a scalar tensor", lambda: engine.backward(logits))
+    raises(zerorun.ConfigError, "expected a loss, a scalar tensor", lambda: engine.backward(1.0))
     train(engine, 1)
     engine.destroy()
 
