@@ -206,7 +206,7 @@ def python_class_of(members: int, before: str = "") -> str:
     [
         ("core/a.cc", "int x;\n" * 401, "core/a.cc:1: 401 lines"),
         ("scripts/a.py", "x = 1\n" * 401, "scripts/a.py:1: 401 lines"),
-        ("dev", "true\n" * 401, "dev:1: 401 lines"),
+        ("dev", "#!/bin/sh\n" + "true\n" * 400, "dev:1: 401 lines"),
         ("zero/a.cc", function_of(61), "zero/a.cc:1: f has 61 lines"),
         ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
         ("zero/a.h", class_of(16), "zero/a.h:1: A has 16 data members"),

@@ -180,7 +180,7 @@ def test_old_checkpoints_are_removed_as_asked(train, ckpt, tmp_path):
     assert "run/step9 is a checkpoint itself" in errors
     code, errors = ckpt("show", "run/step9/checkpoint.json", fails=True)
     assert code == 2
-    assert "checkpoint.json is not a folder" in errors
+    assert "checkpoint.json: expected a folder" in errors
 
 
 def test_checkpoints_are_listed_shown_and_compared(train, ckpt, tmp_path):
