@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from typing import Any
 
 from torch import nn
 
@@ -24,11 +26,13 @@ def place_experts(layout: ModelLayout, ranks: EngineRanks) -> None:
     Collective; does nothing where no rank has an expert. Raises ConfigError.
     """
     marked = {p: name for p, name in layout.names.items() if experts.is_expert(p)}
-    own = sorted({str(getattr(p, "group_name", None)) for p in marked})
-    used = {name for text in texts_of_all(json.dumps(own), ranks.job) for name in json.loads(text)}
+    own = [[n, list(p.shape), str(getattr(p, "group_name", None))] for p, n in marked.items()]
+    rows = [json.loads(text) for text in texts_of_all(json.dumps(own), ranks.job)]
+    used = {group for of_rank in rows for _, _, group in of_rank}
     if not used:
         return
     _check(marked, ranks)
+    _check_alike(rows)
     groups = [experts.named(name, _example(marked, name)) for name in sorted(used)]
     for each in groups:
         if each.size == 1:
@@ -60,6 +64,23 @@ def _check(marked: dict[nn.Parameter, str], ranks: EngineRanks) -> None:
                 f"parameter {name} is an expert's (allreduce = False), made under zero.Init, "
                 "where all ranks have rank 0's: make the experts without zero.Init"
             )
+
+
+def _check_alike(rows: list[list[list[Any]]]) -> None:
+    """`rows`: of each rank the name, shape and group of its experts' parameters."""
+    for rank, other in enumerate(rows):
+        pairs = itertools.zip_longest(rows[0], other)
+        for index, (expected, got) in enumerate(pairs):
+            if expected is None or got is None or expected[1:] != got[1:]:
+                raise _C.ConfigError(
+                    f"experts: their parameter number {index} is {_described(expected)} on rank 0 "
+                    f"and {_described(got)} on rank {rank}: expected as many experts on each rank, "
+                    "of the same shapes and group_name"
+                )
+
+
+def _described(row: list[Any] | None) -> str:
+    return "missing" if row is None else f"{row[0]} of shape {tuple(row[1])} in {row[2]}"
 
 
 def _global_names(

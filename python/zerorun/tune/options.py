@@ -101,19 +101,17 @@ def parse(argv: Sequence[str]) -> Options:
     own, given = [word for word in argv[:1] if word.startswith(_COMMAND)], list(argv)
     command = given.pop(0).removeprefix(_COMMAND) if own else shutil.which("zerorun")
     if command is None:
-        raise _C.ConfigError("tune: the command zerorun is not in PATH")
+        raise _C.ConfigError("the command zerorun is not in PATH")
     if any(word.partition("=")[0] == "--autotuning" for word in given):
         options = _deepspeed_form(given, command)
     else:
         options = _own_form(given, command)
     if not options.program:
-        raise _C.ConfigError(
-            "tune: no program to run; expected -- PROGRAM [arguments] after the options"
-        )
+        raise _C.ConfigError("no program to run; expected -- PROGRAM [arguments] after the options")
     options.autotuning = _section(options.config)
     if not options.is_train and str(options.config) not in options.program:
         raise _C.ConfigError(
-            f"tune: the arguments of {options.program[0]} do not name {options.config}, so a "
+            f"the arguments of {options.program[0]} do not name {options.config}, so a "
             f"trial cannot give it another configuration: add --deepspeed {options.config}"
         )
     return options

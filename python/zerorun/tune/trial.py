@@ -74,7 +74,7 @@ def check_command(options: Options) -> None:
     words = [*options.launcher, "--dry_run", *options.program]
     found = subprocess.run(words, capture_output=True, text=True, check=False)
     if found.returncode != 0:
-        raise _C.ConfigError(f"tune: {found.stderr.strip().removeprefix('[zerorun] error: ')}")
+        raise _C.ConfigError(f"{found.stderr.strip().removeprefix('[zerorun] error: ')}")
 
 
 def run_trial(

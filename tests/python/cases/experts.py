@@ -214,6 +214,15 @@ def case_what_cannot_be_is_an_error(_folder: Path) -> None:
         "no such group, only: ep_size_2",
         lambda: zerorun.initialize(model, adamw(model), config=plain),
     )
+    uneven = Mixture(groups())
+    if RANK == 1:
+        last = [p for p in uneven.parameters() if experts.is_expert(p)][-1]
+        del last.allreduce
+    raises(
+        zerorun.ConfigError,
+        "and missing on rank 1: expected as many experts on each rank",
+        lambda: zerorun.initialize(uneven, adamw(uneven), config=plain),
+    )
     raises(zerorun.ConfigError, "do not divide the job's 4", lambda: experts.start(3))
     sharded = {"zero_optimization": {"stage": 2}}
     raises(
