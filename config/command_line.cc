@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <memory>
 #include <utility>
@@ -164,6 +165,10 @@ void fail_unknown_option(const CLI::App& app, const std::string& given, const st
     known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
   }
   const std::string bare = given.substr(std::min(given.find_first_not_of('-'), given.size()));
+  if (!bare.empty() && (std::isdigit(static_cast<unsigned char>(bare.front())) != 0)) {
+    fail<ConfigError>("{} begins with '-' like an option: write a value as in --option={}",
+                      printable(given), printable(given));
+  }
   const std::string nearest = nearest_name(bare, known);
   fail<ConfigError>("unknown option {}; {}", printable(given),
                     nearest.empty() ? "see " + help : fmt::format("did you mean --{}?", nearest));

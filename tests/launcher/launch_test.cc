@@ -168,6 +168,7 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   const std::string file = scratch.write("file", "").string();
   expect_usage_error({"ckpt", "show", file}, "zerorun ckpt show: " + file + ": expected a folder");
   expect_usage_error({"ckpt", "diff", file, file}, "zerorun ckpt diff: " + file);
+  expect_usage_error({"ckpt", "prune", file, "--keep_last", "-1"}, "as in --option=-1");
   expect_usage_error({}, "no PROGRAM");
   expect_usage_error({"--num_gpux", "2", "true"}, "did you mean --num_gpus?");
   expect_usage_error({"--num_gpus", "0", "true"}, "--num_gpus '0'");
