@@ -27,7 +27,7 @@ void DeviceCopies::for_each_chunk(TensorView view, const Visit& visit) {
   }
 }
 
-void DeviceCopies::settle(Block& block) {
+void DeviceCopies::complete(Block& block) {
   block.copied.synchronize();
   if (!block.use) return;
   const Use use = std::exchange(block.use, nullptr);
@@ -37,7 +37,7 @@ void DeviceCopies::settle(Block& block) {
 DeviceCopies::Block& DeviceCopies::next_block() {
   Block& block = blocks_[std::exchange(next_, (next_ + 1) % blocks_.size())];
   if (block.memory.data() == nullptr) block.memory = device_.allocate_pinned(kBlockNbytes);
-  settle(block);
+  complete(block);
   return block;
 }
 
@@ -67,7 +67,7 @@ void DeviceCopies::upload(TensorView view, bool on_host, const Fill& fill) {
 }
 
 void DeviceCopies::finish() {
-  for (size_t i = 0; i < blocks_.size(); ++i) settle(blocks_[(next_ + i) % blocks_.size()]);
+  for (size_t i = 0; i < blocks_.size(); ++i) complete(blocks_[(next_ + i) % blocks_.size()]);
 }
 
 }  // namespace zerorun

@@ -49,7 +49,7 @@ class DeviceCopies {
   static void for_each_chunk(TensorView view, const Visit& visit);
   // The oldest block, free for the next copy.
   Block& next_block();
-  static void settle(Block& block);
+  static void complete(Block& block);
 
   Device& device_;
   std::array<Block, 2> blocks_;

@@ -19,7 +19,7 @@ namespace {
 
 using Record = CheckpointReader::Record;
 
-constexpr uint64_t kLargestGap = uint64_t{1} << 20;  // that costs less to read than to leave out
+constexpr uint64_t kMaxGap = uint64_t{1} << 20;  // that costs less to read than to leave out
 
 int64_t nanoseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
@@ -63,7 +63,7 @@ std::vector<RecordRun> runs_of(std::span<const Record* const> records) {
     uint64_t end = end_of(*records[first]);
     size_t last = first + 1;
     while (last < records.size() && records[last]->shard == records[first]->shard &&
-           end - begin < kChunkNbytes && records[last]->offset <= end + kLargestGap) {
+           end - begin < kChunkNbytes && records[last]->offset <= end + kMaxGap) {
       end = end_of(*records[last++]);
     }
     runs.push_back({records.subspan(first, last - first), begin, align_direct(end)});

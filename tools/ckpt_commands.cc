@@ -45,8 +45,10 @@ void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
                             "Example:\n  zerorun ckpt ls out/train");
   add_directory(*tool, arguments);
   add_json(*tool, arguments);
-  tool->callback(
-      [&arguments] { print_text(list_checkpoints(arguments.path, format_of(arguments))); });
+  tool->callback([&arguments] {
+    check_folder(arguments.path, "ls");
+    print_text(list_checkpoints(arguments.path, format_of(arguments)));
+  });
 }
 
 void define_show(CLI::App& ckpt, CkptArguments& arguments) {
@@ -141,6 +143,7 @@ void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
   tool->add_flag("--dry_run", arguments.dry_run, "Only say which");
   add_json(*tool, arguments);
   tool->callback([&arguments] {
+    check_folder(arguments.path, "prune");
     print_text(
         prune_checkpoints(arguments.path, arguments.keep, arguments.dry_run, format_of(arguments)));
   });

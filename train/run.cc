@@ -23,10 +23,11 @@ namespace {
 ClaimedFolder claim_folder(const TrainOptions& options, Communicator& comm, Device& device) {
   ClaimedFolder folder;
   Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    if (comm.rank() != 0) return;
     // Before an earlier run is moved away for one that cannot begin.
-    if (!options.metrics.empty()) prepare_output_file(options.metrics, "--metrics");
-    if (!options.save.empty()) folder = ClaimedFolder(options, job_name());
+    const std::string metrics =
+        options.metrics.empty() ? "" : metrics_path(options.metrics, comm.rank());
+    if (!metrics.empty()) prepare_output_file(metrics, "--metrics");
+    if (comm.rank() == 0 && !options.save.empty()) folder = ClaimedFolder(options, job_name());
   });
   return folder;
 }
@@ -121,7 +122,6 @@ void Run::open_metrics() {
   Agreement(comm_, device_.inline_stream()).run("outputs of the run", [&] {
     const std::string path = metrics_path(options_.metrics, comm_.rank());
     if (path.empty()) return;
-    prepare_output_file(path, "--metrics");  // on hosts without rank 0
     metrics_.emplace(path,
                      options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
   });

@@ -12,7 +12,7 @@ namespace zerorun {
 
 namespace {
 
-constexpr size_t kMostStretches = 1 << 16;  // of a kind in a step
+constexpr size_t kMaxStretches = 1 << 16;  // of a kind in a step
 constexpr double kNoWait = 1e-6;  // seconds: most waits find that nothing is to be waited for
 
 SplitSeconds split(std::vector<Stretch> work, const std::vector<Stretch>& waits) {
@@ -30,7 +30,7 @@ struct WorkMeter::Log {
     bool is_known = true;
 
     void add(double begin_s, double end_s) {
-      is_known = is_known && !std::isnan(begin_s) && stretches.size() < kMostStretches;
+      is_known = is_known && !std::isnan(begin_s) && stretches.size() < kMaxStretches;
       if (is_known) stretches.push_back({begin_s, end_s});
     }
   };

@@ -249,9 +249,10 @@ def _of_device_mesh(mesh: Any) -> Mesh:
             f"{', '.join(sorted(_DATA))} among them: init_device_mesh(device, (2, 2), "
             "mesh_dim_names=('dp', 'tp'))"
         )
+    known = _DATA | _SEQUENCE | _MODEL
     for name in names:
-        if name not in _DATA | _SEQUENCE | _MODEL:
-            nearest = _C.nearest_name(name, sorted(_DATA | _SEQUENCE | _MODEL))
+        if name not in known:
+            nearest = _C.nearest_name(name, sorted(known))
             hint = f" (did you mean '{nearest}'?)" if nearest else ""
             raise _C.ConfigError(
                 f"device_mesh: a dimension is named '{name}'{hint}: expected, for ranks with other "

@@ -6,9 +6,27 @@ from typing import Any
 
 from zerorun.metrics.lines import is_figure
 
-__all__ = ["NAMES", "Columns"]
+__all__ = ["NAMES", "TIMES", "Columns"]
 
 MOST = 4000  # points of a column
+# Milliseconds of a step and of its parts.
+TIMES = (
+    "step_ms",
+    "forward_ms",
+    "backward_ms",
+    "fwd_bwd_ms",
+    "reduce_ms",
+    "gather_ms",
+    "comm_ms",
+    "optimizer_ms",
+    "other_ms",
+    "reduce_hidden_ms",
+    "gather_hidden_ms",
+    "offload_ms",
+    "offload_hidden_ms",
+    "data_ms",
+    "checkpoint_ms",
+)
 # Figures that are shown over the steps.
 NAMES = (
     "loss",
@@ -19,22 +37,8 @@ NAMES = (
     "tokens_per_s",
     "samples_per_s",
     "mfu",
-    "step_ms",
-    "forward_ms",
-    "backward_ms",
-    "fwd_bwd_ms",
-    "reduce_ms",
-    "gather_ms",
-    "comm_ms",
-    "optimizer_ms",
+    *TIMES,
     "call_ms",
-    "other_ms",
-    "reduce_hidden_ms",
-    "gather_hidden_ms",
-    "offload_ms",
-    "offload_hidden_ms",
-    "data_ms",
-    "checkpoint_ms",
     "model_state_bytes",
     "rss_bytes",
     "gpu_bytes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from zerorun.report.columns import TIMES
 from zerorun.report.reader import Run
 
 __all__ = ["findings"]
@@ -112,24 +113,5 @@ def _missing_ranks(run: Run) -> Iterator[str]:
 def breakdown(run: Run) -> dict[str, Any]:
     """Mean milliseconds of a step's parts, on the first rank: names for a reader."""
     columns = run.first.columns
-    mean = {
-        name: columns.mean(name, _WARM_UP)
-        for name in (
-            "forward_ms",
-            "backward_ms",
-            "fwd_bwd_ms",
-            "reduce_ms",
-            "gather_ms",
-            "comm_ms",
-            "optimizer_ms",
-            "step_ms",
-            "other_ms",
-            "reduce_hidden_ms",
-            "gather_hidden_ms",
-            "offload_ms",
-            "offload_hidden_ms",
-            "data_ms",
-            "checkpoint_ms",
-        )
-    }
+    mean = {name: columns.mean(name, _WARM_UP) for name in TIMES}
     return {name: round(value, 3) for name, value in mean.items() if value is not None}
