@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/suggest.h"
+#include "config/checks/suggest.h"
 #include "core/check.h"
 #include "core/printable.h"
 

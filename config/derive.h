@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/check.h"
+#include "config/checks/check.h"
 #include "zerorun/config.h"
 
 namespace zerorun {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "config/check.h"
+#include "config/checks/check.h"
 #include "zerorun/config.h"
 
 namespace zerorun {

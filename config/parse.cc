@@ -3,12 +3,12 @@
 #include <cerrno>
 #include <cstring>
 
-#include "config/base64.h"
-#include "config/check.h"
+#include "config/checks/check.h"
 #include "config/conflicts.h"
 #include "config/derive.h"
 #include "config/elasticity.h"
-#include "config/reader.h"
+#include "config/json/base64.h"
+#include "config/json/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
 #include "os/text_file.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "config/suggest.h"
+#include "config/checks/suggest.h"
 #include "core/check.h"
 #include "launcher/environment.h"
 

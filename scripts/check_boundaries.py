@@ -19,9 +19,17 @@ LAYERS = [
     ["include/zerorun"],
     ["core"],
     ["os"],
+    ["config/json"],
+    ["config/keys"],
+    ["config/checks"],
     ["config"],
+    ["config/docs"],
     ["amp"],
     ["device"],
+    ["device/cuda/runtime"],
+    ["device/cuda/kernels"],
+    ["device/cuda/libraries"],
+    ["device/cuda"],
     ["comm"],
     ["offload", "optim"],
     ["zero/partition", "zero/timeline"],
@@ -29,8 +37,18 @@ LAYERS = [
     ["zero/storage"],
     ["zero/gradients", "zero/parameters", "zero/update"],
     ["zero"],
+    ["checkpoint/files"],
+    ["checkpoint/format"],
+    ["checkpoint/folder"],
+    ["checkpoint/loading"],
+    ["checkpoint/saving", "checkpoint/models"],
     ["checkpoint"],
+    ["train/model", "train/report"],
+    ["train/cpu", "train/cuda", "train/data", "train/text"],
+    ["train/run"],
     ["train", "launcher"],
+    ["tools/terminal"],
+    ["tools/plan", "tools/ckpt"],
     ["tools", "python", "examples"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -99,7 +117,7 @@ def layer_of(path: str) -> str | None:
     if path.startswith("zerorun/"):
         return "include/zerorun"
     folders = path.split("/")[:-1]
-    rooms = ("/".join(folders[:depth]) for depth in (2, 1) if depth <= len(folders))
+    rooms = ("/".join(folders[:depth]) for depth in (3, 2, 1) if depth <= len(folders))
     return next((room for room in rooms if room in LEVEL), None)
 
 
@@ -144,7 +162,8 @@ def check_file(root: Path, path: Path) -> list[str]:
 
 
 def check(root: Path) -> list[str]:
-    directories = [name for names in LAYERS for name in names if not name.startswith("zero/")]
+    named = [name for names in LAYERS for name in names]
+    directories = [name for name in named if not any(name.startswith(f"{top}/") for top in named)]
     problems = [p for path in cpp_files(root, directories) for p in check_file(root, path)]
     return problems + check_imports(root)
 

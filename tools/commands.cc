@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <iterator>
 
+#include "config/checks/suggest.h"
 #include "config/command_line.h"
-#include "config/suggest.h"
 #include "core/check.h"
 #include "core/printable.h"
 #include "tools/completion.h"
 #include "tools/help.h"
 #include "tools/python_tool.h"
-#include "tools/tool.h"
+#include "tools/terminal/tool.h"
 #include "tools/tool_table.h"
 
 namespace zerorun {

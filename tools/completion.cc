@@ -10,9 +10,9 @@
 #include "config/command_line.h"
 #include "launcher/option_table.h"
 #include "launcher/program.h"
-#include "tools/tool.h"
+#include "tools/terminal/tool.h"
 #include "tools/tool_table.h"
-#include "train/options.h"
+#include "train/run/options.h"
 
 namespace zerorun {
 

@@ -8,10 +8,10 @@
 #include "core/printable.h"
 #include "launcher/options.h"
 #include "tools/commands.h"
-#include "tools/host_report.h"
-#include "tools/tool.h"
+#include "tools/plan/host_report.h"
+#include "tools/terminal/tool.h"
 #include "tools/tool_table.h"
-#include "train/options.h"
+#include "train/run/options.h"
 
 namespace zerorun {
 

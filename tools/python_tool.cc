@@ -12,7 +12,7 @@
 #include "config/command_line.h"
 #include "core/check.h"
 #include "launcher/python_package.h"
-#include "tools/tool.h"
+#include "tools/terminal/tool.h"
 
 namespace zerorun {
 

@@ -3,14 +3,14 @@
 #include <CLI/CLI.hpp>
 
 #include "config/command_line.h"
-#include "config/reader.h"
-#include "config/report.h"
+#include "config/docs/report.h"
+#include "config/json/reader.h"
 #include "tools/bench_nvme.h"
 #include "tools/completion_script.h"
-#include "tools/host_report.h"
+#include "tools/plan/host_report.h"
 #include "tools/python_tool.h"
-#include "tools/tool.h"
-#include "train/gpt_config.h"
+#include "tools/terminal/tool.h"
+#include "train/model/gpt_config.h"
 #include "zerorun/config.h"
 #include "zerorun/version.h"
 

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "tools/ckpt_commands.h"
-#include "tools/plan.h"
+#include "tools/ckpt/ckpt_commands.h"
+#include "tools/plan/plan.h"
 #include "zerorun/config.h"
 
 namespace zerorun {

@@ -12,11 +12,11 @@
 #include "comm/agreement.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "train/claimed_folder.h"
-#include "train/options.h"
-#include "train/run.h"
-#include "train/run_setup.h"
-#include "train/stop_signal.h"
+#include "train/run/claimed_folder.h"
+#include "train/run/options.h"
+#include "train/run/run.h"
+#include "train/run/run_setup.h"
+#include "train/run/stop_signal.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {

@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "os/socket.h"
-#include "train/local_parameters.h"
-#include "train/make_kernels.h"
-#include "train/model.h"
+#include "train/model/local_parameters.h"
+#include "train/model/model.h"
+#include "train/run/make_kernels.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {

@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "device/cuda/cuda_memory.h"
-#include "device/cuda/kernels.h"
+#include "device/cuda/kernels/kernels.h"
+#include "device/cuda/runtime/cuda_memory.h"
 
 namespace zerorun {
 

@@ -15,8 +15,8 @@
 #include "comm/nccl/scratch.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/current_device.h"
 #include "device/cuda/profiler_range.h"
+#include "device/cuda/runtime/current_device.h"
 
 namespace zerorun {
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "core/check.h"
-#include "device/cuda/cuda_error.h"
-#include "device/cuda/current_device.h"
-#include "device/cuda/relaxed_capture.h"
+#include "device/cuda/runtime/cuda_error.h"
+#include "device/cuda/runtime/current_device.h"
+#include "device/cuda/runtime/relaxed_capture.h"
 #include "device/drain.h"
 
 namespace zerorun {

@@ -16,7 +16,7 @@
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
 #include "comm/nccl/stall.h"
-#include "device/cuda/cuda_stream.h"
+#include "device/cuda/runtime/cuda_stream.h"
 
 namespace zerorun {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <string_view>
 
-#include "device/cuda/cublas.h"
-#include "device/cuda/cuda_memory.h"
-#include "device/cuda/cuda_stream_impl.h"
-#include "device/cuda/event_pool.h"
-#include "device/cuda/host_flags.h"
+#include "device/cuda/libraries/cublas.h"
+#include "device/cuda/runtime/cuda_memory.h"
+#include "device/cuda/runtime/cuda_stream_impl.h"
+#include "device/cuda/runtime/event_pool.h"
+#include "device/cuda/runtime/host_flags.h"
 #include "device/memory_ledger.h"
 #include "zerorun/device.h"
 

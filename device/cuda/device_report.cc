@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/format_bytes.h"
-#include "device/cuda/cuda_error.h"
-#include "device/cuda/gpu_links.h"
+#include "device/cuda/libraries/gpu_links.h"
+#include "device/cuda/runtime/cuda_error.h"
 
 namespace zerorun {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/model_match.h"
-#include "checkpoint/node_local.h"
+#include "checkpoint/folder/node_local.h"
+#include "checkpoint/loading/model_match.h"
 #include "comm/agreement.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "config/checks/suggest.h"
+#include "config/docs/report.h"
 #include "config/elasticity.h"
-#include "config/reader.h"
-#include "config/report.h"
-#include "config/suggest.h"
+#include "config/json/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
 #include "python/bindings/register.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/block_writer.h"
+#include "checkpoint/files/block_writer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hash.h"
-#include "checkpoint/hashed_header.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/files/hash.h"
+#include "checkpoint/format/hashed_header.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/loading/verify.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"

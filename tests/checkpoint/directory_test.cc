@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/layout.h"
-#include "checkpoint/retention.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/files/layout.h"
+#include "checkpoint/folder/retention.h"
+#include "checkpoint/loading/verify.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "zerorun/checkpoint.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/layout.h"
+#include "checkpoint/files/layout.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/file.h"
+#include "checkpoint/files/file.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/file_size_limit.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/snapshot_queue.h"
+#include "checkpoint/saving/snapshot_queue.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/staged_records.h"
+#include "checkpoint/loading/staged_records.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "checkpoint/workers.h"
+#include "checkpoint/files/workers.h"
 
 #include <gtest/gtest.h>
 

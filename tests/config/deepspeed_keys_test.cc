@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "config/problems.h"
+#include "config/json/problems.h"
 #include "tests/config/support.h"
 #include "tests/paths.h"
 

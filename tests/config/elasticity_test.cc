@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "config/report.h"
+#include "config/docs/report.h"
 #include "tests/config/support.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"

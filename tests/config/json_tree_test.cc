@@ -1,11 +1,11 @@
-#include "config/json_tree.h"
+#include "config/json/json_tree.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "config/problems.h"
+#include "config/json/problems.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

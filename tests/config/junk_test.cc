@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/report.h"
+#include "config/docs/report.h"
 #include "tests/config/support.h"
 #include "tests/fuzz/config_seeds.h"
 #include "tests/fuzz/mutate.h"

@@ -1,10 +1,10 @@
-#include "config/key_table.h"
+#include "config/keys/key_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/check.h"
-#include "config/problems.h"
+#include "config/checks/check.h"
+#include "config/json/problems.h"
 #include "tests/config/support.h"
 
 namespace zerorun {

@@ -1,9 +1,9 @@
-#include "config/problems.h"
+#include "config/json/problems.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/suggest.h"
+#include "config/checks/suggest.h"
 #include "tests/config/support.h"
 
 namespace zerorun {

@@ -1,4 +1,4 @@
-#include "config/reader.h"
+#include "config/json/reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

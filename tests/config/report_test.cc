@@ -1,4 +1,4 @@
-#include "config/report.h"
+#include "config/docs/report.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -3,9 +3,9 @@
 
 #include <filesystem>
 
-#include "config/base64.h"
 #include "config/derive.h"
-#include "config/report.h"
+#include "config/docs/report.h"
+#include "config/json/base64.h"
 #include "tests/config/support.h"
 #include "tests/scratch.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/key_table.h"
+#include "config/keys/key_table.h"
 #include "zerorun/config.h"
 #include "zerorun/error.h"
 

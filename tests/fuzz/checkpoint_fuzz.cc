@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/hash.h"
-#include "checkpoint/hashed_header.h"
-#include "checkpoint/layout.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/files/hash.h"
+#include "checkpoint/files/layout.h"
+#include "checkpoint/format/hashed_header.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/loading/checkpoint_reader.h"
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/fuzz/driver.h"

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "config/report.h"
+#include "config/docs/report.h"
 #include "tests/fuzz/config_seeds.h"
 #include "tests/fuzz/driver.h"
 #include "zerorun/config.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/safetensors_format.h"
+#include "checkpoint/format/safetensors_format.h"
 #include "core/check.h"
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"

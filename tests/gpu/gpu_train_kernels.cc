@@ -3,7 +3,7 @@
 
 #include "tests/train/kernels_conformance.h"
 #include "tests/train/model_conformance.h"
-#include "train/make_kernels.h"
+#include "train/run/make_kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

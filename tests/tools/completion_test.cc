@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "train/options.h"
+#include "train/run/options.h"
 
 namespace zerorun {
 namespace {

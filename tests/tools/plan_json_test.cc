@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tools/plan.h"
-#include "tools/plan_setting.h"
+#include "tools/plan/plan.h"
+#include "tools/plan/plan_setting.h"
 
 namespace zerorun {
 namespace {

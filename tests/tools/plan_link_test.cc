@@ -1,4 +1,4 @@
-#include "tools/plan_link.h"
+#include "tools/plan/plan_link.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/plan.h"
+#include "tools/plan/plan.h"
 
 namespace zerorun {
 namespace {

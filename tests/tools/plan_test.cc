@@ -1,4 +1,4 @@
-#include "tools/plan.h"
+#include "tools/plan/plan.h"
 
 #include <gmock/gmock.h>
 
@@ -9,11 +9,11 @@
 #include "tests/paths.h"
 #include "tests/scratch.h"
 #include "tools/bench_nvme.h"
-#include "tools/byte_size.h"
-#include "tools/plan_model.h"
-#include "train/activations.h"
-#include "train/gpt_config.h"
-#include "train/parameters.h"
+#include "tools/plan/plan_model.h"
+#include "tools/terminal/byte_size.h"
+#include "train/model/activations.h"
+#include "train/model/gpt_config.h"
+#include "train/model/parameters.h"
 #include "zerorun/config.h"
 #include "zerorun/error.h"
 

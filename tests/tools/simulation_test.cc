@@ -1,4 +1,4 @@
-#include "tools/simulation.h"
+#include "tools/plan/simulation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 #include "tests/error_of.h"
 #include "tests/harness.h"
-#include "tools/plan.h"
+#include "tools/plan/plan.h"
 
 namespace zerorun::simulation {
 namespace {

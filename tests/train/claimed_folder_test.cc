@@ -1,4 +1,4 @@
-#include "train/claimed_folder.h"
+#include "train/run/claimed_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

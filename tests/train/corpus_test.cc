@@ -1,4 +1,4 @@
-#include "train/corpus.h"
+#include "train/data/corpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "train/generate.h"
+#include "train/text/generate.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <map>
 
 #include "train/cpu/cpu_kernels.h"
-#include "train/local_parameters.h"
-#include "train/philox.h"
+#include "train/model/local_parameters.h"
+#include "train/model/philox.h"
 
 namespace zerorun::train {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "tests/paths.h"
 #include "tests/train/reference.h"
-#include "train/gpt_config.h"
-#include "train/local_parameters.h"
+#include "train/model/gpt_config.h"
+#include "train/model/local_parameters.h"
 
 namespace zerorun::train::testing {
 

@@ -7,8 +7,8 @@
 
 #include "tests/train/golden.h"
 #include "tests/train/kernels_under_test.h"
-#include "train/local_parameters.h"
-#include "train/model.h"
+#include "train/model/local_parameters.h"
+#include "train/model/model.h"
 
 namespace zerorun::train::testing {
 

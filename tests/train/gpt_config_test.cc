@@ -1,4 +1,4 @@
-#include "train/gpt_config.h"
+#include "train/model/gpt_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/error_of.h"
-#include "train/hf_config.h"
+#include "train/model/hf_config.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/train/reference.h"
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 #include "zerorun/device.h"
 
 // The devices and kernels that the suites for every implementation of Kernels run on.

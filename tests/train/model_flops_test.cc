@@ -1,9 +1,9 @@
-#include "train/model_flops.h"
+#include "train/model/model_flops.h"
 
 #include <gtest/gtest.h>
 
-#include "train/make_kernels.h"
-#include "train/parameters.h"
+#include "train/model/parameters.h"
+#include "train/run/make_kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/model.h"
+#include "train/model/model.h"
 
 #include <gtest/gtest.h>
 

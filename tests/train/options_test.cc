@@ -1,4 +1,4 @@
-#include "train/options.h"
+#include "train/run/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "config/key_table.h"
+#include "config/keys/key_table.h"
 #include "tests/train/temporary_folder.h"
 #include "zerorun/error.h"
 

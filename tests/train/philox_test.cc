@@ -1,4 +1,4 @@
-#include "train/philox.h"
+#include "train/model/philox.h"
 
 #include <gtest/gtest.h>
 

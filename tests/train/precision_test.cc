@@ -9,8 +9,8 @@
 
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
-#include "train/run_folder.h"
-#include "train/trainer.h"
+#include "train/run/run_folder.h"
+#include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {

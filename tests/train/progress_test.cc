@@ -1,4 +1,4 @@
-#include "train/progress.h"
+#include "train/report/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "tests/train/temporary_folder.h"
-#include "train/metrics.h"
+#include "train/report/metrics.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::testing {

@@ -1,4 +1,4 @@
-#include "train/sample_text.h"
+#include "train/text/sample_text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,9 +9,9 @@
 
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
-#include "train/activations.h"
-#include "train/make_kernels.h"
-#include "train/run_folder.h"
+#include "train/model/activations.h"
+#include "train/run/make_kernels.h"
+#include "train/run/run_folder.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Causal multi-head attention in blocks of queries: scores exist for one block at a time, and
 // backward computes them again from the saved log-sums (Dao et al., arXiv:2205.14135).

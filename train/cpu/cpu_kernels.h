@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "train/cpu/matmul.h"
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Sum of a token's and a position's learned vectors.
 namespace zerorun::train {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Layer normalisation over the last dimension (Ba et al., arXiv:1607.06450).
 namespace zerorun::train {

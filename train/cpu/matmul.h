@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train {
 

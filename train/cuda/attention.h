@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Causal attention in tiles of queries and keys, so that scores exist for one pair of tiles at a
 // time (Dao et al., arXiv:2205.14135): for every GPU, dtype and length, in fp32 without tensor

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "train/cuda/elements.h"
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Tiles of attention's forward and backward kernels: kTile rows of one head, widened in
 // shared memory. Heads narrower than kWidth, and rows beyond the sequence, are filled with zeros.

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train::cuda {
 

@@ -3,7 +3,7 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Checks before a launch of kernels; apart from them, since nvcc cannot compile the messages.
 namespace zerorun::train::cuda {

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Cross entropy of rows of logits; see Kernels. The softmax is never stored: the gradient takes the
 // logits' place.

@@ -1,6 +1,6 @@
 #include "train/cuda/cublas_lt.h"
 
-#include "device/cuda/library_files.h"
+#include "device/cuda/libraries/library_files.h"
 #include "os/shared_library.h"
 
 namespace zerorun::train::cuda {

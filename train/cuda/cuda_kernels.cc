@@ -1,8 +1,8 @@
 #include "train/cuda/cuda_kernels.h"
 
 #include "core/check.h"
-#include "device/cuda/cuda_error.h"
-#include "device/cuda/cuda_stream.h"
+#include "device/cuda/runtime/cuda_error.h"
+#include "device/cuda/runtime/cuda_stream.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/checks.h"
 #include "train/cuda/column_sums.h"

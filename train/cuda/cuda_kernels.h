@@ -7,7 +7,7 @@
 #include "train/cuda/cudnn_attention.h"
 #include "train/cuda/matmul.h"
 #include "train/cuda/workspace.h"
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train::cuda {
 

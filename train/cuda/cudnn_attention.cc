@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "device/cuda/library_files.h"
+#include "device/cuda/libraries/library_files.h"
 #include "os/shared_library.h"
 #include "train/cuda/attention_workspace.h"
 

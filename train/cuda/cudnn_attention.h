@@ -8,7 +8,7 @@
 #include <string>
 
 #include "train/cuda/workspace.h"
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train::cuda {
 

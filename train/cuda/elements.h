@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "device/convert.h"
-#include "device/cuda/launch.h"
-#include "device/cuda/vector.h"
+#include "device/cuda/kernels/launch.h"
+#include "device/cuda/kernels/vector.h"
 #include "train/cuda/checks.h"
 #include "zerorun/tensor.h"
 

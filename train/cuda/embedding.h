@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Sum of a token's and a position's learned vectors; see Kernels.
 namespace zerorun::train::cuda {

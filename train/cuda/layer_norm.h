@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "train/kernels.h"
+#include "train/model/kernels.h"
 
 // Layer normalisation over the last dimension (Ba et al., arXiv:1607.06450); see Kernels.
 namespace zerorun::train::cuda {

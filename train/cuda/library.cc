@@ -1,4 +1,4 @@
-// The symbols that libzerorun_train_cuda.so shows: see train/make_kernels.h.
+// The symbols that libzerorun_train_cuda.so shows: see train/cuda/plugin.h.
 #include <cuda_runtime.h>
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 #include "train/cuda/attention_workspace.h"
 #include "train/cuda/cuda_kernels.h"
-#include "train/make_kernels.h"
+#include "train/cuda/plugin.h"
 
 namespace zerorun::train {
 

@@ -15,7 +15,7 @@
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/current_device.h"
+#include "device/cuda/runtime/current_device.h"
 #include "os/process_identity.h"
 #include "tests/comm/nccl/nccl_test.h"
 #include "tests/device/cuda/drain.h"

@@ -1,5 +1,5 @@
 // A checkpoint's bytes between files and a GPU.
-#include "checkpoint/device_copies.h"
+#include "checkpoint/loading/device_copies.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/library_files.h"
+#include "device/cuda/libraries/library_files.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "zerorun/error.h"
 

@@ -9,7 +9,7 @@
 #include "tests/error_of.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/golden_model.h"
-#include "train/make_kernels.h"
+#include "train/run/make_kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -1,5 +1,5 @@
 // Batches go to the GPU beside the host, which makes the next one meanwhile.
-#include "train/token_batch.h"
+#include "train/model/token_batch.h"
 
 #include <vector>
 

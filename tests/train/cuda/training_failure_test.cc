@@ -15,7 +15,7 @@
 #include "tests/train/temporary_folder.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/cuda_kernels.h"
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {

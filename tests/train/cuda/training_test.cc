@@ -13,7 +13,7 @@
 #include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/temporary_folder.h"
 #include "train/cuda/cuda_kernels.h"
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include "comm/host_staged_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/current_device.h"
+#include "device/cuda/runtime/current_device.h"
 #include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/device/cuda/fake_cuda_test.h"

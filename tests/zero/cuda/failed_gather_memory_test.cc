@@ -11,7 +11,7 @@
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_stream.h"
+#include "device/cuda/runtime/cuda_stream.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/stream_program.h"

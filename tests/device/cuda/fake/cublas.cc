@@ -1,10 +1,10 @@
 // Column-major products in plain loops, summed in double, in the place of device/cuda/
 // cublas_library.cc, which opens the real library.
-#include "device/cuda/cublas.h"
+#include "device/cuda/libraries/cublas.h"
 
 #include <cublas_v2.h>
 
-#include "device/cuda/library_report.h"
+#include "device/cuda/libraries/library_report.h"
 #include "tests/device/cuda/fake/runtime_call.h"
 
 struct cublasContext {
@@ -92,7 +92,7 @@ CublasFunctions open_cublas() {
           .status_string = cublasGetStatusString};
 }
 
-// In the place of device/cuda/library_report.cc.
+// In the place of device/cuda/libraries/library_report.cc.
 std::vector<std::string> describe_libraries_of_cuda() { return {"cuBLAS 0.0.0 (fake)"}; }
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// NVML for the fake GPUs, in the place of device/cuda/nvml_library.cc, which opens the real
-// library.
+// NVML for the fake GPUs, in the place of device/cuda/libraries/nvml_library.cc, which opens the
+// real library.
 #include <nvml.h>
 
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "device/cuda/nvml_functions.h"
+#include "device/cuda/libraries/nvml_functions.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 
 struct nvmlDevice_st {

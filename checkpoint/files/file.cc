@@ -1,0 +1,184 @@
+#include "checkpoint/files/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+
+namespace zerorun {
+
+namespace {
+
+// Linux transfers at most 2 GiB - 4 KiB at once.
+constexpr size_t kMaxTransfer = size_t{1} << 30;
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+// open() that a signal does not interrupt; empty, with errno set, on failure.
+FileDescriptor open_file(const char* path, int flags) {
+  int descriptor = -1;
+  do {
+    descriptor = ::open(path, flags | O_CLOEXEC, 0666);
+  } while (descriptor < 0 && errno == EINTR);
+  return FileDescriptor(descriptor);
+}
+
+// Sets or clears O_DIRECT; false where it was so before, or cannot be.
+bool set_direct(int descriptor, bool direct) {
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || ((flags & O_DIRECT) != 0) == direct) return false;
+  return ::fcntl(descriptor, F_SETFL, flags ^ O_DIRECT) == 0;
+}
+
+int sync_descriptor(int descriptor) {
+  int result = 0;
+  do {
+    result = ::fsync(descriptor);
+  } while (result != 0 && errno == EINTR);
+  return result;
+}
+
+}  // namespace
+
+File::File(std::filesystem::path path, int flags)
+    : path_(std::move(path)), descriptor_(open_file(path_.c_str(), flags)) {
+  if (descriptor_) return;
+  const int code = errno;
+  const bool creates = (flags & O_CREAT) != 0;
+  fail<IoError>("cannot {} {}: {}", creates ? "create" : "open", path_.string(), reason(code));
+}
+
+File File::create(const std::filesystem::path& path) { return {path, O_CREAT | O_EXCL | O_WRONLY}; }
+// O_NONBLOCK: opening a pipe by mistake must not wait for a writer.
+File File::open_to_read(const std::filesystem::path& path) { return {path, O_RDONLY | O_NONBLOCK}; }
+File File::open_to_write(const std::filesystem::path& path) { return {path, O_WRONLY}; }
+
+uint64_t File::size() const {
+  struct stat info = {};
+  if (::fstat(descriptor_.get(), &info) != 0) {
+    fail<IoError>("cannot read the size of {}: {}", path_.string(), reason(errno));
+  }
+  if (!S_ISREG(info.st_mode)) fail<IoError>("{} is not a regular file", path_.string());
+  return static_cast<uint64_t>(info.st_size);
+}
+
+void File::resize(uint64_t nbytes) {
+  if (::ftruncate(descriptor_.get(), static_cast<off_t>(nbytes)) != 0) {
+    fail<IoError>("cannot make {} {} bytes long: {}", path_.string(), nbytes, reason(errno));
+  }
+}
+
+void File::reserve(uint64_t nbytes) {
+  int status = 0;
+  do {
+    status = ::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(nbytes));
+  } while (status != 0 && errno == EINTR);
+  if (status == 0 || (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)) return;
+  fail<IoError>("cannot write {} bytes to {}: {}", nbytes, path_.string(), reason(errno));
+}
+
+void File::write(uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count =
+        ::pwrite(descriptor_.get(), bytes.data(), std::min(bytes.size(), kMaxTransfer),
+                 static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      fail<IoError>("cannot write {} bytes at offset {} of {}: {}", bytes.size(), offset,
+                    path_.string(), reason(errno));
+    }
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += static_cast<uint64_t>(count);
+  }
+}
+
+size_t File::read(uint64_t offset, std::span<std::byte> out) const {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t count =
+        ::pread(descriptor_.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
+                static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    // A file system that takes O_DIRECT need not read so, nor from where the file ends.
+    if (count < 0 && errno == EINVAL && set_direct(descriptor_.get(), false)) continue;
+    if (count < 0) {
+      fail<IoError>("cannot read {} bytes at offset {} of {}: {}", out.size() - done, offset + done,
+                    path_.string(), reason(errno));
+    }
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return done;
+}
+
+void File::go_past_cache() noexcept { set_direct(descriptor_.get(), true); }
+
+void File::sync() {
+  if (sync_descriptor(descriptor_.get()) != 0) {
+    fail<IoError>("cannot bring {} to the disk: {}", path_.string(), reason(errno));
+  }
+}
+
+void File::start_sync(uint64_t offset, uint64_t nbytes) noexcept {
+  // Only a hint: what goes wrong here goes wrong again, and is reported, in sync().
+  ::sync_file_range(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(nbytes),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+void File::start_read(uint64_t offset, uint64_t nbytes) const noexcept {
+  ::posix_fadvise(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(nbytes),
+                  POSIX_FADV_WILLNEED);
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  File file = File::create(path);
+  file.write(0, std::as_bytes(std::span(text)));
+  file.sync();
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const FileDescriptor descriptor = open_file(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (!descriptor) fail<IoError>("cannot open {}: {}", folder.string(), reason(errno));
+  const int code = sync_descriptor(descriptor.get()) == 0 ? 0 : errno;
+  // EINVAL: this file system has nothing to sync for a folder.
+  if (code != 0 && code != EINVAL) {
+    fail<IoError>("cannot bring {} to the disk: {}", folder.string(), reason(code));
+  }
+}
+
+bool path_exists(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::error_code error;
+  std::filesystem::rename(from, to, error);
+  if (error) {
+    fail<IoError>("cannot rename {} to {}: {}", from.string(), to.string(), error.message());
+  }
+}
+
+void create_folders(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<std::filesystem::path> parents_of_new;
+  std::filesystem::path path = std::filesystem::absolute(folder, error);
+  for (; !error && !path_exists(path); path = path.parent_path()) {
+    parents_of_new.push_back(path.parent_path());
+  }
+  if (!error) std::filesystem::create_directories(folder, error);
+  if (!error && !std::filesystem::is_directory(folder, error) && !error) {
+    error = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (error) fail<IoError>("cannot create the folder {}: {}", folder.string(), error.message());
+  for (const std::filesystem::path& parent : parents_of_new) sync_folder(parent);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,130 @@
+#include "checkpoint/format/json_reader.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "checkpoint/files/hash.h"
+#include "core/check.h"
+
+namespace zerorun {
+
+JsonReader::JsonReader(const nlohmann::json& object, std::string_view file, std::string_view where,
+                       int64_t index)
+    : object_(object), file_(file), where_(where), index_(index) {
+  if (!object_.is_object()) fail("expected an object");
+}
+
+const std::string& JsonReader::text(const char* key) const {
+  const nlohmann::json& value = member(key);
+  if (!value.is_string()) fail_member(key, "text");
+  return value.get_ref<const std::string&>();
+}
+
+int64_t JsonReader::integer(const char* key, int64_t low, int64_t high) const {
+  const nlohmann::json& value = member(key);
+  const bool fits =
+      value.is_number_unsigned()
+          ? value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
+          : value.is_number_integer();
+  if (!fits || value.get<int64_t>() < low || value.get<int64_t>() > high) {
+    fail_member(key, fmt::format("an integer from {} to {}", low, high));
+  }
+  return value.get<int64_t>();
+}
+
+uint64_t JsonReader::hash(const char* key) const {
+  const std::optional<uint64_t> value = from_hex(text(key));
+  if (!value) fail_member(key, "16 hexadecimal digits");
+  return *value;
+}
+
+float JsonReader::number(const char* key) const {
+  const nlohmann::json& value = member(key);
+  constexpr double kMax = std::numeric_limits<float>::max();
+  if (!value.is_number() || std::abs(value.get<double>()) > kMax) {
+    fail_member(key, "a number that fp32 can hold");
+  }
+  return static_cast<float>(value.get<double>());
+}
+
+double JsonReader::real(const char* key) const {
+  const nlohmann::json& value = member(key);
+  if (!value.is_number()) fail_member(key, "a number");
+  return value.get<double>();
+}
+
+bool JsonReader::boolean(const char* key) const {
+  const nlohmann::json& value = member(key);
+  if (!value.is_boolean()) fail_member(key, "true or false");
+  return value.get<bool>();
+}
+
+DType JsonReader::dtype(const char* key) const {
+  const std::string& name = text(key);
+  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::int64, DType::uint8}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  fail_member(key, "fp32, bf16, fp16, int64 or uint8");
+}
+
+const nlohmann::json::array_t& JsonReader::array(const char* key) const {
+  const nlohmann::json& value = member(key);
+  if (!value.is_array()) fail_member(key, "an array");
+  return value.get_ref<const nlohmann::json::array_t&>();
+}
+
+std::vector<std::string> JsonReader::texts(const char* key) const {
+  std::vector<std::string> result;
+  for (const nlohmann::json& value : array(key)) {
+    if (!value.is_string()) fail_member(key, "an array of text");
+    result.push_back(value.get<std::string>());
+  }
+  return result;
+}
+
+std::vector<int64_t> JsonReader::shape(const char* key, size_t element_nbytes) const {
+  std::vector<int64_t> result;
+  for (const nlohmann::json& value : array(key)) {
+    if (!value.is_number_unsigned()) fail_member(key, "an array of sizes");
+    result.push_back(value.get<int64_t>());
+  }
+  if (checked_numel(result, element_nbytes) < 0) fail_member(key, "a size that memory can hold");
+  return result;
+}
+
+void JsonReader::fail(std::string_view problem) const {
+  if (index_ < 0) zerorun::fail<CheckpointError>("{}: {}: {}", file_, where_, problem);
+  zerorun::fail<CheckpointError>("{}: {}[{}]: {}", file_, where_, index_, problem);
+}
+
+const nlohmann::json& JsonReader::member(const char* key) const {
+  const auto found = object_.find(key);
+  if (found == object_.end()) fail(fmt::format("'{}' is missing", key));
+  return *found;
+}
+
+void JsonReader::fail_member(const char* key, std::string_view expected) const {
+  constexpr size_t kShown = 60;
+  constexpr bool kAsciiOnly = true;  // so that a cut cannot split a character
+  const nlohmann::json& value = member(key);
+  std::string found = value.is_structured() ? value.type_name() : value.dump(-1, ' ', kAsciiOnly);
+  if (found.size() > kShown) found = found.substr(0, kShown) + "...";
+  fail(fmt::format("'{}' is {}; expected {}", key, found, expected));
+}
+
+int64_t checked_numel(const std::vector<int64_t>& shape, size_t element_nbytes) {
+  int64_t nonzero = static_cast<int64_t>(element_nbytes);
+  bool empty = false;
+  for (const int64_t size : shape) {
+    if (size < 0) return -1;
+    if (size == 0) {
+      empty = true;
+    } else if (__builtin_mul_overflow(nonzero, size, &nonzero)) {
+      return -1;
+    }
+  }
+  return empty ? 0 : nonzero / static_cast<int64_t>(element_nbytes);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files/file.h"
+#include "checkpoint/format/hashed_header.h"
+#include "checkpoint/format/manifest.h"
+#include "zerorun/dtype.h"
+
+namespace zerorun {
+
+// One saved checkpoint: its manifest and where every element of every parameter is.
+class CheckpointReader {
+ public:
+  // A chunk: a run of bytes with a hash.
+  struct Record {
+    int parameter = 0;  // index into manifest().parameters
+    int kind = 0;       // 0 param, 1 + i for manifest().states[i]
+    int shard = 0;      // index into manifest().shards
+    DType dtype = DType::fp32;
+    int64_t begin = 0;
+    int64_t numel = 0;
+    uint64_t offset = 0;  // in the file
+    uint64_t hash = 0;
+
+    int64_t end() const { return begin + numel; }
+    uint64_t nbytes() const { return static_cast<uint64_t>(numel) * size_of(dtype); }
+  };
+  static constexpr int kParam = 0;
+
+  // Reads the manifest and the headers of all files. Throws CheckpointError unless they are
+  // undamaged and hold every element exactly once.
+  explicit CheckpointReader(std::filesystem::path folder);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  // Hash of the manifest's text: tells checkpoints apart.
+  uint64_t id() const { return id_; }
+  // By parameter, kind and begin.
+  std::span<const Record> records() const { return records_; }
+  std::span<const Record> records_of(int parameter, int kind, int64_t begin, int64_t end) const;
+
+  File open(int shard) const;
+  // Throws CheckpointError unless these are the record's bytes.
+  void check_hash(const Record& record, uint64_t hash) const;
+  // Reads out.size() of the record's bytes, from its byte `offset` on.
+  void read(const File& file, const Record& record, uint64_t offset,
+            std::span<std::byte> out) const;
+  // Tensors besides the model's parameters. Their data is checked against its sums as it is read.
+  const std::vector<HashedTensor>& buffers() const { return buffers_; }
+  void read_buffer(size_t index, std::span<std::byte> out) const;
+  // "elements [0, 10) of h.0.weight (exp_avg)"
+  std::string describe(const Record& record) const;
+
+ private:
+  struct Names;
+  File open(const Manifest::ShardFile& entry) const;
+  std::vector<HashedTensor> read_header(const Manifest::ShardFile& entry) const;
+  void add_records(int shard, const Names& names);
+  void add_buffers();
+  void check_coverage() const;
+  std::string kind_name(int kind) const;
+
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  uint64_t id_ = 0;
+  std::vector<Record> records_;
+  std::vector<HashedTensor> buffers_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,282 @@
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/files/layout.h"
+#include "checkpoint/files/workers.h"
+#include "checkpoint/folder/node_local.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/loading/checkpoint_reader.h"
+#include "checkpoint/loading/device_copies.h"
+#include "checkpoint/loading/model_match.h"
+#include "checkpoint/loading/staged_records.h"
+#include "comm/agreement.h"
+#include "core/check.h"
+#include "os/host_limits.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+namespace {
+
+using Record = CheckpointReader::Record;
+
+// A part of one record and where it goes on this rank.
+struct RecordCopy {
+  const Record* record = nullptr;
+  uint64_t offset = 0;  // within the record
+  size_t tensor = 0;    // of those that are visited
+  int64_t begin = 0;    // within the tensor
+  int64_t numel = 0;
+  bool on_host = false;  // the tensor is offloaded
+};
+
+// Bytes that go to host memory.
+struct Piece {
+  const StagedRecords::Source* source = nullptr;
+  uint64_t offset = 0;
+  std::span<std::byte> out;
+};
+
+// One load, on one rank.
+class Load {
+ public:
+  Load(EngineStates& engine, std::filesystem::path folder)
+      : engine_(engine),
+        checkpoint_(std::move(folder)),
+        staged_(checkpoint_),
+        copies_(engine.device()) {}
+
+  const CheckpointReader& checkpoint() const { return checkpoint_; }
+  // Finds what this rank needs. Throws CheckpointError when the model is another.
+  void plan(bool strict);
+  // By file: whether this rank reads of it.
+  std::vector<bool> needed_files() const;
+  // True if other ranks read all that this one does, or some of it.
+  bool is_shared() const { return is_shared_; }
+  // Reads and checks all that apply() will use. `ranks`: that load on this host.
+  void read(ReadPath path, int ranks);
+  // Overwrites this rank's part of the engine's states.
+  void apply();
+
+ private:
+  // A tensor of this rank, and which elements it is of what is saved.
+  struct Place {
+    int parameter = 0;
+    int kind = 0;
+    int64_t begin = 0;
+    bool on_host = false;
+    TensorView tensor;
+  };
+  // Calls use(place) for each tensor of this rank that is saved, and done() after those of an
+  // interval, which live as long.
+  template <typename Use, typename Done>
+  void visit(StateAccess access, const Use& use, const Done& done);
+  void add(const Place& place);
+  std::vector<const Record*> records(bool on_host) const;
+  void copy(const RecordCopy& transfer, const Place& place);
+  void copy_pieces();
+
+  EngineStates& engine_;
+  CheckpointReader checkpoint_;
+  std::unordered_map<std::string, int> parameters_;  // in the manifest
+  std::vector<RecordCopy> transfers_;                // in the order of visits
+  size_t tensors_ = 0;
+  bool is_shared_ = false;
+  StagedRecords staged_;
+  DeviceCopies copies_;
+  std::deque<StagedRecords::Source> sources_;  // of the interval that is copied
+  std::vector<Piece> pieces_;                  // of it
+  Workers workers_{kReadingThreads};
+};
+
+template <typename Use, typename Done>
+void Load::visit(StateAccess access, const Use& use, const Done& done) {
+  const Manifest& saved = checkpoint_.manifest();
+  const auto specs = engine_.parameters();
+  engine_.visit_states(access, [&](const StateInterval& interval) {
+    const ParameterSpec& spec = specs[static_cast<size_t>(interval.parameter)];
+    const auto found = parameters_.find(spec.name);
+    if (found == parameters_.end()) return;  // not strict
+    const int parameter = found->second;
+    // Frozen parameters that were left out stay as the program made them.
+    if (!saved.parameters[static_cast<size_t>(parameter)].saved) return;
+    is_shared_ = is_shared_ || !interval.owned;
+    if (!spec.trainable) {
+      use(Place{parameter, CheckpointReader::kParam, interval.begin, interval.param_on_host,
+                interval.param});
+      return done();
+    }
+    // The models match: what is saved is what the engine has, in the same order.
+    const std::vector<int>& states = saved.parameters[static_cast<size_t>(parameter)].states;
+    ZR_CHECK(interval.states.size() + 1 == states.size(), "{} has {} states", spec.name,
+             interval.states.size());
+    use(Place{parameter, 1 + states[0], interval.begin, interval.on_host, interval.master});
+    for (size_t i = 0; i < interval.states.size(); ++i) {
+      const int state = states[i + 1];
+      const int64_t block = saved.states[static_cast<size_t>(state)].block;
+      use(Place{parameter, 1 + state, interval.begin / block, interval.on_host,
+                interval.states[i]});
+    }
+    done();
+  });
+}
+
+void Load::plan(bool strict) {
+  const Manifest& saved = checkpoint_.manifest();
+  check_same_model(saved, describe_engine(engine_), checkpoint_.folder().string(), strict);
+  for (const Manifest::Parameter& parameter : saved.parameters) {
+    parameters_.emplace(parameter.name, static_cast<int>(parameters_.size()));
+  }
+  visit(
+      StateAccess::shape, [&](const Place& place) { add(place); }, [] {});
+}
+
+void Load::add(const Place& place) {
+  const int64_t begin = place.begin;
+  const int64_t end = begin + place.tensor.numel;
+  for (const Record& record : checkpoint_.records_of(place.parameter, place.kind, begin, end)) {
+    ZR_CHECK(record.dtype == place.tensor.dtype, "{} goes to {}", checkpoint_.describe(record),
+             name_of(place.tensor.dtype));
+    const int64_t from = std::max(begin, record.begin);
+    const int64_t to = std::min(end, record.end());
+    const uint64_t offset = static_cast<uint64_t>(from - record.begin) * size_of(record.dtype);
+    transfers_.push_back({&record, offset, tensors_, from - begin, to - from, place.on_host});
+  }
+  ++tensors_;
+}
+
+std::vector<bool> Load::needed_files() const {
+  std::vector<bool> needed(checkpoint_.manifest().shards.size());
+  for (const RecordCopy& transfer : transfers_) {
+    needed[static_cast<size_t>(transfer.record->shard)] = true;
+  }
+  return needed;
+}
+
+// Those that a tensor of the device needs, or an offloaded one; in the order of the files.
+std::vector<const Record*> Load::records(bool on_host) const {
+  std::vector<const Record*> records;
+  for (const RecordCopy& transfer : transfers_) {
+    if (transfer.on_host == on_host) records.push_back(transfer.record);
+  }
+  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
+    return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
+  });
+  records.erase(std::unique(records.begin(), records.end()), records.end());
+  return records;
+}
+
+// What is offloaded has little room in memory, so it is read again instead of kept.
+void Load::read(ReadPath path, int ranks) {
+  const uint64_t room = host_limits().available_bytes() / static_cast<size_t>(2 * ranks);
+  staged_.read(records(false), records(true), {engine_.device().host(), room}, path, workers_);
+}
+
+void Load::copy(const RecordCopy& transfer, const Place& place) {
+  const TensorView to = place.tensor.slice(transfer.begin, transfer.numel);
+  const StagedRecords::Source& source = sources_.emplace_back(staged_.source(*transfer.record));
+  copies_.upload(to, place.on_host, [&](uint64_t at, std::span<std::byte> all) {
+    for (size_t done = 0; done < all.size(); done += kReadNbytes) {
+      pieces_.push_back({&source, transfer.offset + at + done,
+                         all.subspan(done, std::min(kReadNbytes, all.size() - done))});
+    }
+    if (!place.on_host && !engine_.device().is_host()) copy_pieces();
+  });
+}
+
+void Load::copy_pieces() {
+  workers_.each(pieces_.size(), [&](size_t i) {
+    const Piece& piece = pieces_[i];
+    (*piece.source)(piece.offset, piece.out);
+  });
+  pieces_.clear();
+}
+
+void Load::apply() {
+  auto transfer = transfers_.begin();
+  size_t tensor = 0;
+  visit(
+      StateAccess::write,
+      [&](const Place& place) {
+        for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
+          copy(*transfer, place);
+        }
+        ++tensor;
+      },
+      [&] {
+        copy_pieces();
+        sources_.clear();
+      });
+  copies_.finish();
+  staged_.clear();
+  const Manifest& saved = checkpoint_.manifest();
+  engine_.set_progress(saved.progress);
+  const auto groups = engine_.groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const std::string name = groups[i].name;
+    groups[i] = saved.groups[i];
+    groups[i].name = name;
+  }
+}
+
+// Copies the files that ranks need and do not see, where hosts keep files for themselves.
+void bring_missing(Communicator& comm, Stream& stream, const Load& load,
+                   const std::string& directory) {
+  Agreement agreement(comm, stream);
+  const std::vector<bool> needed = load.needed_files();
+  const Manifest& saved = load.checkpoint().manifest();
+  bool is_missing = false;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    const std::filesystem::path path = load.checkpoint().folder() / saved.shards[i].name;
+    is_missing = is_missing || (needed[i] && !path_exists(path));
+  }
+  if (agreement.reduce(is_missing ? 1 : 0, ReduceOp::max) == 0) return;
+  bring_files(agreement, Disks(comm, stream, directory), saved.shards, load.checkpoint().folder(),
+              needed);
+}
+
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
+                                 const std::string& directory, const std::string& tag,
+                                 bool strict) {
+  Agreement agreement(comm, engine.device().inline_stream());
+  std::optional<Load> load;
+  int64_t id = 0;
+  agreement.run("load: open", [&] {
+    load.emplace(engine, find_checkpoint(directory, tag));
+    id = static_cast<int64_t>(load->checkpoint().id());
+  });
+  const bool same_for_all =
+      agreement.reduce(id, ReduceOp::min) == agreement.reduce(id, ReduceOp::max);
+  agreement.run("load: plan", [&] {
+    if (!same_for_all) {
+      fail<CheckpointError>(
+          "the ranks see different checkpoints in {}: all ranks must load from "
+          "one file system",
+          directory);
+    }
+    load->plan(strict);
+  });
+  bring_missing(comm, engine.device().inline_stream(), *load, directory);
+  const bool is_shared = agreement.reduce(load->is_shared() ? 1 : 0, ReduceOp::max) != 0;
+  agreement.run("load: read", [&] {
+    load->read(is_shared ? ReadPath::cached : ReadPath::direct, comm.local_world_size());
+  });
+  // Every rank has verified what it needs; only now the engine changes.
+  agreement.run("load: apply", [&] { load->apply(); });
+  engine.refresh_from_masters();
+
+  const CheckpointReader& checkpoint = load->checkpoint();
+  return {.tag = checkpoint.folder().filename().string(),
+          .client_state = checkpoint.manifest().client_state,
+          .step = checkpoint.manifest().progress.step_count};
+}
+
+}  // namespace zerorun

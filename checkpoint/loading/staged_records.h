@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/files/workers.h"
+#include "checkpoint/loading/checkpoint_reader.h"
+#include "checkpoint/loading/record_runs.h"
+#include "zerorun/device.h"
+
+namespace zerorun {
+
+// What a rank loads, between the disk and its place: all of it is checked before any of it is used.
+// As far as there is room, and memory comes faster than the disk, it waits in memory of the host;
+// the rest is only checked, and read again.
+class StagedRecords {
+ public:
+  using Record = CheckpointReader::Record;
+
+  explicit StagedRecords(const CheckpointReader& checkpoint) : checkpoint_(checkpoint) {}
+
+  struct Room {
+    Device& host;
+    uint64_t nbytes = 0;
+    // That memory may take longer than the disk before no more of it is asked for.
+    std::chrono::nanoseconds patience = std::chrono::milliseconds(5);
+  };
+  // Reads and checks `kept`, for which the room is, and `passing`; both in the order of the files.
+  // Throws CheckpointError.
+  void read(std::span<const Record* const> kept, std::span<const Record* const> passing,
+            const Room& room, ReadPath path, Workers& workers);
+  // Copies out.size() <= kReadNbytes of a record's bytes, from its byte `offset` on. For several
+  // threads.
+  using Source = std::function<void(uint64_t offset, std::span<std::byte> out)>;
+  // Of one that was read.
+  Source source(const Record& record);
+  // Gives the memory back.
+  void clear();
+
+ private:
+  void read_again(const File& file, const Record& record, uint64_t offset,
+                  std::span<std::byte> out);
+
+  const CheckpointReader& checkpoint_;
+  ReadPath path_ = ReadPath::cached;
+  std::vector<Buffer> memory_;
+  std::unordered_map<const Record*, const std::byte*> places_;  // of the first byte of each
+  std::shared_ptr<const File> file_;                            // the last one that was read again
+  int shard_ = -1;
+  ReadBlocks blocks_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,128 @@
+#include "checkpoint/saving/save_folder.h"
+
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/files/file.h"
+#include "checkpoint/files/layout.h"
+#include "checkpoint/folder/retention.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "os/free_space.h"
+
+namespace zerorun {
+
+namespace fs = std::filesystem;
+
+SaveFolder::SaveFolder(Names names, uint64_t needed)
+    : names_(std::move(names)),
+      needed_(needed),
+      temporary_(temporary_path(names_.directory / names_.tag, names_.id)),
+      temporary_latest_(temporary_path(names_.directory / kLatestName, names_.id)) {}
+
+fs::path SaveFolder::shard(int rank) const { return temporary_ / shard_name(rank, names_.id); }
+fs::path SaveFolder::buffers() const { return temporary_ / buffers_name(names_.id); }
+
+std::string SaveFolder::disk_use() const {
+  return fmt::format("the checkpoint needs {} bytes, {} has {} free", needed_,
+                     names_.directory.string(), free_space(names_.directory).value_or(0));
+}
+
+void SaveFolder::make() {
+  create_folders(names_.directory);
+  if (names_.tag.starts_with(kPartPrefix)) {  // other parts may be saving beside this one
+    remove_leftovers_of(place());
+  } else {
+    remove_leftovers(names_.directory);
+  }
+  if (free_space(names_.directory).value_or(needed_) < needed_) {
+    fail<IoError>("cannot save {}: {}: free some space, or save elsewhere", place().string(),
+                  disk_use());
+  }
+  std::error_code error;
+  fs::create_directory(temporary_, error);
+  if (error) {
+    fail<IoError>("cannot create the folder {}: {}", temporary_.string(), error.message());
+  }
+}
+
+void SaveFolder::check_seen() const {
+  if (path_exists(temporary_)) return;
+  fail<IoError>("{} is not where rank 0 made it: all ranks must save to one file system",
+                temporary_.string());
+}
+
+void SaveFolder::commit(const Manifest& manifest, bool update_latest) {
+  try {
+    write_text(temporary_ / kManifestName, encode_manifest(manifest));
+    sync_folder(temporary_);
+    // Before the checkpoint takes its place: from then on nothing needs space on the disk.
+    if (update_latest) write_text(temporary_latest_, names_.tag + "\n");
+    if (path_exists(place())) {
+      replace_tag(manifest);
+    } else {
+      rename_path(temporary_, place());
+    }
+    sync_folder(names_.directory);
+    if (!update_latest) return;
+    rename_path(temporary_latest_, names_.directory / kLatestName);
+    sync_folder(names_.directory);
+  } catch (const IoError& error) {
+    fail<IoError>("{}; {}", error.what(), disk_use());
+  }
+}
+
+// Moves the files into the tag's folder, whose files have other names. The manifest moves last and
+// atomically replaces the old one, on file systems that cannot exchange two folders too.
+void SaveFolder::replace_tag(const Manifest& manifest) {
+  const fs::path folder = place();
+  std::set<std::string> current;
+  const auto add = [&](const std::string& name) {
+    if (path_exists(temporary_ / name)) current.insert(name);
+  };
+  for (const Manifest::ShardFile& shard : manifest.shards) {
+    add(shard.name);
+    add(header_path(shard.name).string());
+  }
+  if (manifest.buffers) add(manifest.buffers->name);
+  const auto remove_shards = [&](bool (*wanted)(bool is_current)) {
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      std::error_code ignored;
+      const bool ours = is_shard_name(name) || is_header_name(name) || is_buffers_name(name);
+      if (ours && wanted(current.contains(name))) fs::remove(it->path(), ignored);
+    }
+  };
+  try {
+    for (const std::string& name : current) rename_path(temporary_ / name, folder / name);
+    sync_folder(folder);
+    rename_path(temporary_ / kManifestName, folder / kManifestName);
+  } catch (...) {
+    remove_shards([](bool is_current) { return is_current; });
+    throw;
+  }
+  sync_folder(folder);
+  remove_shards([](bool is_current) { return !is_current; });
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void SaveFolder::discard() noexcept {
+  std::error_code ignored;  // the next save tries again
+  fs::remove_all(temporary_, ignored);
+  fs::remove(temporary_latest_, ignored);
+}
+
+void SaveFolder::remove_superfluous(const Retention& keep) const {
+  try {
+    for (const SavedTag& saved : superfluous_tags(names_.directory, keep)) {
+      if (saved.tag != names_.tag) remove_checkpoint(names_.directory, saved.tag);
+    }
+  } catch (const Error& error) {
+    Logger().log(LogLevel::warning, "an old checkpoint stays: {}", error.what());
+  }
+}
+
+}  // namespace zerorun

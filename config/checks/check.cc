@@ -1,0 +1,286 @@
+#include "config/checks/check.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "config/checks/suggest.h"
+#include "core/check.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+using Kind = JsonNode::Kind;
+
+// DeepSpeed's older form "zero_optimization": true means stage 1.
+void expand_boolean_block(JsonNode& node) {
+  JsonNode stage;
+  stage.kind = Kind::integer;
+  stage.where = node.where;
+  stage.key = "stage";
+  stage.key_where = node.key_where;
+  stage.integer = node.boolean ? 1 : 0;
+  stage.number = static_cast<double>(stage.integer);
+  node.kind = Kind::object;
+  node.children.push_back(std::move(stage));
+}
+
+class KeyChecker {
+ public:
+  KeyChecker(const KeyTable& table, ConfigProblems& problems)
+      : table_(table), problems_(problems) {}
+
+  // `block` is the table's pointer, `written` the file's.
+  void check_block(std::string_view block, const std::string& written, JsonNode& node) {
+    for (JsonNode& child : node.children) {
+      const std::string pointer = append_pointer(written, child.key);
+      const KeySpec* spec = table_.find(append_pointer(block, child.key));
+      if (spec == nullptr) {
+        report_unknown(block, pointer, child);
+      } else {
+        check_key(*spec, pointer, child);
+      }
+    }
+  }
+
+  GivenKeys take_keys() { return std::move(keys_); }
+
+ private:
+  void report_unknown(std::string_view block, const std::string& pointer, const JsonNode& node) {
+    const std::string advice =
+        problems_.is_full() ? std::string() : suggest_key(table_, block, node.key);
+    problems_.add(pointer, node.key_where, "unknown key; {}", advice);
+  }
+
+  void check_key(const KeySpec& spec, const std::string& pointer, JsonNode& node) {
+    const auto [known, is_new] =
+        keys_.try_emplace(spec.pointer, GivenKey{&spec, &node, pointer, true});
+    if (!is_new && known->second.pointer != pointer) {  // the same name twice is reported already
+      problems_.add(pointer, node.key_where, "the same setting as {} at {}:{}; keep one of them",
+                    known->second.pointer, known->second.node->key_where.line,
+                    known->second.node->key_where.column);
+    }
+    if (const auto problem = check_value(spec, node)) {
+      problems_.add(pointer, node.where, "{}", *problem);
+      known->second.is_valid = false;
+      return;
+    }
+    if (!spec.is_block()) return;
+    if (node.kind == Kind::boolean) {
+      known->second.is_boolean_block = true;
+      expand_boolean_block(node);
+    }
+    check_block(spec.pointer, pointer, node);
+  }
+
+  const KeyTable& table_;
+  ConfigProblems& problems_;
+  GivenKeys keys_;
+};
+
+// The keys by their names, each with a value that suits it or a problem.
+GivenKeys check_names_and_values(const KeyTable& table, JsonNode& root, ConfigProblems& problems) {
+  if (root.kind != Kind::object) {
+    problems.add("", root.where, "got {}, expected an object", to_short_text(root));
+    return {};
+  }
+  KeyChecker checker(table, problems);
+  checker.check_block("", "", root);
+  return checker.take_keys();
+}
+
+bool is_off(const JsonNode& object) {
+  const JsonNode* enabled = find_member(object, "enabled");
+  if (enabled == nullptr) return object.children.empty();
+  return (enabled->kind == Kind::boolean && !enabled->boolean) || enabled->text == "auto";
+}
+
+// True when the value is given and differs from the default. An object asks for nothing when it is
+// empty or says "enabled": false.
+bool asks_for_something(const GivenKey& key) {
+  const JsonNode* value = given_value(key);
+  if (value == nullptr) return false;
+  if (value->kind == Kind::object) return !is_off(*value);
+  const std::string text = to_text(*value);
+  const std::vector<std::string_view> idle = split_choices(key.spec->idle);
+  return text != key.spec->fallback && std::find(idle.begin(), idle.end(), text) == idle.end();
+}
+
+// True when the key is accepted and its value changes nothing.
+bool is_without_effect(const GivenKey& key) {
+  if (key.spec->status == KeyStatus::no_effect) return asks_for_something(key);
+  return key.spec->status == KeyStatus::always_on && asks_for_something(key) && !key.node->boolean;
+}
+
+void report_unsupported(const GivenKey& key, const KeySpec& meant, ConfigProblems& problems) {
+  const std::string support = meant.status == KeyStatus::removed
+                                  ? "supported neither here nor by DeepSpeed 0.19"
+                                  : fmt::format("not supported yet by zerorun {}", ZERORUN_VERSION);
+  std::string advice =
+      key.spec->fallback == "null" ? "" : fmt::format("; expected {}", key.spec->fallback);
+  if (!meant.note.empty()) {
+    advice += fmt::format("; {}", meant.note);
+  } else if (advice.empty()) {
+    advice = "; remove it";
+  }
+  problems.add(key.pointer, key.node->where, "got {}, {}{}", to_short_text(*key.node), support,
+               advice);
+}
+
+void check_deprecated(const KeyTable& table, const GivenKeys& keys, const GivenKey& key,
+                      ConfigProblems& problems, std::vector<std::string>& warnings) {
+  const KeySpec& replacement = table.current(*key.spec);
+  if (const auto both = keys.find(replacement.pointer); both != keys.end()) {
+    problems.add(key.pointer, key.node->key_where,
+                 "replaced by {}, which is given too, at {}:{}; remove this one",
+                 both->second.pointer, both->second.node->key_where.line,
+                 both->second.node->key_where.column);
+  } else if (replacement.is_unsupported() && asks_for_something(key)) {
+    report_unsupported(key, replacement, problems);
+  } else {
+    warnings.push_back(fmt::format("{} ({}:{}) is deprecated; use {}", key.pointer,
+                                   key.node->key_where.line, key.node->key_where.column,
+                                   replacement.pointer));
+  }
+}
+
+// `key` is for PyTorch models.
+void check_reader(const GivenKey& key, ConfigReader reader, ConfigProblems& problems) {
+  if (reader == ConfigReader::pytorch || !key.spec->gate.empty() || !asks_for_something(key))
+    return;
+  problems.add(key.pointer, key.node->where,
+               "got {}, which is for PyTorch models (zerorun.initialize) only; remove it",
+               to_short_text(*key.node));
+}
+
+// Acts on KeyStatus.
+void check_statuses(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems,
+                    std::vector<std::string>& warnings, ConfigReader reader) {
+  std::vector<std::string_view> without_effect;
+  for (const auto& [pointer, key] : keys) {
+    switch (key.spec->status) {
+      case KeyStatus::works:
+        if (key.is_boolean_block) {
+          warnings.push_back(fmt::format("{} ({}:{}) as true or false is deprecated; use {{...}}",
+                                         key.pointer, key.node->where.line,
+                                         key.node->where.column));
+        }
+        break;
+      case KeyStatus::pytorch:
+        check_reader(key, reader, problems);
+        break;
+      case KeyStatus::always_on:
+      case KeyStatus::no_effect:
+        if (is_without_effect(key)) without_effect.push_back(key.pointer);
+        break;
+      case KeyStatus::deprecated:
+        check_deprecated(table, keys, key, problems, warnings);
+        break;
+      case KeyStatus::not_yet:
+      case KeyStatus::removed:
+        if (key.spec->is_unsupported() && asks_for_something(key)) {
+          report_unsupported(key, *key.spec, problems);
+        }
+        break;
+    }
+  }
+  if (!without_effect.empty()) {
+    warnings.push_back(fmt::format("no effect in zerorun: {} (`zerorun config check` says why)",
+                                   fmt::join(without_effect, ", ")));
+  }
+}
+
+// "/optimizer" for "/optimizer/params/lr".
+std::string_view block_of(const KeySpec& spec) {
+  return spec.parent().substr(0, spec.parent().rfind('/'));
+}
+
+std::vector<std::string_view> names_used_by(const KeyTable& table, std::string_view block,
+                                            std::string_view type) {
+  std::vector<std::string_view> names;
+  for (const KeySpec* spec : table.children(block)) {
+    if (spec->status == KeyStatus::works && spec->is_used_by(type)) names.push_back(spec->name());
+  }
+  return names;
+}
+
+void report_unused(const KeyTable& table, const GivenKey& key, std::string_view type,
+                   ConfigProblems& problems) {
+  if (type.empty()) {
+    problems.add(key.pointer, key.node->key_where, "asks for something, but {}/type is missing",
+                 block_of(*key.spec));
+  } else {
+    problems.add(key.pointer, key.node->key_where, "{} does not take it; it takes {}", type,
+                 fmt::join(names_used_by(table, key.spec->parent(), type), ", "));
+  }
+}
+
+void check_required(const GivenKeys& keys, const KeySpec& spec, std::string_view type,
+                    ConfigProblems& problems) {
+  const auto found = keys.find(spec.pointer);
+  if (found != keys.end() && found->second.node->kind != JsonNode::Kind::null &&
+      (spec.auto_waits || !is_auto(spec, *found->second.node))) {
+    return;
+  }
+  const auto type_key = keys.find(fmt::format("{}/type", block_of(spec)));
+  const JsonNode& place =
+      found != keys.end() ? *found->second.node : *type_key->second.node;  // a type was given
+  problems.add(spec.pointer, place.where, "missing; {} needs it, expected {}", type,
+               expected_value(spec));
+}
+
+// Parameters of an optimizer or scheduler depend on its type (KeySpec::used_by).
+void check_type_params(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems) {
+  for (const KeySpec* spec : table.keys()) {
+    if (spec->used_by.empty()) continue;
+    const std::optional<std::string_view> type = type_for(table, keys, *spec);
+    if (!type) continue;
+    if (!spec->is_used_by(*type)) {
+      const auto given = keys.find(spec->pointer);
+      if (given != keys.end() && given_value(given->second) != nullptr) {
+        report_unused(table, given->second, *type, problems);
+      }
+    } else if (spec->is_required) {
+      check_required(keys, *spec, *type, problems);
+    }
+  }
+}
+
+}  // namespace
+
+GivenKeys check_keys(const KeyTable& table, JsonNode& root, ConfigProblems& problems,
+                     std::vector<std::string>& warnings, ConfigReader reader) {
+  GivenKeys keys = check_names_and_values(table, root, problems);
+  check_statuses(table, keys, problems, warnings, reader);
+  check_type_params(table, keys, problems);
+  return keys;
+}
+
+const JsonNode* given_value(const GivenKey& key) {
+  const bool is_given =
+      key.is_valid && key.node->kind != Kind::null && !is_auto(*key.spec, *key.node);
+  return is_given ? key.node : nullptr;
+}
+
+const JsonNode* given_value(const GivenKeys& keys, std::string_view pointer) {
+  const auto found = keys.find(pointer);
+  return found == keys.end() ? nullptr : given_value(found->second);
+}
+
+std::optional<std::string_view> type_for(const KeyTable& table, const GivenKeys& keys,
+                                         const KeySpec& spec) {
+  if (spec.used_by.empty() && spec.type_fallbacks.empty()) return "";
+  const KeySpec* type = table.find(fmt::format("{}/type", block_of(spec)));
+  if (type == nullptr) return "";
+  if (const auto given = keys.find(type->pointer); given != keys.end()) {
+    if (!given->second.is_valid) return std::nullopt;
+    if (const JsonNode* value = given_value(given->second)) return value->text;
+  }
+  if (type->fallback == "null") return "";
+  return type->fallback.substr(1, type->fallback.size() - 2);  // without the quotes
+}
+
+}  // namespace zerorun

@@ -1,0 +1,205 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <vector>
+
+#include "config/checks/check.h"
+#include "config/checks/suggest.h"
+#include "core/check.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+using Kind = JsonNode::Kind;
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) ==
+           std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+bool in_range(const KeyRange& range, double value) {
+  return value >= range.low && value <= range.high && !(range.above_low && value == range.low);
+}
+
+std::string describe_range(std::string_view noun, const KeyRange& range) {
+  const bool has_low = std::isfinite(range.low);
+  const bool is_float_limit = range.high == std::numeric_limits<float>::max();
+  const bool has_high = std::isfinite(range.high) && !is_float_limit;
+  if (has_low && has_high) {
+    return fmt::format("{} {} {} {} {}", noun, range.above_low ? "above" : "from", range.low,
+                       range.above_low ? "and up to" : "to", range.high);
+  }
+  if (has_low && range.above_low) return fmt::format("{} above {}", noun, range.low);
+  if (has_low) {
+    return fmt::format("{} of at least {}{}", noun, range.low,
+                       is_float_limit ? " that fits fp32" : "");
+  }
+  return std::string(noun);
+}
+
+std::string join_alternatives(const std::vector<std::string>& items) {
+  if (items.size() < 2) return items.empty() ? std::string() : items.front();
+  return fmt::format("{} or {}", fmt::join(items.begin(), items.end() - 1, ", "), items.back());
+}
+
+bool all_of_kind(const JsonNode& array, Kind kind) {
+  return std::all_of(array.children.begin(), array.children.end(),
+                     [kind](const JsonNode& item) { return item.kind == kind; });
+}
+
+bool is_beta(const JsonNode& node) {
+  if (node.kind != Kind::integer && node.kind != Kind::number) return false;
+  const auto value = static_cast<float>(node.number);  // 1 - 1e-9 is 1 in fp32
+  return value >= 0.0F && value < 1.0F;
+}
+
+bool array_suits(const KeySpec& spec, const JsonNode& node) {
+  if ((spec.type & KeyType::strings) != 0 && all_of_kind(node, Kind::string)) return true;
+  if ((spec.type & KeyType::numbers) != 0 && !node.children.empty() &&
+      std::all_of(node.children.begin(), node.children.end(), [&](const JsonNode& item) {
+        return (item.kind == Kind::integer || item.kind == Kind::number) &&
+               std::isfinite(item.number) && in_range(spec.range, item.number);
+      })) {
+    return true;
+  }
+  if ((spec.type & KeyType::betas) != 0 && node.children.size() == 2) {
+    return is_beta(node.children[0]) && is_beta(node.children[1]);
+  }
+  return (spec.type & KeyType::integers) != 0 &&
+         std::all_of(node.children.begin(), node.children.end(), [&](const JsonNode& item) {
+           return as_integer(item) && in_range(spec.range, item.number);
+         });
+}
+
+bool number_suits(const KeySpec& spec, const JsonNode& node) {
+  if ((spec.type & KeyType::infinity) != 0 && std::isinf(node.number) && node.number > 0) {
+    return true;
+  }
+  if ((spec.type & KeyType::integer) != 0 && as_integer(node)) {
+    return in_range(spec.range, node.number);
+  }
+  return (spec.type & KeyType::number) != 0 && std::isfinite(node.number) &&
+         in_range(spec.range, node.number);
+}
+
+bool string_suits(const KeySpec& spec, JsonNode& node) {
+  if ((spec.type & KeyType::infinity) != 0 &&
+      (node.text == "inf" || equal_ignoring_case(node.text, "Infinity"))) {
+    return true;
+  }
+  if ((spec.type & KeyType::string) == 0) return false;
+  if (spec.choices.empty()) return true;
+  for (const std::string_view choice : split_choices(spec.choices)) {
+    if (equal_ignoring_case(choice, node.text)) {
+      node.text = choice;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool suits(const KeySpec& spec, JsonNode& node) {
+  switch (node.kind) {
+    case Kind::null:
+      return !spec.refuses_null;
+    case Kind::boolean:
+      return (spec.type & KeyType::boolean) != 0;
+    case Kind::integer:
+    case Kind::number:
+      return number_suits(spec, node);
+    case Kind::string:
+      return string_suits(spec, node);
+    case Kind::array:
+      return array_suits(spec, node);
+    case Kind::object:
+      return (spec.type & (KeyType::block | KeyType::free_form)) != 0;
+  }
+  return false;
+}
+
+// 0 and 1 for false and true, as in Python.
+bool is_boolean_number(const KeySpec& spec, const JsonNode& node) {
+  constexpr unsigned kOthers = KeyType::integer | KeyType::number | KeyType::block;
+  const std::optional<int64_t> integer = as_integer(node);
+  return (spec.type & KeyType::boolean) != 0 && (spec.type & kOthers) == 0 && integer &&
+         (*integer == 0 || *integer == 1);
+}
+
+bool is_later_choice(const KeySpec& spec, const JsonNode& node) {
+  const auto later = split_choices(spec.later);
+  return node.kind == Kind::string &&
+         std::any_of(later.begin(), later.end(), [&](std::string_view choice) {
+           return equal_ignoring_case(choice, node.text);
+         });
+}
+
+// Advises about a wrong value, beyond saying what was expected.
+std::string advice(const KeySpec& spec, const JsonNode& node) {
+  if (node.kind == Kind::null) return "; remove the key to get the default";
+  const bool is_huge = node.kind == Kind::number && std::abs(node.number) >= 0x1p63;
+  if (is_huge && (spec.type & KeyType::number) == 0) return "; it has to fit 64 bits";
+  if (node.kind != Kind::string) return {};
+  if (!spec.choices.empty()) return suggest_choice(spec.choices, node.text);
+  const bool is_quoted_value =
+      (spec.type & (KeyType::boolean | KeyType::integer | KeyType::number)) != 0 &&
+      (node.text == "true" || node.text == "false" ||
+       (!node.text.empty() && node.text.find_first_not_of("+-.0123456789eE") == std::string::npos));
+  return is_quoted_value ? "; remove the quotes" : "";
+}
+
+}  // namespace
+
+std::string expected_value(const KeySpec& spec) {
+  std::vector<std::string> items;
+  if ((spec.type & KeyType::boolean) != 0) items.emplace_back("true or false");
+  if ((spec.type & KeyType::integer) != 0)
+    items.push_back(describe_range("an integer", spec.range));
+  if ((spec.type & KeyType::number) != 0) items.push_back(describe_range("a number", spec.range));
+  if ((spec.type & KeyType::infinity) != 0) items.emplace_back("\"inf\"");
+  if ((spec.type & KeyType::string) != 0) {
+    if (spec.choices.empty()) items.emplace_back("a string");
+    for (const std::string_view choice : split_choices(spec.choices)) {
+      items.push_back(to_text(choice));
+    }
+  }
+  if ((spec.type & KeyType::strings) != 0) items.emplace_back("an array of strings");
+  if ((spec.type & KeyType::integers) != 0) {
+    items.push_back("an array, each " + describe_range("an integer", spec.range));
+  }
+  if ((spec.type & KeyType::betas) != 0) {
+    items.emplace_back("an array of two numbers from 0 to below 1");
+  }
+  if ((spec.type & KeyType::numbers) != 0) {
+    items.emplace_back("an array of such numbers, one per parameter group");
+  }
+  if ((spec.type & (KeyType::block | KeyType::free_form)) != 0) items.emplace_back("an object");
+  return join_alternatives(items);
+}
+
+std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node) {
+  if (is_boolean_number(spec, node)) {
+    node.boolean = node.number != 0;
+    node.kind = Kind::boolean;
+  }
+  if (is_auto(spec, node) || suits(spec, node)) return std::nullopt;
+  if (is_later_choice(spec, node)) {
+    return fmt::format("got {}, not supported yet by zerorun {}; expected {}", to_short_text(node),
+                       ZERORUN_VERSION, expected_value(spec));
+  }
+  return fmt::format("got {}, expected {}{}", to_short_text(node), expected_value(spec),
+                     advice(spec, node));
+}
+
+bool is_auto(const KeySpec& spec, const JsonNode& node) {
+  const bool is_in_a_section = !spec.is_block() || !spec.parent().empty();
+  return is_in_a_section && node.kind == Kind::string && node.text == "auto";
+}
+
+}  // namespace zerorun

@@ -1,0 +1,149 @@
+#include "config/checks/suggest.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+#include "config/keys/key_table.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr size_t kMaxNameBytes = 64;  // longer names are not typing errors
+constexpr size_t kMaxOffered = 3;
+constexpr size_t kMaxListed = 16;
+
+std::string normalized(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    out += c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return out;
+}
+
+// Typing errors that a name of this length may have.
+size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.size() / 3, 1, 3); }
+
+// Keeps what is nearest to a name.
+class Nearest {
+ public:
+  explicit Nearest(std::string_view name) : name_(name), best_(allowed_distance(name)) {}
+
+  void offer(std::string_view candidate, std::string_view shown) {
+    if (name_.size() > kMaxNameBytes) return;
+    const size_t distance = edit_distance(name_, candidate, best_);
+    // A name of which every letter would change is not near.
+    if (distance > best_ || distance >= candidate.size()) return;
+    if (distance < best_) found_.clear();
+    best_ = distance;
+    if (std::find(found_.begin(), found_.end(), shown) == found_.end()) found_.push_back(shown);
+  }
+  const std::vector<std::string_view>& found() const { return found_; }
+
+ private:
+  std::string_view name_;
+  size_t best_;
+  std::vector<std::string_view> found_;
+};
+
+void offer_key(Nearest& nearest, const KeySpec& spec, std::string_view shown) {
+  nearest.offer(spec.name(), shown);
+  if (!spec.alias.empty()) nearest.offer(spec.alias, shown);
+  if (!spec.nickname.empty()) nearest.offer(spec.nickname, shown);
+}
+
+std::vector<std::string_view> near_here(const KeyTable& table, std::string_view block,
+                                        std::string_view name) {
+  Nearest nearest(name);
+  for (const KeySpec* spec : table.children(block)) offer_key(nearest, *spec, spec->name());
+  return nearest.found();
+}
+
+// "reduce_bucket" for "reduce_bucket_size".
+std::vector<std::string_view> starts_here(const KeyTable& table, std::string_view block,
+                                          std::string_view name) {
+  constexpr size_t kMinBytes = 4;
+  std::vector<std::string_view> found;
+  if (name.size() < kMinBytes) return found;
+  for (const KeySpec* spec : table.children(block)) {
+    const bool starts = spec->name().starts_with(name) || spec->alias.starts_with(name);
+    if (starts && found.size() < kMaxOffered) found.push_back(spec->name());
+  }
+  return found;
+}
+
+std::vector<std::string_view> near_elsewhere(const KeyTable& table, std::string_view block,
+                                             std::string_view name) {
+  Nearest nearest(name);
+  for (const KeySpec* spec : table.keys()) {
+    if (spec->parent() != block && spec->status != KeyStatus::removed) {
+      offer_key(nearest, *spec, spec->pointer);
+    }
+  }
+  return nearest.found();
+}
+
+}  // namespace
+
+size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
+  const size_t difference = std::max(a.size(), b.size()) - std::min(a.size(), b.size());
+  if (difference > limit) return difference;
+  const std::string x = normalized(a);
+  const std::string y = normalized(b);
+  // Three rows of the optimal string alignment table (Damerau 1964, adjacent swaps).
+  std::vector<size_t> before(y.size() + 1);
+  std::vector<size_t> above(y.size() + 1);
+  std::vector<size_t> row(y.size() + 1);
+  for (size_t j = 0; j <= y.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= x.size(); ++i) {
+    before.swap(above);
+    above.swap(row);
+    row[0] = i;
+    for (size_t j = 1; j <= y.size(); ++j) {
+      const size_t replaced = above[j - 1] + (x[i - 1] == y[j - 1] ? 0 : 1);
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && x[i - 1] == y[j - 2] && x[i - 2] == y[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    // Distances never shrink from two rows to the next.
+    const size_t least = std::min(*std::min_element(row.begin(), row.end()),
+                                  *std::min_element(above.begin(), above.end()));
+    if (least > limit) return least;
+  }
+  return row[y.size()];
+}
+
+std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
+  Nearest nearest(name);
+  for (const std::string& candidate : candidates) nearest.offer(candidate, candidate);
+  return nearest.found().empty() ? std::string() : std::string(nearest.found().front());
+}
+
+std::string suggest_key(const KeyTable& table, std::string_view block, std::string_view name) {
+  std::vector<std::string_view> here = near_here(table, block, name);
+  if (here.empty()) here = starts_here(table, block, name);
+  if (!here.empty()) return fmt::format("did you mean \"{}\"?", fmt::join(here, "\" or \""));
+  const std::vector<std::string_view> elsewhere = near_elsewhere(table, block, name);
+  if (!elsewhere.empty() && elsewhere.size() <= kMaxOffered) {
+    return fmt::format("did you mean {}?", fmt::join(elsewhere, " or "));
+  }
+  const auto valid = table.children(block);
+  if (valid.size() > kMaxListed) return "remove it, or see `zerorun config schema`";
+  std::vector<std::string_view> names;
+  for (const KeySpec* spec : valid) names.push_back(spec->name());
+  return fmt::format("expected one of {}", fmt::join(names, ", "));
+}
+
+std::string suggest_choice(std::string_view choices, std::string_view text) {
+  Nearest nearest(text);
+  for (const std::string_view choice : split_choices(choices)) nearest.offer(choice, choice);
+  if (nearest.found().empty()) return {};
+  return fmt::format(" (did you mean \"{}\"?)", fmt::join(nearest.found(), "\" or \""));
+}
+
+}  // namespace zerorun

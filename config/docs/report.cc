@@ -1,0 +1,255 @@
+#include "config/docs/report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "config/derive.h"
+#include "config/elasticity.h"
+#include "config/json/reader.h"
+#include "config/keys/key_table.h"
+#include "core/check.h"
+#include "core/printable.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr std::string_view kAuto = R"("auto")";
+constexpr size_t kMaxListedRanks = 12;
+constexpr int64_t kMaxRanks = 1 << 20;  // more are not tried
+
+bool is_batch_given(const BatchConfig& batch) {
+  return batch.train_batch_size != 0 || batch.micro_batch_size != 0;
+}
+
+// "1, 2, 4", "any number of". Throws ConfigError when no number suits.
+std::string suitable_ranks(const ParsedConfig& parsed) {
+  const BatchConfig& given = parsed.config.batch;
+  if (given.train_batch_size == 0) return "any number of";
+  const int64_t micro = std::max<int64_t>(given.micro_batch_size, 1);
+  const int64_t steps = std::max<int64_t>(given.accumulation_steps, 1);
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(micro, steps, &samples) || given.train_batch_size % samples != 0) {
+    ParsedConfig alone = parsed;
+    resolve_known(alone, {.world_size = 1});  // throws, since they do not suit one rank either
+  }
+  const int64_t most = given.train_batch_size / samples;
+  if (given.micro_batch_size != 0 && given.accumulation_steps != 0) return std::to_string(most);
+  std::vector<int64_t> ranks;
+  const int64_t last = std::min<int64_t>(most, kMaxRanks);
+  for (int64_t count = 1; count <= last && ranks.size() < kMaxListedRanks; ++count) {
+    if (most % count == 0) ranks.push_back(count);
+  }
+  return fmt::format("{}{}", fmt::join(ranks, ", "), ranks.back() == most ? "" : ", ...");
+}
+
+// The line about batch sizes. Throws ConfigError where zerorun.initialize would: when none is
+// given. Those that are "auto" are the program's to give, and the bundled one has its own.
+std::string describe_batch(const ParsedConfig& parsed) {
+  if (elasticity_of(parsed).enabled) return describe_elasticity(parsed);
+  if (is_batch_given(parsed.config.batch)) {
+    return fmt::format("batch sizes: suit {} ranks", suitable_ranks(parsed));
+  }
+  for (const ConfigValue& value : parsed.values) {
+    if (value.pointer == "/zerorun/train" || value.pointer.starts_with("/zerorun/train/"))
+      return {};
+    const bool is_size =
+        value.pointer == "/train_batch_size" || value.pointer == "/train_micro_batch_size_per_gpu";
+    if (is_size && value.is_auto) return "batch sizes: \"auto\", the program has to give them";
+  }
+  try {
+    resolve_batch(parsed.config.batch, 1);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("{}: {}, or \"auto\" where a program or `zerorun train` gives it",
+                      parsed.config.source, error.what());
+  }
+  return {};
+}
+
+const KeySpec& spec_of(const ConfigValue& value) {
+  const KeySpec* spec = key_table().find(value.pointer);
+  ZR_CHECK(spec != nullptr, "{} is no configuration key", value.pointer);
+  return *spec;
+}
+
+// A key of a block that nothing turns on, such as that of a block without its "device".
+bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values) {
+  const bool may_act = spec.status == KeyStatus::works || spec.status == KeyStatus::pytorch;
+  if (!may_act || spec.gate.empty()) return false;
+  const std::vector<std::string_view> gates = split_choices(spec.gate);
+  return std::none_of(values.begin(), values.end(), [&](const ConfigValue& one) {
+    return one.value != one.fallback &&
+           std::find(gates.begin(), gates.end(), one.pointer) != gates.end();
+  });
+}
+
+// Why the value of a key changes nothing; empty for other keys.
+std::string reason_without_effect(const ConfigValue& value,
+                                  const std::vector<ConfigValue>& values) {
+  const KeySpec& spec = spec_of(value);
+  if (value.is_default) return {};
+  if (waits_for_gate(spec, values)) {
+    std::vector<std::string> gates;
+    for (const std::string_view pointer : split_choices(spec.gate)) {
+      const KeySpec* gate = key_table().find(pointer);
+      gates.push_back(
+          fmt::format("{} is {}", pointer, gate == nullptr ? "not given" : gate->fallback));
+    }
+    return fmt::format("{}", fmt::join(gates, " and "));
+  }
+  if (spec.status == KeyStatus::no_effect) return std::string(spec.note);
+  if (spec.status == KeyStatus::always_on && value.value == "false") return "always on";
+  return {};
+}
+
+// Lines of JSON whose commas follow from what comes next.
+class Listing {
+ public:
+  void open(std::string_view name) {
+    separate();
+    add(name.empty() ? "{" : fmt::format("\"{}\": {{", name));
+    ++depth_;
+    is_first_ = true;
+  }
+  void close() {
+    --depth_;
+    add("}");
+    is_first_ = false;
+  }
+  void value(std::string_view name, std::string_view text, std::string_view comment) {
+    separate();
+    add(fmt::format("\"{}\": {}", name, text));
+    comments_.back() = comment;
+    is_first_ = false;
+  }
+  std::string text() const {
+    std::string out;
+    for (size_t i = 0; i < lines_.size(); ++i) {
+      out += lines_[i];
+      if (!comments_[i].empty()) out += "  // " + comments_[i];
+      out += '\n';
+    }
+    return out;
+  }
+
+ private:
+  void separate() {
+    if (!is_first_) lines_.back() += ',';
+  }
+  void add(std::string_view line) {
+    lines_.push_back(fmt::format("{:{}}{}", "", depth_ * 2, line));
+    comments_.emplace_back();
+  }
+
+  std::vector<std::string> lines_;
+  std::vector<std::string> comments_;
+  int depth_ = 0;
+  bool is_first_ = true;
+};
+
+// The blocks around a key: {"zero_optimization", "offload_param"}.
+std::vector<std::string_view> blocks_of(std::string_view pointer) {
+  std::vector<std::string_view> blocks;
+  for (size_t begin = 1, end = 0; (end = pointer.find('/', begin)) != std::string_view::npos;
+       begin = end + 1) {
+    blocks.push_back(pointer.substr(begin, end - begin));
+  }
+  return blocks;
+}
+
+std::string comment_of(const ConfigValue& value) {
+  if (value.is_auto && value.value == kAuto) return "the program has to give it";
+  if (value.is_auto) return "auto";
+  if (value.is_default) return value.value == value.fallback ? "" : "inferred";
+  return value.fallback == "null" ? "given" : fmt::format("default {}", value.fallback);
+}
+
+}  // namespace
+
+std::string check_report(const std::string& path) {
+  const ParsedConfig parsed = load_config_for(ConfigReader::pytorch, path);
+  std::vector<std::string_view> changed;
+  std::vector<std::string_view> left_over;
+  std::vector<std::string_view> for_pytorch;
+  std::string without_effect;
+  for (const ConfigValue& value : parsed.values) {
+    if (value.is_auto && value.value == kAuto) left_over.push_back(value.pointer);
+    if (value.is_default) continue;
+    changed.push_back(value.pointer);
+    const KeySpec& spec = spec_of(value);
+    if (spec.status == KeyStatus::pytorch && spec.gate.empty()) {
+      for_pytorch.push_back(value.pointer);
+    }
+    const std::string reason = reason_without_effect(value, parsed.values);
+    if (!reason.empty()) {
+      without_effect += fmt::format("\n  no effect: {}: {}", value.pointer, reason);
+    }
+  }
+  std::string text = fmt::format("{}: ok", path);
+  if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
+  if (const std::string line = describe_batch(parsed); !line.empty()) text += "\n  " + line;
+  if (!left_over.empty()) {
+    text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
+  }
+  if (!for_pytorch.empty()) {
+    text += fmt::format("\n  for PyTorch models only: {}", fmt::join(for_pytorch, ", "));
+  }
+  text += without_effect;
+  for (const std::string& warning : parsed.warnings) {
+    if (!warning.starts_with("no effect")) text += fmt::format("\n  warning: {}", warning);
+  }
+  return text + '\n';
+}
+
+std::string elasticity_report(const std::string& path, int world_size) {
+  ParsedConfig parsed = load_config_for(ConfigReader::pytorch, path);
+  const Elasticity section = elasticity_of(parsed);
+  if (!section.enabled) {
+    fail<ConfigError>("{}: /elasticity/enabled is not true, so batch sizes are as given", path);
+  }
+  const ElasticBatch general = elastic_batch(section, 0);
+  const std::string ranks = general.world_sizes.empty()
+                                ? "none from min_gpus to max_gpus"
+                                : fmt::format("{}", fmt::join(general.world_sizes, ", "));
+  std::string text = fmt::format("{}: elasticity {}\n  train_batch_size: {}\n  ranks: {}\n", path,
+                                 section.version, general.train_batch_size, ranks);
+  if (world_size > 0) {
+    const BatchConfig batch = batch_for(parsed, world_size);
+    text += fmt::format(
+        "on {} rank{}:\n  train_batch_size: {}\n  train_micro_batch_size_per_gpu: {}\n  "
+        "gradient_accumulation_steps: {}\n",
+        world_size, world_size == 1 ? "" : "s", batch.train_batch_size, batch.micro_batch_size,
+        batch.accumulation_steps);
+  } else if (counts_hosts(section)) {
+    text += "other numbers of ranks have batches of their own: --world_size N shows them\n";
+  }
+  return text;
+}
+
+std::string show_config(ParsedConfig parsed, const RunFacts& facts) {
+  const int world_size = facts.world_size;
+  resolve_known(parsed, facts);
+  Listing listing;
+  listing.open("");
+  std::vector<std::string_view> open;
+  for (const ConfigValue& value : parsed.values) {
+    if (value.value == "null") continue;
+    const std::vector<std::string_view> blocks = blocks_of(value.pointer);
+    size_t common = 0;
+    while (common < std::min(open.size(), blocks.size()) && open[common] == blocks[common]) {
+      ++common;
+    }
+    for (size_t i = open.size(); i > common; --i) listing.close();
+    for (size_t i = common; i < blocks.size(); ++i) listing.open(blocks[i]);
+    open = blocks;
+    listing.value(spec_of(value).name(), value.value, comment_of(value));
+  }
+  for (size_t i = 0; i <= open.size(); ++i) listing.close();
+  return fmt::format("// {}, {} rank{}\n{}", printable(parsed.config.source), world_size,
+                     world_size == 1 ? "" : "s", listing.text());
+}
+
+}  // namespace zerorun

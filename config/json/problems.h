@@ -1,0 +1,48 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/json/json_tree.h"
+
+namespace zerorun {
+
+// Everything that is wrong with one configuration file, collected to be reported at once.
+class ConfigProblems {
+ public:
+  explicit ConfigProblems(std::string source) : source_(std::move(source)) {}
+
+  template <typename... Args>
+  void add(std::string_view pointer, JsonPosition where, fmt::format_string<Args...> format,
+           Args&&... args) {
+    ++count_;
+    if (is_full()) return;
+    problems_.push_back(
+        {std::string(pointer), where, fmt::format(format, std::forward<Args>(args)...)});
+  }
+
+  bool empty() const { return count_ == 0; }
+  // More problems are counted, but no longer listed.
+  bool is_full() const { return problems_.size() >= kMaxListed; }
+  // Throws ConfigError with a numbered list in the order of the file when there is a problem.
+  void throw_if_any() const;
+
+ private:
+  static constexpr size_t kMaxListed = 50;
+
+  struct Problem {
+    std::string pointer;
+    JsonPosition where;
+    std::string text;
+  };
+
+  std::string source_;
+  std::vector<Problem> problems_;
+  size_t count_ = 0;
+};
+
+}  // namespace zerorun

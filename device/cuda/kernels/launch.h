@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+#include "device/cuda/runtime/cuda_error.h"
+
+namespace zerorun::cuda {
+
+// kernel<<<grid, block, 0, stream>>>(arguments...) as a function, so that the same source also
+// compiles as C++ where a kernel is emulated (tests/device/cuda/fake). Throws DeviceError when the
+// launch is refused; errors while it runs surface when the stream is synchronised.
+template <typename... Parameters>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+            std::type_identity_t<Parameters>... arguments) {
+  std::array<void*, sizeof...(Parameters)> pointers = {&arguments...};
+  check_cuda(cudaLaunchKernel(kernel, grid, block, pointers.data(), 0, stream),
+             "launch of a kernel");
+}
+
+inline constexpr int kThreads = 256;
+
+// Blocks of kThreads for `work` items of which each thread takes one; at least one block.
+inline dim3 blocks_for(int64_t work, int64_t most = int64_t{1} << 30) {
+  return {static_cast<unsigned>(std::clamp<int64_t>((work + kThreads - 1) / kThreads, 1, most))};
+}
+
+}  // namespace zerorun::cuda

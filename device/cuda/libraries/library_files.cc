@@ -1,0 +1,26 @@
+#include "device/cuda/libraries/library_files.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <array>
+
+namespace zerorun {
+
+std::vector<std::string> library_files_of_cuda(std::string_view name, std::string_view built) {
+  int driver = 0;  // 0 where there is none: then any may be named
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
+  std::vector<std::string> sonames;
+  std::vector<std::string> files;
+  for (const int major : {13, 12}) {
+    if (driver != 0 && driver / 1000 < major) continue;
+    sonames.push_back(fmt::format("lib{}.so.{}", name, major));
+    if (!built.empty()) {
+      files.push_back(fmt::format("{}{}", built.substr(0, built.rfind('.') + 1), major));
+    }
+  }
+  sonames.insert(sonames.end(), files.begin(), files.end());
+  return sonames;
+}
+
+}  // namespace zerorun

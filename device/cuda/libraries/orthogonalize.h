@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/cuda/libraries/cublas.h"
+#include "zerorun/tensor.h"
+
+namespace zerorun::cuda {
+
+struct Matrix {
+  TensorView elements;  // row-major
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+struct OrthogonalizeMemory {
+  TensorView work;  // as Device::orthogonalize
+  TensorView sum;   // words of an ExactSum
+};
+// Device::orthogonalize, with cuBLAS.
+void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, int steps,
+                   const OrthogonalizeMemory& memory);
+
+}  // namespace zerorun::cuda

@@ -1,0 +1,67 @@
+#include "tools/ckpt/saved_values.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace zerorun {
+
+namespace {
+
+int64_t numel_of(const SavedModel::Parameter& parameter) {
+  int64_t numel = 1;
+  for (const int64_t size : parameter.shape) numel *= size;
+  return numel;
+}
+
+}  // namespace
+
+bool has_values(const SavedModel::Parameter& parameter) {
+  return parameter.saved && parameter.alias_of.empty();
+}
+
+uint64_t nbytes_of(const SavedModel::Parameter& parameter) {
+  return static_cast<uint64_t>(numel_of(parameter)) * size_of(parameter.dtype);
+}
+
+SavedValues::SavedValues(const SavedModel& model, size_t parameter) {
+  const SavedModel::Parameter& saved = model.parameters().at(parameter);
+  dtype_ = saved.dtype;
+  numel_ = numel_of(saved);
+  bytes_.resize(nbytes_of(saved));
+  model.read(parameter, {bytes_.data(), numel_, dtype_});
+}
+
+double SavedValues::value(int64_t element) const {
+  const auto read = [&]<typename T>(T value) {
+    std::memcpy(&value, bytes_.data() + static_cast<size_t>(element) * sizeof value, sizeof value);
+    return value;
+  };
+  switch (dtype_) {
+    case DType::fp32:
+      return read(float{});
+    case DType::bf16:
+      return to_float(read(Bf16{}));
+    case DType::fp16:
+      return to_float(read(Fp16{}));
+    case DType::int64:
+      return static_cast<double>(read(int64_t{}));
+    case DType::uint8:
+      return read(uint8_t{});
+  }
+  return 0;
+}
+
+double SavedValues::norm() const {
+  double squares = 0;
+  for (int64_t i = 0; i < numel_; ++i) squares += value(i) * value(i);
+  return std::sqrt(squares);
+}
+
+bool SavedValues::all_finite() const {
+  for (int64_t i = 0; i < numel_; ++i) {
+    if (!std::isfinite(value(i))) return false;
+  }
+  return true;
+}
+
+}  // namespace zerorun

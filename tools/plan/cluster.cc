@@ -1,0 +1,160 @@
+#include "tools/plan/cluster.h"
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <string_view>
+
+#include "core/check.h"
+#include "tools/plan/host_groups.h"
+
+namespace zerorun {
+
+Cluster parse_cluster(const std::string& text) {
+  constexpr int kMax = 1 << 20;
+  Cluster cluster;
+  std::istringstream parts(text);
+  int hosts = 0;
+  int gpus = 0;
+  bool valid = true;
+  for (std::string part; std::getline(parts, part, ',');) {
+    const size_t equals = part.find('=');
+    const std::string_view value =
+        std::string_view(part).substr(equals == std::string::npos ? part.size() : equals + 1);
+    int number = 0;
+    const auto [end, error] = std::from_chars(value.begin(), value.end(), number);
+    const std::string name = part.substr(0, equals);
+    valid &= error == std::errc() && end == value.end() && number >= 1 && number <= kMax;
+    if (name == "hosts" && hosts == 0) {
+      cluster.hosts = hosts = number;
+    } else if ((name == "gpus" || name == "cpus") && gpus == 0) {
+      cluster.gpus = gpus = number;
+      cluster.cpu = name == "cpus";
+    } else {
+      valid = false;
+    }
+  }
+  if (!valid || hosts == 0 || gpus == 0 || int64_t{cluster.hosts} * cluster.gpus > kMax) {
+    fail<ConfigError>(
+        "--simulate '{}': expected hosts=H,gpus=G, such as hosts=1280,gpus=8, or hosts=H,cpus=C "
+        "for so many CPU ranks on each",
+        text);
+  }
+  return cluster;
+}
+
+double parse_rate(const std::string& text, const std::string& option) {
+  double number = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  std::string_view unit(end, static_cast<size_t>(last - end));
+  if (unit.ends_with("/s")) unit.remove_suffix(2);
+  const double factor = unit == "Gbit"   ? 1e9 / 8
+                        : unit == "Mbit" ? 1e6 / 8
+                        : unit == "Tbit" ? 1e12 / 8
+                        : unit == "GB"   ? 1e9
+                        : unit == "MB"   ? 1e6
+                        : unit == "TB"   ? 1e12
+                                         : 0.0;
+  if (error != std::errc() || !(number * factor > 0) || number * factor > 1e18) {
+    fail<ConfigError>("{} '{}': expected a rate such as 400Gbit or 450GB/s", option, text);
+  }
+  return number * factor;
+}
+
+Cluster cluster_of(const PlanOptions& options) {
+  if (options.link.empty() || options.nvlink.empty()) {
+    fail<ConfigError>("--simulate needs --link and --nvlink, such as 400Gbit and 450GB/s");
+  }
+  Cluster cluster = parse_cluster(options.simulate);
+  if (options.cpu && !cluster.cpu) {
+    fail<ConfigError>("--simulate {} is of GPUs: remove --cpu, or say cpus=", options.simulate);
+  }
+  cluster.link = parse_rate(options.link, "--link");
+  cluster.nvlink = parse_rate(options.nvlink, "--nvlink");
+  if (!options.link_cpu.empty()) {
+    if (!cluster.cpu) {
+      fail<ConfigError>("--link_cpu is of CPU ranks, whose cores also send: say cpus=");
+    }
+    cluster.link_cpu = parse_rate(options.link_cpu, "--link_cpu");
+  }
+  cluster.latency = options.latency_us * 1e-6;
+  cluster.flops = options.tflops * 1e12;
+  return cluster;
+}
+
+namespace {
+
+// The bytes that the ranks of a host's group send to other hosts, each once for each of these
+// (comm/hierarchical): sums to their owners, results and what is gathered from there.
+double sent_by_host(const StepCall& call, const HostGroup& group) {
+  const auto of = [&](int64_t bytes, int64_t ranks) {
+    return static_cast<double>(bytes) * static_cast<double>(ranks) /
+           static_cast<double>(group.ranks);
+  };
+  const int64_t others = group.hosts - 1;
+  switch (call.op) {
+    case Collective::all_reduce:
+      return of(call.sums, group.ranks - group.near) + of(call.results, group.near * others);
+    case Collective::reduce_scatter:
+      return of(call.sums, group.ranks - group.near);
+    case Collective::all_gather:
+      return of(call.bytes, group.near * others);
+    default:
+      return of(call.bytes, group.ranks - group.near) * static_cast<double>(group.near);
+  }
+}
+
+// Counts a ring, of which one rank of a host sends to another host; in an exchange each does.
+double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
+  if (group.hosts == 1) return 0;
+  if (call.op != Collective::all_to_all) return sent;
+  return static_cast<double>(call.bytes) * static_cast<double>(group.near) *
+         static_cast<double>(group.ranks - group.near) / static_cast<double>(group.ranks);
+}
+
+}  // namespace
+
+CallCost cost_of(const StepCall& call, const Cluster& cluster) {
+  const int64_t ranks = call.ranks.count;
+  const bool exchanges = call.op == Collective::all_to_all;
+  const int64_t passes = call.op == Collective::all_reduce ? 2 : 1;
+  const double sent = static_cast<double>(call.bytes) * static_cast<double>(passes) *
+                      static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+  CallCost cost;
+  bool leaves = false;
+  int64_t least_near = ranks;
+  double away = 0;  // over the link of the host that sends most
+  for (const auto& host : groups_on_hosts(call.ranks, cluster.ranks(), cluster.gpus)) {
+    double bytes = 0;
+    int64_t messages = 0;
+    for (const HostGroup& group : host) {
+      least_near = std::min(least_near, group.near);
+      if (group.hosts == 1) continue;
+      leaves = true;
+      bytes += cluster.cpu ? sent_by_host(call, group) : sent_by_ring(call, group, sent);
+      messages += cluster.cpu ? passes * (group.ranks - group.near)
+                  : exchanges ? group.near * (group.ranks - group.near)
+                              : passes * (ranks - 1);
+    }
+    away = std::max(away, bytes);
+    cost.link_messages = std::max(cost.link_messages, messages);
+  }
+  cost.link_bytes = static_cast<int64_t>(away);
+  cost.messages = passes * (ranks - 1);
+  double near = sent;
+  if (leaves && !cluster.cpu) {
+    if (least_near == 1) near = 0;
+    if (exchanges) {
+      near = sent - static_cast<double>(call.bytes) * static_cast<double>(ranks - least_near) /
+                        static_cast<double>(ranks);
+    }
+  }
+  cost.near_bytes = static_cast<int64_t>(near);
+  cost.seconds =
+      static_cast<double>(cost.messages) * (leaves ? cluster.latency : cluster.near_latency) +
+      std::max(away / cluster.link, sent / cluster.nvlink);
+  return cost;
+}
+
+}  // namespace zerorun

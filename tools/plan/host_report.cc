@@ -1,0 +1,109 @@
+#include "tools/plan/host_report.h"
+
+#include <fmt/ranges.h>
+#include <hwy/highway.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "comm/device_communicator.h"
+#include "config/env.h"
+#include "core/format_bytes.h"
+#include "device/cuda_backend.h"
+#include "launcher/environment.h"
+#include "launcher/program.h"
+#include "launcher/ranks/cpus.h"
+#include "launcher/ranks/gpu_nodes.h"
+#include "launcher/ranks/resources.h"
+#include "os/cgroup.h"
+#include "os/host_limits.h"
+#include "os/process_identity.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+std::string describe_gpus() {
+  const int gpus = count_gpus();
+  const auto visible =
+      visible_gpus(find_variable(inherited_environment(), "CUDA_VISIBLE_DEVICES"), gpus);
+  std::string text = fmt::format("{} on this machine, {} visible", gpus, visible.size());
+  const std::vector<std::optional<int>> nodes = gpu_nodes(visible);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    text += fmt::format("{} {}: {}", i == 0 ? "; NUMA node of GPU" : ",", visible[i],
+                        nodes[i] ? std::to_string(*nodes[i]) : "unknown");
+  }
+  return text;
+}
+
+std::string describe_cpus() {
+  const std::vector<Core> cores = group_by_core(allowed_cpus());
+  std::vector<int> cpus;
+  for (const Core& core : cores) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
+  std::sort(cpus.begin(), cpus.end());
+  std::string text =
+      fmt::format("{} (cores: {}, NUMA nodes: {}, best instructions: {})", format_cpu_list(cpus),
+                  cores.size(), count_nodes(cores),
+                  // Highway numbers its targets from the best one up.
+                  hwy::TargetName(hwy::SupportedTargets() & -hwy::SupportedTargets()));
+  if (const auto quota = ControlGroup().cpu_quota()) {
+    text += fmt::format(", time for {:.1f} CPUs", *quota);
+  }
+  return text;
+}
+
+std::string describe_memory() {
+  const auto total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
+  std::string text = fmt::format("{}, {} available", format_bytes(total),
+                                 format_bytes(host_limits().available_bytes()));
+  if (const auto limit = ControlGroup().memory_limit()) {
+    text += fmt::format(", limited to {}", format_bytes(static_cast<size_t>(*limit)));
+  }
+  return text;
+}
+
+std::string describe_libraries() {
+  return fmt::format("fmt {}.{}.{}, nlohmann/json {}.{}.{}, Highway {}.{}.{}", FMT_VERSION / 10000,
+                     FMT_VERSION / 100 % 100, FMT_VERSION % 100, NLOHMANN_JSON_VERSION_MAJOR,
+                     NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH, HWY_MAJOR, HWY_MINOR,
+                     HWY_PATCH);
+}
+
+}  // namespace
+
+std::string host_report() {
+  const auto programs = bundled_programs(ProgramSearch::here().launcher_directory);
+  std::string text;
+  const auto line = [&](std::string_view name, std::string_view value) {
+    text += fmt::format("{:<10} {}\n", name, value);
+  };
+  line("zerorun", ZERORUN_VERSION);
+  line("host", host_name());
+  line("GPUs", describe_gpus());
+  for (const std::string& of_cuda : describe_cuda()) line("CUDA", of_cuda);
+  if (const std::string nccl = describe_device_collectives(); !nccl.empty()) line("CUDA", nccl);
+  line("CPUs", describe_cpus());
+  line("memory", describe_memory());
+  line("programs", programs.empty() ? "none" : fmt::format("{}", fmt::join(programs, ", ")));
+  line("compiler", __VERSION__);
+  line("libraries", describe_libraries());
+  return text + "\n" + environment_report();
+}
+
+std::string environment_report() {
+  std::string text = "environment variables that zerorun reads\n";
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    std::string value = read_environment(variable.name).value_or("(unset)");
+    if (variable.name == "ZERORUN_JOB_SECRET" && value != "(unset)") value = "(secret)";
+    text +=
+        fmt::format("  {:<22} {}\n  {:<22}   = {}\n", variable.name, variable.meaning, "", value);
+  }
+  return text;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,162 @@
+#include "tools/plan/plan_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "core/check.h"
+#include "tools/plan/plan_shape.h"
+#include "train/model/activations.h"
+
+namespace zerorun {
+
+namespace {
+
+constexpr double kMaxParameters = 1e15;
+
+class Builder {
+ public:
+  std::vector<ParameterSpec> specs;
+
+  void begin(std::string module) { module_ = std::move(module); }
+  void add(const std::string& name, std::vector<int64_t> shape) {
+    ParameterSpec spec;
+    spec.name = fmt::format("{}.{}", module_, name);
+    spec.group = shape.size() > 1 ? 0 : 1;
+    spec.shape = std::move(shape);
+    spec.module = module_;
+    specs.push_back(std::move(spec));
+  }
+  void add_linear(const std::string& name, int64_t in, int64_t out, bool bias) {
+    add(name + ".weight", {in, out});
+    specs.back().use_muon = true;
+    if (bias) add(name + ".bias", {out});
+  }
+  void add_norm(const std::string& name, int64_t width, bool bias) {
+    add(name + ".weight", {width});
+    if (bias) add(name + ".bias", {width});
+  }
+
+ private:
+  std::string module_;
+};
+
+std::vector<ParameterSpec> specs_of(const PlanShape& shape) {
+  const BlockKind& block = shape.block;
+  const bool norm_bias = !block.gated;
+  Builder builder;
+  builder.begin("embeddings");
+  builder.add("tokens", {shape.vocabulary, shape.width});
+  if (shape.positions > 0) builder.add("positions", {shape.positions, shape.width});
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    builder.begin(fmt::format("h.{}", layer));
+    builder.add_norm("norm_1", shape.width, norm_bias);
+    builder.add_linear("attention", shape.width, shape.query_width + 2 * shape.key_value_width,
+                       block.query_bias);
+    if (block.head_norm > 0) {
+      builder.add_norm("query_norm", block.head_norm, false);
+      builder.add_norm("key_norm", block.head_norm, false);
+    }
+    builder.add_linear("projection", shape.query_width, shape.width, block.output_bias);
+    builder.add_norm("norm_2", shape.width, norm_bias);
+    builder.add_linear("up", shape.width, shape.inner, block.inner_bias);
+    if (block.gated) builder.add_linear("gate", shape.width, shape.inner, block.inner_bias);
+    builder.add_linear("down", shape.inner, shape.width, block.inner_bias);
+  }
+  builder.begin("ln_f");
+  builder.add_norm("norm", shape.width, norm_bias);
+  if (!shape.tied) {
+    builder.begin("head");
+    builder.add("weight", {shape.vocabulary, shape.width});
+  }
+  return builder.specs;
+}
+
+PlanModel model_of(const PlanShape& shape, const std::string& name, DType activations) {
+  PlanModel model;
+  model.specs = specs_of(shape);
+  model.hidden_size = shape.width;
+  if (shape.bundled) {
+    model.activation_nbytes_per_token =
+        train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/false, activations);
+    model.recomputed_nbytes_per_token =
+        train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/true, activations);
+  }
+  double numel = 0;
+  for (const ParameterSpec& spec : model.specs) {
+    double product = 1;
+    for (const int64_t size : spec.shape) product *= static_cast<double>(size);
+    numel += product;
+  }
+  constexpr double kRounding = 1.05;  // a number of parameters becomes whole layers
+  if (numel > kRounding * kMaxParameters) {
+    fail<ConfigError>("{}: {:.1e} parameters; expected at most {:.0e}", name, numel,
+                      kMaxParameters);
+  }
+  model.description = fmt::format("{}: {:.1f} M parameters", name, numel / 1e6);
+  return model;
+}
+
+// "350M", "1.3B", "124000000".
+std::optional<double> parse_count(const std::string& text) {
+  double count = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, count);
+  if (error != std::errc() || end == text.data()) return std::nullopt;
+  const std::string_view unit(end, static_cast<size_t>(last - end));
+  const double factor = unit.empty()                 ? 1.0
+                        : unit == "K" || unit == "k" ? 1e3
+                        : unit == "M" || unit == "m" ? 1e6
+                        : unit == "B" || unit == "b" ? 1e9
+                        : unit == "T" || unit == "t" ? 1e12
+                                                     : 0.0;
+  if (factor == 0.0) return std::nullopt;
+  count *= factor;
+  if (!(count >= 1 && count <= kMaxParameters)) {
+    fail<ConfigError>("--model '{}': expected from 1 to {:.0e} parameters", text, kMaxParameters);
+  }
+  return count;
+}
+
+// Blocks of 12 width^2 parameters, as wide as models of that size are: layers = width / 80.
+PlanShape shape_of_count(double count) {
+  PlanShape shape;
+  shape.vocabulary = 1;
+  const double width = std::cbrt(count * 80.0 / 12.0);
+  shape.layers = std::max<int64_t>(1, std::llround(width / 80.0));
+  shape.width = std::max<int64_t>(
+      1, std::llround(std::sqrt(count / 12.0 / static_cast<double>(shape.layers))));
+  shape.query_width = shape.key_value_width = shape.width;
+  shape.inner = 4 * shape.width;
+  return shape;
+}
+
+}  // namespace
+
+PlanModel plan_model(const std::string& name, DType activations) {
+  if (std::optional<train::GptConfig> gpt = train::gpt_preset(name)) {
+    // The bundled program's default text is read as bytes; the GPT-2 sizes are tokenised.
+    gpt->vocabulary = name.starts_with("gpt2") ? 50257 : 256;
+    return model_of(shape_of(*gpt), name, activations);
+  }
+  if (std::filesystem::exists(name)) {
+    if (!std::filesystem::is_regular_file(name)) {
+      fail<ConfigError>("--model {}: expected a file, a Hugging Face config.json", name);
+    }
+    return model_of(read_hf_shape(name), name, activations);
+  }
+  if (const auto count = parse_count(name)) {
+    return model_of(shape_of_count(*count), name, activations);
+  }
+  fail<ConfigError>(
+      "--model '{}'{}: expected {}, the path of a Hugging Face config.json, or a number of "
+      "parameters (350M, 1.3B)",
+      name, train::suggest_preset(name), train::preset_names());
+}
+
+}  // namespace zerorun

@@ -1,0 +1,51 @@
+#include "tools/plan/plan_snapshot.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "zero/memory_plan.h"
+#include "zerorun/checkpoint.h"
+
+namespace zerorun {
+
+namespace {
+
+// Masters and optimizer states that a rank saves out of its device's memory. At stage 0 it stores
+// all of them and saves its share.
+int64_t resident_nbytes(const Config& config, std::span<const ParameterSpec> specs,
+                        int world_size) {
+  const MemoryPlan plan = plan_memory(config, specs, world_size, false);
+  int64_t stored = plan.masters + plan.moments;
+  if (config.zero.stage == 0) stored /= world_size;
+  const bool is_own_master =
+      config.precision.master_is_param || config.precision.param_dtype == DType::fp32;
+  if (!is_own_master || config.offload.optimizer.device != OffloadDevice::none) return stored;
+  int64_t numel = 0;
+  for (const ParameterSpec& spec : specs) numel += spec.alias_of.empty() ? spec.numel() : 0;
+  const int64_t group = config.zero.shard_group_size;
+  return stored + numel / (group > 0 ? group : world_size) *
+                      static_cast<int64_t>(size_of(config.precision.param_dtype));
+}
+
+// By the option of the bundled program, else by DeepSpeed's block.
+bool saves_beside_training(const Config& config) {
+  const nlohmann::json train = nlohmann::json::parse(config.train_options, nullptr, false);
+  return train.is_object() ? train.value("save_async", config.checkpoint.async_save)
+                           : config.checkpoint.async_save;
+}
+
+}  // namespace
+
+int64_t plan_snapshot(const Config& config, std::span<const ParameterSpec> specs, int world_size) {
+  if (!saves_beside_training(config)) return 0;
+  Config at_home = config;
+  at_home.offload = OffloadConfig{};
+  const int64_t whole = resident_nbytes(at_home, specs, world_size);
+  if (config.checkpoint.async_buffer_size > 0) {
+    return std::min(whole, config.checkpoint.async_buffer_size);
+  }
+  const int64_t resident = resident_nbytes(config, specs, world_size);
+  return std::min(whole, std::max(resident, static_cast<int64_t>(kMinSnapshotNbytes)));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,254 @@
+#include "tools/plan/simulation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "checkpoint/format/manifest.h"
+#include "tools/terminal/byte_size.h"
+#include "zero/groups/link_savings.h"
+#include "zero/memory_plan.h"
+#include "zero/partition/sharding.h"
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+namespace {
+
+// The two streams of a rank.
+class Streams {
+ public:
+  Streams(const Cluster& cluster, const ShardedModel& model, int64_t tokens)
+      : cluster_(cluster),
+        model_(model),
+        tokens_(tokens),
+        overlaps_(*model.sharding.zero.overlap_comm) {}
+
+  void add(const StepCall& call) {
+    const CallCost cost = cost_of(call, cluster_);
+    step_.link_bytes += cost.link_bytes;
+    step_.link_messages += cost.link_messages;
+    step_.near_bytes += cost.near_bytes;
+    step_.messages += cost.messages;
+    step_.communication_s += cost.seconds;
+    const bool gathers = call.op == Collective::all_gather && call.phase != StepCall::Phase::step;
+    // A gather begins with the computation before the one that needs it.
+    sent_ = std::max(sent_, gathers && overlaps_ ? last_begin_ : computed_) + cost.seconds;
+    if (gathers) needed_ = sent_;
+    if (!overlaps_) wait_for(sent_);
+  }
+  // Forward (1) or backward (2 passes) of a bucket, after what was gathered for it.
+  void compute(int bucket, int passes) {
+    const int64_t numel = model_.buckets[static_cast<size_t>(bucket)].layout.numel();
+    wait_for(needed_);
+    last_begin_ = computed_;
+    if (cluster_.flops <= 0) return;
+    constexpr double kPerPass = 2.0;  // a product and a sum for each element and token
+    const double seconds = kPerPass * passes * static_cast<double>(numel) *
+                           static_cast<double>(tokens_) / cluster_.flops;
+    computed_ += seconds;
+    step_.compute_s += seconds;
+  }
+  SimulatedStep finish() {
+    wait_for(sent_);
+    if (cluster_.link_cpu > 0) {
+      step_.sending_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu;
+    }
+    return step_;
+  }
+
+ private:
+  void wait_for(double time) {
+    step_.exposed_s += std::max(0.0, time - computed_);
+    computed_ = std::max(computed_, time);
+  }
+
+  const Cluster& cluster_;
+  const ShardedModel& model_;
+  const int64_t tokens_;
+  const bool overlaps_;
+  SimulatedStep step_;
+  double sent_ = 0.0;      // until when the stream of collectives is busy
+  double computed_ = 0.0;  // that of kernels
+  double needed_ = 0.0;    // when the last gather is there
+  double last_begin_ = 0.0;
+};
+
+SimulatedStep simulate(const ShardedModel& model, const Cluster& cluster, int64_t tokens) {
+  const std::vector<StepCall> calls = step_calls(model, cluster.gpus);
+  Streams streams(cluster, model, tokens);
+  size_t next = 0;
+  const auto run = [&](int bucket, StepCall::Phase phase, int64_t micro, bool gathers) {
+    for (; next < calls.size(); ++next) {
+      const StepCall& call = calls[next];
+      if (call.bucket != bucket || call.phase != phase || call.micro_step != micro ||
+          (call.op == Collective::all_gather) != gathers) {
+        return;
+      }
+      streams.add(call);
+    }
+  };
+  const auto count = static_cast<int>(model.buckets.size());
+  for (int64_t micro = 0; micro < model.sharding.accumulation_steps; ++micro) {
+    for (int bucket = count; bucket-- > 0;) {
+      run(bucket, StepCall::Phase::forward, micro, true);
+      streams.compute(bucket, 1);
+    }
+    run(0, StepCall::Phase::backward, micro, true);
+    for (int bucket = 0; bucket < count; ++bucket) {
+      streams.compute(bucket, 2);
+      run(bucket + 1, StepCall::Phase::backward, micro, true);
+      run(bucket, StepCall::Phase::backward, micro, false);
+    }
+  }
+  for (; next < calls.size(); ++next) streams.add(calls[next]);
+  return streams.finish();
+}
+
+std::string text_of_seconds(double seconds) {
+  return seconds >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.2f} ms", 1e3 * seconds);
+}
+
+int64_t manifest_nbytes(const ShardedModel& model) {
+  Manifest manifest;
+  manifest.zerorun_version = ZERORUN_VERSION;
+  manifest.groups.resize(1);
+  for (const ParameterSpec& spec : model.model.specs()) {
+    manifest.parameters.push_back(
+        {.name = spec.name, .shape = spec.shape, .dtype = model.sharding.param_dtype});
+  }
+  for (int rank = 0; rank < model.sharding.world_size; ++rank) {
+    manifest.shards.push_back(
+        {.name = fmt::format("shard-{:05}-of-{:05}.safetensors", rank, model.sharding.world_size),
+         .nbytes = uint64_t{1} << 30,
+         .header_nbytes = 1 << 12,
+         .header_hash = ~uint64_t{0}});
+  }
+  return static_cast<int64_t>(encode_manifest(manifest).size());
+}
+
+std::string growth(const ShardedModel& model, const Cluster& cluster) {
+  int64_t padded = 0;
+  int64_t numel = 0;
+  for (const Bucket& bucket : model.buckets) {
+    padded += bucket.layout.padded_numel();
+    numel += bucket.layout.numel();
+  }
+  const int64_t ranks = cluster.ranks();
+  return fmt::format(
+      "\nwhat grows with {} ranks\n"
+      "  padding of shards       {:.2f} % of the parameters\n"
+      "  manifest of a save      {}, of {} files\n"
+      "  rendezvous              {} values set in rank 0's store, which each rank reads as one "
+      "list\n",
+      ranks, 100.0 * static_cast<double>(padded - numel) / static_cast<double>(numel),
+      text_of(manifest_nbytes(model)), ranks, ranks);
+}
+
+struct Choice {
+  std::string name;
+  SimulatedStep step;
+  int64_t memory = 0;
+};
+
+std::string table(std::vector<Choice> choices, std::optional<int64_t> device_memory) {
+  std::erase_if(choices, [&](const Choice& choice) {
+    return device_memory && choice.memory > *device_memory;
+  });
+  if (choices.empty()) return "\nno stage and shard group fits the GPUs' memory\n";
+  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+    return a.step.seconds() < b.step.seconds();
+  });
+  constexpr size_t kMax = 12;
+  std::string text = fmt::format("\n{:<42}{:>13}{:>13}{:>13}{:>13}\n", "fastest first",
+                                 "states/rank", "link/host", "exposed", "step");
+  for (size_t i = 0; i < std::min(kMax, choices.size()); ++i) {
+    const Choice& choice = choices[i];
+    text += fmt::format("{:<42}{:>13}{:>13}{:>13}{:>13}\n", choice.name, text_of(choice.memory),
+                        text_of(choice.step.link_bytes), text_of_seconds(choice.step.exposed_s),
+                        text_of_seconds(choice.step.seconds()));
+  }
+  if (choices.size() > kMax) text += fmt::format("and {} slower ones\n", choices.size() - kMax);
+  return text;
+}
+
+// Sizes of shard groups that are worth a look: equal parts of a host, hosts, and equal parts of all
+// hosts.
+std::vector<int64_t> group_sizes(const Cluster& cluster) {
+  const int64_t ranks = cluster.ranks();
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size <= ranks; size += size < cluster.gpus ? 1 : cluster.gpus) {
+    const bool fits = size >= cluster.gpus || cluster.gpus % size == 0;
+    if (fits && ranks % size == 0) sizes.push_back(size);
+  }
+  if (sizes.empty() || sizes.back() != ranks) sizes.push_back(ranks);
+  return sizes;
+}
+
+// The part of the configuration's quantized traffic that shard groups of that size can have.
+ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& cluster) {
+  ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
+  fewer.hpz_partition_size = 1;
+  if (group < cluster.ranks()) {
+    fewer.quantized_gradients = false;
+    fewer.loco.reset();
+  }
+  return fewer;
+}
+
+}  // namespace
+
+SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
+                            const Cluster& cluster, int64_t tokens) {
+  const ShardedModel model(config, specs, cluster.ranks(), cluster.cpu);
+  return simulate(model, cluster, tokens);
+}
+
+std::string simulation_report(const Config& config, std::span<const ParameterSpec> specs,
+                              const Cluster& cluster, int64_t tokens,
+                              std::optional<int64_t> device_memory) {
+  Config own = config;
+  resolve_groups(own.zero, cluster.ranks(), cluster.gpus);
+  const ShardedModel model(own, specs, cluster.ranks(), cluster.cpu);
+  const SimulatedStep step = simulate(model, cluster, tokens);
+  std::string text = fmt::format(
+      "\na step on {} hosts of {} {}\n"
+      "  over a host's link      {} each way in {} messages\n"
+      "  a rank within its host  {}; {} messages in all\n"
+      "  computation             {}{}\n"
+      "  communication           {}, {} of it exposed\n",
+      cluster.hosts, cluster.gpus, cluster.cpu ? "CPU ranks" : "GPUs", text_of(step.link_bytes),
+      step.link_messages, text_of(step.near_bytes), step.messages, text_of_seconds(step.compute_s),
+      cluster.flops > 0 ? "" : " (give --tflops, --micro_batch and --seq_len)",
+      text_of_seconds(step.communication_s), text_of_seconds(step.exposed_s));
+  if (cluster.link_cpu > 0) {
+    text += fmt::format("  cores sending           {}\n", text_of_seconds(step.sending_s));
+  }
+  text += growth(model, cluster);
+  std::vector<Choice> choices;
+  const auto look_at = [&](int stage, int64_t group, bool second_copy) {
+    Config setting = own;
+    setting.zero = at_stage(fewer_bits(own.zero, group, cluster), stage);
+    setting.zero.shard_group_size = group == cluster.ranks() ? 0 : group;
+    std::string name = fmt::format("stage {}, groups of {}", stage, group);
+    if (setting.zero.quantized_weights) name += ", qwZ";
+    if (setting.zero.quantized_gradients) name += ", qgZ";
+    if (second_copy) {
+      setting.zero.hpz_partition_size = cluster.gpus;
+      name += fmt::format(", second copy of {}", cluster.gpus);
+    }
+    const MemoryPlan plan =
+        plan_memory(setting, specs, cluster.ranks(), /*shared_host=*/cluster.cpu, cluster.gpus);
+    choices.push_back({name, simulate_step(setting, specs, cluster, tokens), plan.device()});
+  };
+  for (int stage = 1; stage <= 3; ++stage) {
+    for (const int64_t group : group_sizes(cluster)) {
+      look_at(stage, group, false);
+      if (stage == 3 && cluster.gpus > 1 && group > cluster.gpus) look_at(stage, group, true);
+    }
+  }
+  return text + table(std::move(choices), device_memory);
+}
+
+}  // namespace zerorun

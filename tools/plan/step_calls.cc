@@ -1,0 +1,132 @@
+#include "tools/plan/step_calls.h"
+
+#include "zero/gradients/quantized_reduction.h"
+#include "zero/parameters/quantized_gather.h"
+
+namespace zerorun {
+
+namespace {
+
+using Phase = StepCall::Phase;
+
+class StepCalls {
+ public:
+  StepCalls(const ShardedModel& model, int host_ranks)
+      : sharding_(model.sharding),
+        buckets_(model.buckets),
+        host_ranks_(host_ranks),
+        sum_dtype_(host_ranks > 1 && !model.bounds_link ? DType::fp32 : sharding_.comm_dtype),
+        result_dtype_(model.bounds_link ? sharding_.comm_dtype : sharding_.accum_dtype) {
+    for (const Bucket& bucket : buckets_) {
+      if (bucket.plan.shard_params) gathered_ += bucket.layout.padded_numel();
+    }
+  }
+
+  std::vector<StepCall> take() {
+    for (int64_t micro = 0; micro < sharding_.accumulation_steps; ++micro) {
+      micro_ = micro;
+      // Buckets are in the order of backward.
+      for (size_t i = buckets_.size(); i-- > 0;) gather(buckets_[i], Phase::forward);
+      if (!buckets_.empty()) gather(buckets_.front(), Phase::backward);
+      for (size_t i = 0; i < buckets_.size(); ++i) {
+        if (i + 1 < buckets_.size()) gather(buckets_[i + 1], Phase::backward);
+        reduce(buckets_[i]);
+      }
+    }
+    for (const Bucket& bucket : buckets_) {
+      if (!sharding_.policy.shard_state || bucket.plan.shard_params || !bucket.plan.trainable) {
+        continue;
+      }
+      add(Collective::all_gather, all(), bucket, nbytes(bucket, sharding_.param_dtype),
+          Phase::step);
+    }
+    return std::move(calls_);
+  }
+
+ private:
+  CallRanks all() const { return {sharding_.shard_ranks, 1}; }
+  static int64_t bytes_of(int64_t numel, DType dtype) {
+    return numel * static_cast<int64_t>(size_of(dtype));
+  }
+  static int64_t nbytes(const Bucket& bucket, DType dtype) {
+    return bytes_of(bucket.layout.padded_numel(), dtype);
+  }
+  void add(Collective op, CallRanks ranks, const Bucket& bucket, int64_t bytes, Phase phase) {
+    if (ranks.count == 1) return;
+    calls_.push_back({.op = op,
+                      .ranks = ranks,
+                      .bytes = bytes,
+                      .bucket = bucket.index,
+                      .phase = phase,
+                      .micro_step = micro_});
+  }
+  // A reduction; `sum` and `result` are dtypes of what crosses between hosts of CPU ranks.
+  void add_reduction(Collective op, CallRanks ranks, const Bucket& bucket, int64_t numel,
+                     DType dtype, DType sum, DType result) {
+    if (ranks.count == 1) return;
+    add(op, ranks, bucket, bytes_of(numel, dtype), Phase::backward);
+    calls_.back().sums = bytes_of(numel, sum);
+    calls_.back().results = bytes_of(numel, result);
+  }
+  // All parameters may stay gathered until the next step.
+  bool all_stay() const {
+    const ZeroConfig& zero = sharding_.zero;
+    return gathered_ <= zero.max_live_parameters && 2 * gathered_ <= zero.max_reuse_distance;
+  }
+
+  void gather(const Bucket& bucket, Phase phase) {
+    const bool is_first = micro_ == 0 && phase == Phase::forward;
+    if (!bucket.plan.shard_params || (!is_first && all_stay())) return;
+    const int64_t plain = nbytes(bucket, sharding_.param_dtype);
+    if (!is_first && sharding_.has_second_copy()) {
+      add(Collective::all_gather, {sharding_.secondary_ranks, 1}, bucket, plain, phase);
+    } else {
+      const bool quantized = QuantizedGather::takes(sharding_, bucket);
+      add(Collective::all_gather, all(), bucket,
+          quantized ? quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits)
+                    : plain,
+          phase);
+    }
+  }
+
+  void reduce(const Bucket& bucket) {
+    if (!bucket.plan.trainable) return;
+    const int64_t numel = bucket.layout.padded_numel();
+    const DType comm = sharding_.comm_dtype;
+    if (!sharding_.policy.shard_state) {
+      return add_reduction(Collective::all_reduce, all(), bucket, numel, comm, sum_dtype_,
+                           result_dtype_);
+    }
+    if (!sharding_.zero.quantized_gradients) {
+      const DType partial = sharding_.partial_dtype;
+      add_reduction(Collective::reduce_scatter, all(), bucket, numel, comm, sum_dtype_, comm);
+      return add_reduction(Collective::all_reduce, {sharding_.replicas(), sharding_.shard_ranks},
+                           bucket, bucket.layout.shard_numel, partial, partial, partial);
+    }
+    if (sharding_.computes_on_host) {
+      add_reduction(Collective::reduce_scatter, {host_ranks_, 1}, bucket, numel, comm, comm, comm);
+    } else {
+      add(Collective::all_to_all, {host_ranks_, 1}, bucket,
+          quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
+    }
+    add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
+        quantized_nbytes(numel / host_ranks_, QuantizedReduction::kBitsAcross), Phase::backward);
+  }
+
+  const Sharding& sharding_;
+  const std::vector<Bucket>& buckets_;
+  const int host_ranks_;
+  const DType sum_dtype_;
+  const DType result_dtype_;
+  int64_t gathered_ = 0;  // elements of stage 3's buckets
+  int64_t micro_ = 0;
+  std::vector<StepCall> calls_;
+};
+
+}  // namespace
+
+std::vector<StepCall> step_calls(const ShardedModel& model, int host_ranks) {
+  return StepCalls(model, host_ranks).take();
+}
+
+}  // namespace zerorun

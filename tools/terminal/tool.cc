@@ -1,0 +1,41 @@
+#include "tools/terminal/tool.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+namespace zerorun {
+
+void print_text(const std::string& text) {
+  fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
+}
+
+void print_line(const std::string& line) {
+  print_text(line);
+  std::fflush(stdout);
+}
+
+std::vector<const CLI::App*> tools_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+const CLI::App* find_tool(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* one : tools_of(app)) {
+    if (one->get_name() == name) return one;
+  }
+  return nullptr;
+}
+
+CLI::App* add_tool(CLI::App& tools, const char* name, const char* about, const char* examples) {
+  constexpr const char* kExitCodes =
+      "Exit code: 0 when all is well, 2 for a command line or a configuration that cannot be used, "
+      "1 for\n"
+      "other errors, such as a full disk or a damaged checkpoint.";
+  CLI::App* tool = tools.add_subcommand(name, about);
+  tool->group(kNoTask);
+  tool->footer(fmt::format("{}{}{}", examples, *examples == '\0' ? "" : "\n\n", kExitCodes));
+  return tool;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,73 @@
+#include "train/data/batches.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace zerorun::train {
+
+namespace {
+
+constexpr int64_t kEvaluationPart = 20;  // one sequence in so many
+
+// The last token of a sequence has the next sequence's first as its target.
+int64_t count_sequences(const Corpus& corpus, const BatchShape& shape) {
+  const int64_t count = (corpus.size() - 1) / shape.seq_len;
+  if (count < 1) {
+    fail<ConfigError>(
+        "the data have {} tokens, one sequence of --seq_len {} needs {}: give more data or shorter "
+        "sequences",
+        corpus.size(), shape.seq_len, shape.seq_len + 1);
+  }
+  return count;
+}
+
+int64_t evaluation_part(int64_t sequences) {
+  return sequences < 2 ? 0 : std::max<int64_t>(1, sequences / kEvaluationPart);
+}
+
+}  // namespace
+
+Batches::Batches(const Corpus& corpus, const BatchShape& shape, uint64_t seed)
+    : corpus_(corpus),
+      shape_(shape),
+      evaluation_(evaluation_part(count_sequences(corpus, shape))),
+      training_(count_sequences(corpus, shape) - evaluation_),
+      order_(training_, seed),
+      tokens_(static_cast<size_t>(shape.micro_batch * shape.seq_len)),
+      targets_(tokens_.size()) {
+  if (training_ < shape.world_size) {
+    fail<ConfigError>(
+        "{} ranks but only {} sequences of --seq_len {} to train on (of {} tokens, the last "
+        "sequences kept for evaluation): give more data, shorter sequences or fewer ranks",
+        shape.world_size, training_, shape.seq_len, corpus.size());
+  }
+}
+
+Batch Batches::training(int64_t first_sample, int64_t micro_step) {
+  const int64_t share = micro_step * shape_.world_size + shape_.rank;
+  for (int64_t slot = 0; slot < shape_.micro_batch; ++slot) {
+    load(slot, order_.sequence(first_sample + share * shape_.micro_batch + slot));
+  }
+  return batch(shape_.micro_batch);
+}
+
+Batch Batches::evaluation(int64_t first) {
+  const int64_t count = std::clamp<int64_t>(evaluation_ - first, 0, shape_.micro_batch);
+  for (int64_t slot = 0; slot < count; ++slot) load(slot, training_ + first + slot);
+  return batch(count);
+}
+
+void Batches::load(int64_t slot, int64_t sequence) {
+  const auto length = static_cast<size_t>(shape_.seq_len);
+  const auto at = static_cast<size_t>(slot) * length;
+  corpus_.read(sequence * shape_.seq_len, std::span(tokens_).subspan(at, length));
+  corpus_.read(sequence * shape_.seq_len + 1, std::span(targets_).subspan(at, length));
+}
+
+Batch Batches::batch(int64_t sequences) const {
+  const auto count = static_cast<size_t>(sequences * shape_.seq_len);
+  return {std::span(tokens_).first(count), std::span(targets_).first(count)};
+}
+
+}  // namespace zerorun::train

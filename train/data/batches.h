@@ -1,0 +1,50 @@
+#pragma once
+
+#include <vector>
+
+#include "train/data/corpus.h"
+#include "train/data/data_order.h"
+#include "train/model/model.h"
+
+namespace zerorun::train {
+
+// How a step's sequences are spread: over micro-steps, then ranks, then a rank's micro-batch.
+struct BatchShape {
+  int64_t micro_batch = 1;
+  int64_t accumulation_steps = 1;
+  int64_t seq_len = 1;
+  int world_size = 1;
+  int rank = 0;
+  int64_t global_batch() const { return micro_batch * accumulation_steps * world_size; }
+};
+
+// Cuts a corpus into sequences of `seq_len` tokens, keeps the last 5 % of them (at least one, when
+// there are two) for evaluation, and serves this rank's share of every batch.
+class Batches {
+ public:
+  // Throws ConfigError when the text is shorter than a sequence or there are fewer sequences than
+  // ranks. The corpus must outlive this.
+  Batches(const Corpus& corpus, const BatchShape& shape, uint64_t seed);
+
+  // Tokens and targets of `first_sample` + this rank's part; valid until the next call.
+  Batch training(int64_t first_sample, int64_t micro_step);
+  // Sequences [first, first + micro_batch) of the evaluation part, fewer at its end, perhaps none.
+  Batch evaluation(int64_t first);
+
+  int64_t training_sequences() const { return training_; }
+  int64_t evaluation_sequences() const { return evaluation_; }
+
+ private:
+  void load(int64_t slot, int64_t sequence);
+  Batch batch(int64_t sequences) const;
+
+  const Corpus& corpus_;
+  BatchShape shape_;
+  int64_t evaluation_;
+  int64_t training_;
+  DataOrder order_;
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> targets_;
+};
+
+}  // namespace zerorun::train

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files/mapped_file.h"
+#include "zerorun/error.h"
+
+namespace zerorun::train {
+
+// Data that turn out to be damaged while training: only the rank that reads them knows.
+class DataError : public IoError {
+ public:
+  using IoError::IoError;
+};
+
+// The tokens of all data files as one sequence, in the order of their paths. A text file is one
+// token a byte; a .bin file holds 16-bit tokens (docs/data_format.md).
+class Corpus {
+ public:
+  // Files and folders. Of a folder: all files below it in the order of their names, except hidden
+  // ones and those that are neither text nor tokens. Throws ConfigError or IoError naming the path
+  // when there is nothing to read, a .bin file is damaged, or text and tokens are mixed.
+  explicit Corpus(const std::vector<std::string>& paths);
+
+  int64_t size() const { return size_; }
+  int64_t file_count() const { return std::ssize(segments_); }
+  // Tokens are below it: 256 for text, what the header says for .bin files.
+  int64_t vocabulary() const { return vocabulary_; }
+  bool is_text() const { return is_text_; }
+  // Hashes the content, wherever its files lie: all of it up to 64 Mi tokens, else its size and
+  // evenly spaced pieces.
+  uint64_t hash() const;
+
+  // Tokens [begin, begin + out.size()). Throws DataError for a token outside the
+  // vocabulary.
+  void read(int64_t begin, std::span<int32_t> out) const;
+
+ private:
+  struct Segment {
+    std::string path;
+    MappedFile file;
+    int64_t begin = 0;  // position of its first token in the corpus
+    int64_t size = 0;   // in tokens
+  };
+  void add(const std::string& path);
+  void add_text(const std::string& path, MappedFile file);
+  void add_tokens(const std::string& path, MappedFile file);
+  void require_kind(const std::string& path, bool is_text, int64_t vocabulary);
+  void read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const;
+  // The segment that holds this token.
+  std::vector<Segment>::const_iterator segment_at(int64_t begin) const;
+  size_t nbytes_of(int64_t tokens) const {
+    return static_cast<size_t>(tokens) * (is_text_ ? 1 : sizeof(uint16_t));
+  }
+
+  std::vector<Segment> segments_;  // none is empty
+  int64_t size_ = 0;
+  int64_t vocabulary_ = 256;
+  bool is_text_ = true;
+};
+
+// The text to train on when nothing is given: the sources of Python's standard library, or
+// common licences.
+struct DefaultText {
+  std::vector<std::string> paths;
+  std::string description;
+  std::string prompt = "\n";  // what a sample of such text begins with
+};
+// Throws ConfigError naming the places that were searched. `home` may be empty.
+DefaultText find_default_text(const std::string& home);
+
+}  // namespace zerorun::train

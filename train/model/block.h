@@ -1,0 +1,70 @@
+#pragma once
+
+#include "train/model/activations.h"
+#include "train/model/gpt_config.h"
+#include "train/model/kernels.h"
+#include "train/model/parameters.h"
+
+namespace zerorun::train {
+
+// Rows of the token grid that one pass computes: all rows of `batch` sequences, or of a single
+// sequence those from `first` on (the earlier ones were computed before).
+struct Rows {
+  int64_t batch = 1;
+  int64_t seq_len = 0;
+  int64_t first = 0;
+  int64_t count() const { return batch * seq_len - first; }
+};
+
+// One transformer block: x + attention(norm(x)), then the same with the feed-forward part
+// (Radford et al. 2019, "pre-norm").
+class Block {
+ public:
+  Block(const GptConfig& config, int64_t layer, ParameterAccess& parameters, Kernels& kernels,
+        Scratch& scratch);
+
+  ModuleId module() const { return module_; }
+
+  // Needs the module gathered. `x` and `out` hold all rows.
+  void forward(const Rows& rows, TensorView x, BlockActivations& kept, TensorView out);
+  // Only what backward needs.
+  void forward_kept(const Rows& rows, TensorView x, BlockActivations& kept);
+  // dx: on entry the gradient of `out`, on return that of `x`. Completes the block's gradients.
+  void backward(const Rows& rows, TensorView x, const BlockActivations& kept, TensorView dx);
+
+ private:
+  struct Layer {  // a linear or normalisation layer
+    ParameterId weight = 0;
+    ParameterId bias = 0;
+  };
+  Layer layer_of(const std::string& name) const;
+  LayerNormShape norm_shape(int64_t rows) const {
+    return {rows, config_.width, config_.layer_norm_epsilon};
+  }
+  void normalize(const Layer& layer, int64_t rows, TensorView x, TensorView moments, TensorView y);
+  void linear(const Layer& layer, const LinearShape& shape, TensorView x, TensorView residual,
+              TensorView y);
+  void linear_gradients(const Layer& layer, const LinearShape& shape, TensorView x, TensorView dy);
+  void norm_backward(const Layer& layer, int64_t rows, TensorView x, TensorView moments,
+                     TensorView dx);
+  // Everything before the feed-forward part; returns its normalised input.
+  TensorView attend(const Rows& rows, TensorView x, BlockActivations& kept);
+  void feed_forward_backward(int64_t rows, const BlockActivations& kept, TensorView dx);
+  void attention_backward(const Rows& rows, TensorView x, const BlockActivations& kept,
+                          TensorView dx);
+
+  const GptConfig config_;
+  ParameterAccess& parameters_;
+  Kernels& kernels_;
+  Scratch& scratch_;
+  const std::string prefix_;
+  const ModuleId module_;
+  const Layer ln_1_;
+  const Layer attention_in_;
+  const Layer attention_out_;
+  const Layer ln_2_;
+  const Layer feed_forward_in_;
+  const Layer feed_forward_out_;
+};
+
+}  // namespace zerorun::train

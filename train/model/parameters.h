@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "train/model/gpt_config.h"
+#include "zerorun/engine.h"
+
+// The parameters of a GPT-2 under Hugging Face's names, what they start from, and how the model
+// reaches them.
+namespace zerorun::train {
+
+// Modules: "embeddings" (of tokens, which the head uses again, and positions), "h.0", ..., "ln_f".
+// Matrices are in group 0, which decays; vectors in group 1, which does not.
+std::vector<ParameterSpec> parameter_specs(const GptConfig& config);
+std::vector<ParameterGroup> parameter_groups(float lr, float weight_decay);
+
+// The initial values of GPT-2: matrices N(0, 0.02^2), the projections onto the residual stream
+// narrower by sqrt(2 * layers), gains 1, biases 0. `out` receives the elements from `begin` on.
+class Initializer {
+ public:
+  Initializer(const GptConfig& config, uint64_t seed);
+  void fill(ParameterId id, int64_t begin, std::span<float> out) const;
+
+ private:
+  struct Rule {
+    float constant = 0.0F;
+    float deviation = 0.0F;
+  };
+  uint64_t seed_;
+  std::vector<Rule> rules_;
+};
+
+// The part of an engine that its model uses; see engine.h for the contracts.
+class ParameterAccess {
+ public:
+  virtual ~ParameterAccess() = default;
+  virtual ParameterId parameter_id(std::string_view name) const = 0;
+  virtual ModuleId module_id(std::string_view name) const = 0;
+  virtual void gather(ModuleId module) = 0;
+  virtual void release(ModuleId module) = 0;
+  virtual TensorView parameter(ParameterId id) const = 0;
+  virtual GradientView gradient(ParameterId id) = 0;
+  virtual void grad_ready(ParameterId id) = 0;
+};
+
+// Keeps a module's parameters gathered during its lifetime.
+class Gathered {
+ public:
+  Gathered(ParameterAccess& parameters, ModuleId module)
+      : parameters_(parameters), module_(module) {
+    parameters_.gather(module_);
+  }
+  ~Gathered() { parameters_.release(module_); }
+  Gathered(const Gathered&) = delete;
+  Gathered& operator=(const Gathered&) = delete;
+
+ private:
+  ParameterAccess& parameters_;
+  ModuleId module_;
+};
+
+class EngineParameters : public ParameterAccess {
+ public:
+  explicit EngineParameters(Engine& engine) : engine_(engine) {}
+  ParameterId parameter_id(std::string_view name) const override {
+    return engine_.parameter_id(name);
+  }
+  ModuleId module_id(std::string_view name) const override { return engine_.module_id(name); }
+  void gather(ModuleId module) override { engine_.gather(module); }
+  void release(ModuleId module) override { engine_.release(module); }
+  TensorView parameter(ParameterId id) const override { return engine_.parameter(id); }
+  GradientView gradient(ParameterId id) override { return engine_.gradient(id); }
+  void grad_ready(ParameterId id) override { engine_.grad_ready(id); }
+
+ private:
+  Engine& engine_;
+};
+
+}  // namespace zerorun::train

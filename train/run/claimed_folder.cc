@@ -1,0 +1,151 @@
+#include "train/run/claimed_folder.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+#include <system_error>
+
+#include "checkpoint/files/file.h"
+#include "checkpoint/files/hash.h"
+#include "checkpoint/files/layout.h"
+#include "config/env.h"
+#include "core/check.h"
+#include "core/format_bytes.h"
+#include "os/free_space.h"
+
+namespace zerorun::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The folder that a path means, through links.
+fs::path resolve(const std::string& given) {
+  std::error_code error;
+  if (fs::is_symlink(fs::symlink_status(given, error)) && !path_exists(given)) {
+    fail<ConfigError>("--save {}: a link to {}, which is not there: make that folder, or remove it",
+                      given, fs::read_symlink(given, error).string());
+  }
+  const fs::path path = fs::weakly_canonical(given, error);
+  if (error) fail<IoError>("--save {}: {}", given, error.message());
+  return path.has_filename() ? path : path.parent_path();
+}
+
+bool is_same(const fs::path& a, const fs::path& b) {
+  std::error_code ignored;
+  return fs::equivalent(a, b, ignored);
+}
+
+bool is_below(const fs::path& path, const fs::path& folder) {
+  std::error_code error;
+  for (fs::path at = fs::weakly_canonical(path, error); !error && at.has_relative_path();
+       at = at.parent_path()) {
+    if (at == folder) return true;
+  }
+  return false;
+}
+
+// "out/train" -> "out/train.1", or the next number that is free.
+fs::path free_name(const fs::path& folder) {
+  int number = 1;
+  const auto name = [&] { return fs::path(fmt::format("{}.{}", folder.string(), number)); };
+  while (path_exists(name())) ++number;
+  return name();
+}
+
+bool holds_run(const fs::path& folder) { return path_exists(folder / kLatestName); }
+
+}  // namespace
+
+ClaimedFolder::ClaimedFolder(const TrainOptions& options, const std::string& job)
+    : given_(options.save), path_(resolve(options.save)) {
+  check_other_options(options);
+  create_folders(path_);
+  lock_ = FolderLock(path_, job);
+  if (!options.resume.empty() && is_same(path_, options.resume)) return;
+  if (holds_run(path_)) {
+    move_away(job);
+  } else {
+    check_content();
+  }
+}
+
+void ClaimedFolder::check_other_options(const TrainOptions& options) const {
+  if (!options.init.empty() && is_below(options.init, path_)) {
+    fail<ConfigError>(
+        "--init {} lies in --save {}, where this run's model would replace it: give another --save",
+        options.init, given_);
+  }
+  if (!options.resume.empty() && is_below(options.resume, path_) &&
+      !is_same(options.resume, path_)) {
+    fail<ConfigError>(
+        "--resume {} lies in --save {}: give another --save to go on from that checkpoint, or "
+        "--resume {} for the last one",
+        options.resume, given_, given_);
+  }
+}
+
+// A model without checkpoints is none of this program's.
+void ClaimedFolder::check_content() const {
+  constexpr std::array<const char*, 4> kWeights = {".safetensors", ".bin", ".pt", ".pth"};
+  std::error_code error;
+  for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+    for (const char* suffix : kWeights) {
+      if (it->path().extension() != suffix) continue;
+      fail<ConfigError>(
+          "--save {}: {} there is not of a run of train, and would be lost or mixed with this "
+          "run's: give another --save",
+          given_, it->path().filename().string());
+    }
+  }
+}
+
+void ClaimedFolder::move_away(const std::string& job) {
+  std::error_code ignored;
+  constexpr const char* kAdvice =
+      "give this run another --save, or continue the one that is there with --resume";
+  if (is_below(fs::current_path(ignored), path_)) {
+    fail<ConfigError>(
+        "--save {}: the working folder lies in it, so the run that it holds cannot "
+        "be kept under another name: {}",
+        given_, kAdvice);
+  }
+  const fs::path kept = free_name(path_);
+  try {
+    rename_path(path_, kept);
+  } catch (const IoError& error) {
+    fail<IoError>("--save {}: it holds another run, which has to be kept: {}: {}", given_,
+                  error.what(), kAdvice);
+  }
+  moved_to_ = kept.string();
+  create_folders(path_);
+  lock_ = FolderLock(path_, job);
+}
+
+void ClaimedFolder::check_room(uint64_t nbytes) const {
+  const uint64_t free = free_space(path_).value_or(std::numeric_limits<uint64_t>::max());
+  if (free >= nbytes) return;
+  fail<IoError>(
+      "--save {}: a checkpoint and the model take {}, the disk has {} free: free some space, or "
+      "save elsewhere",
+      given_, format_bytes(nbytes), format_bytes(free));
+}
+
+std::string job_name() {
+  const std::string secret = read_environment("ZERORUN_JOB_SECRET").value_or("");
+  std::string id = read_environment("TORCHELASTIC_RUN_ID").value_or("");
+  if (id == "none") id.clear();  // the default of launchers
+  if (secret.empty() && id.empty()) return {};
+  // The hash tells jobs apart and nothing else about the secret, which is random.
+  return to_hex(hash_of(secret + "/" + id));
+}
+
+bool continues_after_restart(const TrainOptions& options, const std::string& job) {
+  const auto restarts =
+      read_environment_int("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max());
+  if (restarts.value_or(0) == 0 || options.save.empty() || job.empty()) return false;
+  return holds_run(options.save) && FolderLock::last_job(options.save) == job;
+}
+
+}  // namespace zerorun::train

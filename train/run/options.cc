@@ -1,0 +1,342 @@
+#include "train/run/options.h"
+
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "checkpoint/files/file.h"
+#include "config/command_line.h"
+#include "core/check.h"
+#include "core/printable.h"
+#include "train/model/gpt_config.h"
+#include "train/run/default_run.h"
+
+namespace zerorun::train {
+
+namespace {
+
+constexpr const char* kAbout = "Trains a GPT-2 on text, on one rank or several.";
+constexpr const char* kFooter =
+    "Options of the groups Job and Output may also stand in the config, as zerorun.train.NAME; "
+    "the\n"
+    "command line wins. Options may be written with - or _ between words.\n\n"
+    "Examples:\n"
+    "  zerorun --num_gpus 2 train\n"
+    "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --model gpt2 --save "
+    "out/\n"
+    "  zerorun --num_gpus 2 train --resume out/ --save out/ --steps 1000\n"
+    "  zerorun train --init gpt2/ --data tokens.bin --dtype bf16\n\n"
+    "Exit code: 0 when all is done and saved; 128 + the signal's number when one ended the run "
+    "early,\n"
+    "with all saved; 2 for a command line, a config or data that cannot be used; 1 for other "
+    "errors,\n"
+    "such as a full disk or a damaged checkpoint.\n\n"
+    "Documentation of the config: docs/config.md; of .bin files: docs/data_format.md.";
+
+// Options that are added from here on get this heading in the help.
+void begin_group(CLI::App& app, const std::string& name) { app.option_defaults()->group(name); }
+
+void add_job_options(CLI::App& app, TrainOptions& options) {
+  begin_group(app, "Job");
+  takes_text(app.add_option("--data", options.data,
+                            "Text files or folders, read as bytes, or .bin files of tokens. "
+                            "Default: Python's standard library, else the common licences"),
+             "PATH...")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  takes_text(app.add_option("--model", options.model,
+                            preset_names() +
+                                ", or a config.json of Hugging Face's GPT-2. Default: that of "
+                                "--init or --resume, else nano"),
+             "NAME|FILE");
+  takes_text(app.add_option("--init", options.init,
+                            "Start from the safetensors of a Hugging Face GPT-2 in this folder"),
+             "DIR");
+  takes_integer(app.add_option("--seq_len", options.seq_len,
+                               fmt::format("Tokens in a sequence. Default: the model's positions, "
+                                           "at most {}; without a config at most {}",
+                                           kConfigSeqLen, kSeqLen)),
+                "N", 1);
+  takes_integer(
+      app.add_option(
+          "--micro_batch", options.micro_batch,
+          fmt::format("Sequences of a rank in a micro-step. Default: the config's, else {}; "
+                      "without a config {}",
+                      kConfigMicroBatch, kMicroBatch)),
+      "N", 1);
+  takes_integer(
+      app.add_option("--steps", options.steps,
+                     fmt::format("Optimizer steps in all, those before --resume included. "
+                                 "Default: {}; without a config {}",
+                                 kConfigSteps, kSteps)),
+      "N", 0);
+  takes_integer(app.add_option("--seed", options.seed,
+                               "Seed of the initial parameters, the data order and samples"),
+                "N", 0)
+      ->capture_default_str();
+  takes_one_of(app.add_option("--dtype", options.dtype,
+                              "Type of parameters and gradients. Default: the config's; bf16 "
+                              "without a config"),
+               {"fp32", "bf16", "fp16"});
+  app.add_flag("--recompute", options.recompute,
+               "Keep only each block's input, and compute the block again in backward");
+}
+
+void add_output_options(CLI::App& app, TrainOptions& options) {
+  begin_group(app, "Output");
+  app.add_option("--save", options.save,
+                 "Folder for checkpoints and the model, in Hugging Face's layout; \"\": none")
+      ->type_name("DIR")
+      ->capture_default_str();
+  takes_integer(app.add_option("--save_every", options.save_every,
+                               "Steps between checkpoints; 0: only at the end"),
+                "N", 0)
+      ->capture_default_str();
+  app.add_flag("--save_async", options.save_async,
+               "Train on while a checkpoint is written: a step waits for a copy in memory only. "
+               "The same as /checkpoint/async_save in the config");
+  takes_integer(app.add_option("--keep_last", options.keep_last,
+                               "Checkpoints that stay: a save removes older ones; 0: all"),
+                "N", 0)
+      ->capture_default_str();
+  takes_integer(app.add_option("--keep_every", options.keep_every,
+                               "With --keep_last: checkpoints after every N-th step stay too"),
+                "N", 0)
+      ->capture_default_str();
+  takes_text(app.add_option("--resume", options.resume,
+                            "Continue from the last checkpoint in the --save folder of a run"),
+             "DIR");
+  takes_integer(app.add_option("--eval_every", options.eval_every,
+                               "Steps between evaluations on the last 5 % of the data; 0: none"),
+                "N", 0)
+      ->capture_default_str();
+  app.add_option("--sample", options.sample,
+                 "Prompt that is continued at the end; token ids for .bin data; \"\": none. "
+                 "Default: a line break, for text; the start of a function for Python's library")
+      ->type_name("PROMPT");
+  takes_text(app.add_option("--metrics", options.metrics, "File for one JSON object a step"),
+             "FILE");
+}
+
+void add_timeline_options(CLI::App& app, TrainOptions& options) {
+  begin_group(app, "Timeline");
+  takes_text(app.add_option("--trace", options.trace,
+                            "File for a timeline of all ranks, to be opened in Perfetto "
+                            "(ui.perfetto.dev); the config's zerorun.trace.file"),
+             "FILE");
+  takes_integer(app.add_option("--trace_steps", options.trace_steps,
+                               "Its first and last step. Default: the config's, else the second "
+                               "to the fourth of the run"),
+                "FIRST LAST", 1)
+      ->expected(2);
+}
+
+void add_device_options(CLI::App& app, TrainOptions& options) {
+  begin_group(app, "Device");
+  add_accelerator(app, options.accelerator);
+  app.add_flag("--tf32", options.tf32, "Compute products of an fp32 model in TF32 (CUDA)");
+  takes_integer(app.add_option(
+                    "--attention_workspace", options.attention_workspace,
+                    "MiB that cuDNN's attention (CUDA, bf16 and fp16) may take for what grows with "
+                    "the square of the sequence; with less it is slower. Default: all that it "
+                    "needs"),
+                "MIB", 0);
+}
+
+void add_sampling_options(CLI::App& app, TrainOptions& options) {
+  begin_group(app, "Sampling");
+  takes_integer(app.add_option("--sample_tokens", options.sample_tokens, "Tokens to generate"), "N",
+                0)
+      ->capture_default_str();
+  constexpr double kMaxTemperature = 100.0;
+  takes_number(app.add_option("--temperature", options.temperature,
+                              "How freely tokens are chosen; 0: always the most likely one"),
+               "T", 0.0, kMaxTemperature)
+      ->capture_default_str();
+  takes_integer(app.add_option("--top_k", options.top_k,
+                               "Choose among the K most likely tokens; 0: among all"),
+                "K", 0)
+      ->capture_default_str();
+  takes_text(app.add_option("--logits", options.logits,
+                            "Debugging aid: write the logits of the prompt, fp32 [tokens, "
+                            "vocabulary]"),
+             "FILE");
+}
+
+// The spellings under which DeepSpeed scripts take their config.
+constexpr auto kConfigOptions =
+    std::to_array<const char*>({"--config", "--deepspeed", "--deepspeed_config"});
+
+void add_config_options(CLI::App& app) {
+  begin_group(app, "Config");
+  takes_text(app.add_option(
+                 "--config",
+                 "A ds_config.json. Default: ZeRO stage 2, bf16, Muon, a falling rate, gradients "
+                 "clipped at 1"),
+             "FILE");
+  app.add_option("--deepspeed", "The same as --config")->expected(0, 1)->type_name("[FILE]");
+  takes_text(app.add_option("--deepspeed_config", "The same as --config"), "FILE");
+  app.add_option("--local_rank", "Accepted and ignored")->type_name("N");
+}
+
+// Scripts may name the same file under several of the options.
+std::string config_path(const CLI::App& app) {
+  std::string path;
+  for (const char* name : kConfigOptions) {
+    for (const std::string& given : app.get_option(name)->results()) {
+      if (given.empty() || given == path) continue;
+      if (!path.empty()) fail<ConfigError>("a run has one config, got two: {} and {}", path, given);
+      path = given;
+    }
+  }
+  if (path.empty() && app.count("--deepspeed") > 0) {
+    fail<ConfigError>("--deepspeed needs a config: --deepspeed FILE, or --deepspeed_config FILE");
+  }
+  return path;
+}
+
+// Names the first option that CLI11 could not place or, without one, the first word.
+void check_all_placed(const CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining();
+  if (extras.empty()) return;
+  const auto option = std::find_if(extras.begin(), extras.end(),
+                                   [](const std::string& word) { return word.starts_with('-'); });
+  if (option == extras.end()) {
+    fail<ConfigError>("'{}' belongs to no option; see train --help", printable(extras.front()));
+  }
+  fail_unknown_option(app, option->substr(0, option->find('=')), "train --help");
+}
+
+std::vector<std::string> texts_of(const nlohmann::json& value) {
+  std::vector<std::string> texts;
+  for (const auto& item : value.is_array() ? value : nlohmann::json::array({value})) {
+    texts.push_back(item.is_string() ? item.get<std::string>() : item.dump());
+  }
+  return texts;
+}
+
+// Gives CLI11 the options of the config that the command line leaves open, as if they stood there,
+// so that both are checked alike.
+void apply_config(CLI::App& app, const Config& config) {
+  const auto values = nlohmann::json::parse(config.train_options, nullptr, false);
+  for (const auto& [name, value] : values.items()) {
+    CLI::Option* const option = app.get_option_no_throw("--" + name);
+    if (option == nullptr) {
+      fail<ConfigError>("{}: /zerorun/train/{}: train has no such option", config.source, name);
+    }
+    if (option->count() > 0 || value.is_null()) continue;
+    try {
+      option->add_result(texts_of(value));
+      option->run_callback();
+    } catch (const CLI::ParseError& error) {
+      fail<ConfigError>("{}: /zerorun/train/{}: {}", config.source, name, error.what());
+    }
+  }
+}
+
+// The config's block /checkpoint, for what neither the command line nor /zerorun/train says.
+void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
+  if (!line.config) return;
+  const CheckpointConfig& given = line.config->config.checkpoint;
+  TrainOptions& options = line.options;
+  if (app.count("--save_async") == 0) options.save_async = given.async_save;
+  if (app.count("--keep_last") == 0) options.keep_last = given.keep_last;
+  if (app.count("--keep_every") == 0) options.keep_every = given.keep_every;
+}
+
+// The config's block /zerorun/trace, for what the command line does not say.
+void take_trace_settings(const CLI::App& app, CommandLine& line) {
+  if (!line.config) return;
+  TrainOptions& options = line.options;
+  for (const ConfigValue& given : line.config->values) {
+    if (given.is_default) continue;
+    const auto value = nlohmann::json::parse(given.value, nullptr, false);
+    if (given.pointer == "/zerorun/trace/file" && app.count("--trace") == 0 && value.is_string()) {
+      options.trace = value.get<std::string>();
+    }
+    if (given.pointer == "/zerorun/trace/steps" && app.count("--trace_steps") == 0) {
+      options.trace_steps = value.get<std::vector<int64_t>>();
+    }
+  }
+}
+
+void check(const TrainOptions& options) {
+  if (const auto& steps = options.trace_steps;
+      !steps.empty() && (steps.size() != 2 || steps[0] > steps[1])) {
+    fail<ConfigError>("--trace_steps: got {}, expected the first and the last step",
+                      fmt::join(steps, " "));
+  }
+  if (options.save_every > 0 && options.save.empty()) {
+    fail<ConfigError>("--save_every {} needs a folder: --save DIR", options.save_every);
+  }
+  if (options.keep_every > 0 && options.keep_last == 0) {
+    fail<ConfigError>("--keep_every {} needs --keep_last N: without it all checkpoints stay",
+                      options.keep_every);
+  }
+  if (!options.init.empty() && !options.resume.empty()) {
+    fail<ConfigError>("--init {} and --resume {}: a run starts from one of them", options.init,
+                      options.resume);
+  }
+  if (!options.resume.empty() && !path_exists(options.resume)) {
+    fail<ConfigError>("--resume {}: no such folder", options.resume);
+  }
+}
+
+// Puts the arguments into CLI11's order, the last first. "--name=" gives the empty text; CLI11
+// would take what follows.
+std::vector<std::string> in_reverse(const std::vector<std::string>& arguments) {
+  std::vector<std::string> reversed;
+  for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
+    const std::string one = with_underscores(*argument);
+    const bool empty = one.starts_with("--") && one.find('=') == one.size() - 1;
+    if (empty) reversed.emplace_back();
+    reversed.push_back(empty ? one.substr(0, one.size() - 1) : one);
+  }
+  return reversed;
+}
+
+}  // namespace
+
+void define_options(CLI::App& app, TrainOptions& options) {
+  app.description(kAbout);
+  app.footer(kFooter);
+  use_plain_help(app);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_job_options(app, options);
+  add_output_options(app, options);
+  add_device_options(app, options);
+  add_timeline_options(app, options);
+  add_sampling_options(app, options);
+  add_config_options(app);
+}
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  CLI::App app("", "train");
+  define_options(app, line.options);
+  app.allow_extras();
+  try {
+    app.parse(in_reverse(arguments));
+  } catch (const CLI::CallForHelp&) {
+    line.help = app.help("zerorun [LAUNCHER OPTIONS]");
+    return line;
+  } catch (const CLI::ParseError& error) {
+    fail<ConfigError>("{}; see train --help", error.what());
+  }
+  check_all_placed(app);
+  const std::string path = config_path(app);
+  if (!path.empty()) {
+    line.config = load_config(path);
+    apply_config(app, line.config->config);
+  }
+  take_checkpoint_settings(app, line);
+  take_trace_settings(app, line);
+  check(line.options);
+  return line;
+}
+
+}  // namespace zerorun::train

@@ -1,0 +1,203 @@
+#include "train/run/trainer.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/observers.h"
+#include "train/model/model_flops.h"
+#include "train/run/make_kernels.h"
+
+namespace zerorun::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kEvaluationSequences = 256;  // most that one evaluation looks at
+
+double milliseconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+std::optional<int64_t> attention_workspace(const TrainOptions& options) {
+  if (!options.attention_workspace) return std::nullopt;
+  return std::min<int64_t>(*options.attention_workspace, INT64_MAX >> 20) << 20;
+}
+
+int64_t peak_rss_bytes() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+std::unique_ptr<LrSchedule> make_schedule(const Config& config,
+                                          std::span<const ParameterGroup> groups) {
+  std::vector<double> lrs;
+  for (const ParameterGroup& group : groups) lrs.push_back(group.lr);
+  return make_lr_schedule(config.scheduler, std::move(lrs));
+}
+
+}  // namespace
+
+Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
+    : Trainer(setup, comm, device,
+              make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32,
+                                    attention_workspace(setup.options)})) {}
+
+Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
+                 std::unique_ptr<Kernels> kernels)
+    : setup_(setup),
+      comm_(comm),
+      device_(device),
+      kernels_(std::move(kernels)),
+      engine_(Engine::create(
+          setup.config, device, comm, parameter_specs(setup.model),
+          parameter_groups(setup.config.optimizer.lr, setup.config.optimizer.weight_decay))),
+      schedule_(make_schedule(setup.config, engine_->groups())),
+      parameters_(*engine_),
+      model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
+             parameters_, device, *kernels_) {}
+
+void Trainer::initialize() {
+  const Initializer initializer(setup_.model, setup_.options.seed);
+  engine_->initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
+    if (setup_.weights) {
+      setup_.weights->fill(id, begin, out);
+    } else {
+      initializer.fill(id, begin, out);
+    }
+  });
+}
+
+void Trainer::follow_schedule() {
+  const int64_t applied = engine_->states().progress().step_count;
+  const std::span<ParameterGroup> groups = engine_->groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const ScheduledValues values = schedule_->values(applied, static_cast<int>(i));
+    groups[i].lr = static_cast<float>(values.lr);
+    if (!values.betas) continue;
+    groups[i].beta1 = values.betas->beta1;
+    groups[i].beta2 = values.betas->beta2;
+  }
+}
+
+void Trainer::measure_peak() {
+  std::array<float, 1> peak = {static_cast<float>(
+      measure_peak_flops(device_, *kernels_, setup_.config.precision.param_dtype))};
+  add_over_ranks(peak, "peak of the ranks");
+  peak_flops_ = peak[0];
+}
+
+void Trainer::trace(TimelineOptions options) {
+  timeline_ = Timeline::create(*engine_, comm_, std::move(options), position_.step);
+  parameters_.use_timeline(timeline_.get());
+}
+
+double Trainer::accumulate(double loss_scale) {
+  double data_s = 0.0;
+  for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
+    const double begin = steady_seconds();
+    const Batch batch = setup_.batches->training(position_.samples, micro_step);
+    const double loaded = steady_seconds();
+    data_s += loaded - begin;
+    model_.forward_backward(batch, loss_scale);
+    if (timeline_ != nullptr) {
+      timeline_->add("data", "", begin, loaded);
+      timeline_->add("forward and backward", "", loaded, steady_seconds());
+    }
+    engine_->end_micro_step();
+  }
+  return data_s;
+}
+
+Trainer::Outcome Trainer::step(int received) {
+  engine_->take_timings();
+  const Clock::time_point start = Clock::now();
+  follow_schedule();
+  const double data_s = accumulate(engine_->loss_scale());
+  device_.inline_stream().synchronize();  // engine_->step() would wait as well
+  const Clock::time_point computed = Clock::now();
+  const EngineTimings during = engine_->take_timings();
+  const StepResult result = engine_->step();
+  const EngineTimings after = engine_->take_timings();
+  const Agreement agreement = agree(model_.take_loss(), received);
+  const Clock::time_point end = Clock::now();
+
+  ++position_.step;
+  position_.samples += setup_.batch.global_batch();
+  StepReport report;
+  report.step = position_.step;
+  report.samples = position_.samples;
+  report.loss = agreement.loss;
+  report.lr = engine_->groups()[0].lr;
+  report.grad_norm = result.grad_norm;
+  report.clip_factor = result.clip_factor;
+  report.loss_scale = result.loss_scale;
+  report.skipped = !result.applied;
+  report.skipped_steps = engine_->states().progress().skipped_steps;
+  StepTimes& times = report.times;
+  times.step_ms = milliseconds(start, end);
+  times.data_ms = 1e3 * data_s;
+  times.reduce_ms = 1e3 * (during.reduce_s + after.reduce_s);
+  times.gather_ms = 1e3 * (during.gather_s + after.gather_s);
+  times.fwd_bwd_ms =
+      milliseconds(start, computed) - times.data_ms - 1e3 * (during.reduce_s + during.gather_s);
+  times.optimizer_ms = 1e3 * after.optimizer_s;
+  report.tokens_per_s =
+      static_cast<double>(setup_.batch.global_batch() * setup_.batch.seq_len) / times.step_ms * 1e3;
+  if (peak_flops_ > 0.0) {
+    report.mfu =
+        report.tokens_per_s * flops_per_token(setup_.model, setup_.batch.seq_len) / peak_flops_;
+  }
+  report.model_state_bytes = engine_->model_state_bytes();
+  report.peak_rss_bytes = peak_rss_bytes();
+  return {report, agreement.signal};
+}
+
+Trainer::Agreement Trainer::agree(double loss_sum, int received) {
+  std::array<float, 3> sums = {static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
+                               received == SIGTERM ? 1.0F : 0.0F};
+  add_over_ranks(sums, "loss of the step");
+  const auto count = static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
+  const int signal = sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0;
+  return {sums[0] / count, signal};
+}
+
+void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {
+  Stream& stream = device_.inline_stream();
+  const Buffer buffer = device_.allocate(values.size_bytes(), MemoryCategory::other);
+  const TensorView view = view_of(buffer, DType::fp32, std::ssize(values));
+  device_.upload(stream, values.data(), view);
+  comm_.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream, label).synchronize();
+  device_.download(stream, view, values.data());
+  stream.synchronize();
+}
+
+double Trainer::evaluate() {
+  const int64_t sequences = std::min(setup_.batches->evaluation_sequences(), kEvaluationSequences);
+  const int64_t micro_batch = setup_.batch.micro_batch;
+  double loss = 0.0;
+  int64_t count = 0;
+  // All ranks make the same number of passes, so that all take part in gathers.
+  for (int64_t first = 0; first < sequences; first += micro_batch * comm_.world_size()) {
+    const int64_t own = first + comm_.rank() * micro_batch;
+    const bool idle = own >= sequences;
+    const Batch batch = setup_.batches->evaluation(idle ? 0 : own);
+    const double mean = model_.loss(batch);
+    if (idle) continue;
+    loss += mean * static_cast<double>(batch.tokens.size());
+    count += std::ssize(batch.tokens);
+  }
+  std::array<float, 2> sums = {static_cast<float>(loss), static_cast<float>(count)};
+  add_over_ranks(sums, "loss of the evaluation");
+  return double{sums[0]} / sums[1];
+}
+
+}  // namespace zerorun::train
