@@ -13,7 +13,7 @@ constexpr double clip_factor(double norm, double max_norm) {
   return factor > 1.0 ? 1.0 : factor;
 }
 
-// What a StepRule says of a reduced gradient of norm `sum_norm`. Kernels use it too, compiled
+// A StepRule's decision about a reduced gradient of norm `sum_norm`. Kernels make it too, compiled
 // without fused operations.
 struct StepVerdict {
   constexpr StepVerdict(const StepRule& rule, double sum_norm, bool finite)

@@ -18,13 +18,16 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when it is complete; until then that stays as it was.
 
     Links are followed, and permissions stay. What is no regular file (a pipe, /dev/null) is written
-    to, never replaced. An OSError names the file.
+    to, never replaced. An OSError names `path`.
     """
+    target = os.path.realpath(path)
+    # Its own name for each process and thread: other writers and a user's files stay as they are.
+    temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
     try:
-        with _replacing(path) as file:
+        with _replacing(target, temporary) as file:
             yield file
     except OSError as error:
-        if error.filename is not None or error.errno is None:
+        if error.errno is None or error.filename not in (None, target, temporary):
             raise
         raise OSError(error.errno, error.strerror, path) from error
 
@@ -36,16 +39,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    target = os.path.realpath(path)
+def _replacing(target: str, temporary: str) -> Iterator[BinaryIO]:
     exists = os.path.exists(target)
     if exists and not os.path.isfile(target):
         with open(target, "wb") as file:
             yield file
         return
-    # Its own name for each process and thread: other writers and a user's files stay as they are.
-    temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         os.unlink(temporary)  # of a killed process that had this number
     try:
         with open(temporary, "xb") as file:

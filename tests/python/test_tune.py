@@ -225,6 +225,13 @@ def test_what_cannot_be_tuned_is_said(tune: Path, capsys: pytest.CaptureFixture[
     assert "-- PROGRAM" in capsys.readouterr().out
 
 
+def test_the_configuration_may_follow_the_launchers_options(tune: Path) -> None:
+    given = parse(["--num_gpus", "2", str(tune), "--trial_seconds", "3", "--", "train"])
+    assert given.config == tune
+    assert given.launcher[1:] == ["--num_gpus", "2"]
+    assert given.trial_s == 3
+
+
 def test_deepspeeds_form_means_the_same(tune: Path) -> None:
     given = "--autotuning run --num_gpus 2 x.py --deepspeed c.json --lr 1"
     options = parse(given.split())

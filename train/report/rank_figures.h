@@ -9,13 +9,13 @@
 
 namespace zerorun::train {
 
-// What a rank's engine does and holds, for the lines of its metrics file.
+// The figures of a rank's engine (times, bytes, memory) for the lines of its metrics file.
 class RankFigures {
  public:
   // Counts from here on. Both must outlive it.
   RankFigures(Engine& engine, Communicator& comm);
 
-  // Of the step that has ended.
+  // Takes the figures of the step that has ended.
   nlohmann::ordered_json take();
 
  private:

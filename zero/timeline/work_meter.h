@@ -27,7 +27,7 @@ struct StepWork {
   std::optional<SplitSeconds> offload;  // updates on the host, copies from and to it, disk
 };
 
-// What the streams of an engine do beside its program, from the meter's construction on.
+// Counts what the streams of an engine do beside its program, from the meter's construction on.
 class WorkMeter {
  public:
   WorkMeter(Engine& engine, Communicator& comm);

@@ -209,9 +209,9 @@ void add(cudaStream_t stream, TensorView src, TensorView dst) {
 
 void copy(cudaStream_t stream, std::span<const TensorCopy> copies) {
   const auto blocks = [](const CopySegment& segment) {
-    constexpr int64_t kElements = 8;  // of a thread, about
-    constexpr int64_t kMost = 2048;   // enough for any GPU
-    return std::clamp<int64_t>(segment.numel / (kElements * kThreads), 1, kMost);
+    constexpr int64_t kElements = 8;      // of a thread, about
+    constexpr int64_t kMaxBlocks = 2048;  // enough for any GPU
+    return std::clamp<int64_t>(segment.numel / (kElements * kThreads), 1, kMaxBlocks);
   };
   for (size_t begin = 0; begin < copies.size();) {
     const DType from = copies[begin].src.dtype;

@@ -119,7 +119,11 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _own_form(argv: list[str], command: str) -> Options:
     cut = argv.index("--") if "--" in argv else len(argv)
-    given, others = _parser().parse_known_args(argv[:cut])
+    words = argv[:cut]
+    files = [word for word in words if word.endswith(".json") and not word.startswith("-")]
+    if words[:1] != files[:1] and files:  # after the launcher's options, whose values are unknown
+        words = [files[0], *(word for word in words if word != files[0])]
+    given, others = _parser().parse_known_args(words)
     limits = {name: getattr(given, name) for name in ("gpu_memory", "host_memory")}
     return Options(
         config=given.config,
