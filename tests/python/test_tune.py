@@ -226,8 +226,8 @@ def test_what_cannot_be_tuned_is_said(tune: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_configuration_may_follow_the_launchers_options(tune: Path) -> None:
-    given = parse(["--num_gpus", "2", str(tune), "--trial_seconds", "3", "--", "train"])
-    assert given.config == tune
+    given = parse(["--num_gpus", "2", "c.json", "--trial_seconds", "3", "--", "train"])
+    assert given.config == Path("c.json")
     assert given.launcher[1:] == ["--num_gpus", "2"]
     assert given.trial_s == 3
 
