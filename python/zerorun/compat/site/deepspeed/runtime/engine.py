@@ -139,7 +139,8 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
             self.tput_timer.start()
         return super().forward(*args, **kwargs)
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor, retain_graph: bool = False) -> torch.Tensor:
+        """As ZeroEngine's; a graph that is retained needs nothing of it."""
         with deepspeeds_errors():
             return super().scale(loss)
 
