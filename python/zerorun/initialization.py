@@ -267,6 +267,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
             defaults["betas"] = (settings.beta1, settings.beta2)
         super().__init__(groups, defaults)
         self.fused_rule = settings.type
+        self.adam_w_mode = settings.adam_w_mode
 
 
 def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config) -> Any:

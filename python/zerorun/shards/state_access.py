@@ -91,7 +91,7 @@ class StateAccess:
         return states
 
     def _names(self, parameter: nn.Parameter) -> list[str]:
-        """Of the states with an element for each of the parameter's."""
+        """The names of states with an element for each of the parameter's."""
         index = self._shards.layout.ids[parameter]
         if self._shards.torch_states is None:
             names = self._shards.core.state_names(index)

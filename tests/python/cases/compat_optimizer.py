@@ -131,3 +131,15 @@ def case_scale_takes_the_argument_of_newer_deepspeeds(_folder: Path) -> None:
     engine.backward(loss)
     engine.step()
     engine.destroy()
+
+
+def case_which_adam_the_configuration_made(_folder: Path) -> None:
+    from deepspeed.ops.adam import FusedAdam
+
+    for mode in (True, False):
+        params = {"lr": 1e-3, "adam_w_mode": mode}
+        engine, optimizer, *_ = start(2, optimizer={"type": "Adam", "params": params})
+        for each in (optimizer, optimizer.optimizer):
+            assert isinstance(each, FusedAdam)
+            assert each.adam_w_mode is mode
+        engine.destroy()

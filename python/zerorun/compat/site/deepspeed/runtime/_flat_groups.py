@@ -1,4 +1,4 @@
-"""What an optimizer of ZeRO holds for each parameter group, as one flat tensor."""
+"""The masters and states of a parameter group, each as one flat tensor."""
 
 from collections.abc import Callable
 from typing import Any

@@ -88,6 +88,11 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         """The name of the core's rule; for isinstance() of DeepSpeed's optimizer classes."""
         return self.shards.settings.optimizer.type
 
+    @property
+    def adam_w_mode(self) -> bool:
+        """True if weight decay is apart from the gradient."""
+        return self.shards.settings.optimizer.adam_w_mode
+
     @functools.cached_property
     def parameter_offload(self) -> ParameterOffload:
         return ParameterOffload(self.engine.module)
@@ -139,7 +144,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     @property
     def _global_grad_norm(self) -> float | None:
-        """Of the last step, before clipping."""
+        """The norm of the last step's gradient, before clipping."""
         return self.engine.get_global_grad_norm()
 
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
