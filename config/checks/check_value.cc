@@ -147,6 +147,7 @@ std::string advice(const KeySpec& spec, const JsonNode& node) {
   if (is_huge && (spec.type & KeyType::number) == 0) return "; it has to fit 64 bits";
   if (node.kind != Kind::string) return {};
   if (!spec.choices.empty()) return suggest_choice(spec.choices, node.text);
+  if (node.text == "Auto" || node.text == "AUTO") return R"(; did you mean "auto"?)";
   const bool is_quoted_value =
       (spec.type & (KeyType::boolean | KeyType::integer | KeyType::number)) != 0 &&
       (node.text == "true" || node.text == "false" ||

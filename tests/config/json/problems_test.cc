@@ -74,6 +74,7 @@ TEST(Problems, ValuesSayWhatWasExpected) {
   EXPECT_THAT(problems_of(R"({"train_batch_size": 18446744073709551615})"), HasSubstr("expected"));
   EXPECT_THAT(problems_of(R"({"train_batch_size": "8"})"), HasSubstr("; remove the quotes"));
   EXPECT_THAT(problems_of(R"({"wall_clock_breakdown": "true"})"), HasSubstr("remove the quotes"));
+  EXPECT_THAT(problems_of(R"({"train_batch_size": "Auto"})"), HasSubstr("did you mean \"auto\"?"));
   EXPECT_THAT(problems_of(R"({"gradient_clipping": true})"), HasSubstr("got true, expected"));
   EXPECT_THAT(problems_of(R"({"gradient_clipping": Infinity})"), HasSubstr("got Infinity"));
   EXPECT_THAT(problems_of(R"({"optimizer": {"params": {"lr": 1e39}}})"), HasSubstr("fits fp32"));
