@@ -1,7 +1,7 @@
 """The safetensors files that the C++ tests compare with are what the reference package reads.
 
-tests/checkpoint/models/safetensors_export_test.cc demands that zerorun writes exported.safetensors byte
-for byte, so what holds for that file here holds for zerorun's export.
+tests/checkpoint/models/safetensors_export_test.cc demands that zerorun writes exported.safetensors
+byte for byte, so what holds for that file here holds for zerorun's export.
 """
 
 import importlib.util
