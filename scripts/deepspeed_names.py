@@ -20,6 +20,7 @@ stand without the package's own name.
 """
 
 import ast
+import operator
 import re
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,12 @@ WITH_MEMBERS = {
 }
 # Modules whose functions programs call although they begin with an underscore.
 WITH_PRIVATE_FUNCTIONS = {"deepspeed.utils.groups"}
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+}
 WORD = re.compile(r"[\w./%:-]{0,60}")
 
 
@@ -96,11 +103,34 @@ def assigned(node: ast.stmt) -> Iterator[str]:
                 yield name.id
 
 
-def literal(node: ast.stmt) -> str | None:
-    """The value of an assignment as it can be read back, if it says no more than a name does."""
+class _Known(ast.NodeTransformer):
+    """Puts values in the place of names and of arithmetic on numbers."""
+
+    def __init__(self, values: dict[str, str | None]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self._values.get(node.id)
+        return ast.parse(value, mode="eval").body if value is not None else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        sides = (node.left, node.right)
+        operation = ARITHMETIC.get(type(node.op))
+        if operation is None or not all(isinstance(side, ast.Constant) for side in sides):
+            return node
+        left, right = (side.value for side in sides)
+        if not all(isinstance(side, int | float) for side in (left, right)):
+            return node
+        return ast.Constant(operation(left, right))
+
+
+def literal(node: ast.stmt, values: dict[str, str | None]) -> str | None:
+    """The value of an assignment as it can be read back, if it says no more than a name does;
+    `values` are those of the module until here."""
     value = getattr(node, "value", None)
     try:
-        found = ast.literal_eval(value) if value is not None else ...
+        found = ast.literal_eval(_Known(values).visit(value)) if value is not None else ...
     except ValueError:
         return None
     if isinstance(found, str):
@@ -138,7 +168,7 @@ def read(path: Path, module: str) -> Names:
             names.functions.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for name in assigned(node):
-                names.values.setdefault(name, literal(node))
+                names.values.setdefault(name, literal(node, names.values))
         elif isinstance(node, ast.ImportFrom):
             source = origin(node, module, names.is_package)
             if f"{source}.".startswith(f"{ROOT}."):

@@ -85,7 +85,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
-    """What a configuration gives in a section, by the key below it (``"params/lr"``)."""
+    """The values that a configuration gives in a section, by the key below it (``"params/lr"``)."""
     prefix = f"/{section}/"
     return {
         value.pointer.removeprefix(prefix): json.loads(value.value)
@@ -95,7 +95,7 @@ def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
 
 
 def value_of(parsed: ParsedConfig, pointer: str, default: Any = None) -> Any:
-    """What a configuration says for a key, `default` where it does not say or says "auto"."""
+    """A configuration's value for a key, `default` where it does not say or says "auto"."""
     found = (value for value in parsed.values if value.pointer == pointer and value.is_given)
     value = next((json.loads(value.value) for value in found if not value.is_auto), None)
     return default if value is None else value

@@ -267,6 +267,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
             defaults["betas"] = (settings.beta1, settings.beta2)
         super().__init__(groups, defaults)
         self.fused_rule = settings.type
+        self.adam_w_mode = settings.adam_w_mode
 
 
 def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config) -> Any:
@@ -276,4 +277,19 @@ def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings:
         return LrScheduler(basic, settings)
     if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
         return lr_scheduler(basic)
+    _check_scheduled(lr_scheduler, basic)
     return lr_scheduler
+
+
+def _check_scheduled(lr_scheduler: Any, basic: torch.optim.Optimizer | None) -> None:
+    """Raises ConfigError for a torch scheduler of an optimizer that this engine does not step."""
+    scheduled = getattr(lr_scheduler, "optimizer", None)
+    if not isinstance(scheduled, torch.optim.Optimizer):
+        return
+    own = [] if basic is None else [id(group) for group in basic.param_groups]
+    if not {id(group) for group in scheduled.param_groups} & set(own):
+        raise _C.ConfigError(
+            "initialize: lr_scheduler changes the learning rate of an optimizer that is not this "
+            "engine's: give that optimizer too, or a function of the optimizer that makes the "
+            "scheduler"
+        )

@@ -1,4 +1,4 @@
-"""What a configuration asks to be told of a training, added to its engine."""
+"""The observers that a configuration asks for, added to its engine."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _momenta(engine: _Engine) -> list[Any]:
 
 
 def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any]:
-    """What a metrics file says of its run: configuration and environment."""
+    """A metrics file's head: the run's configuration and environment."""
     settings = [
         [value.pointer, json.loads(value.value), bool(value.is_default)] for value in values
     ]

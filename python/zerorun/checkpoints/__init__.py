@@ -1,1 +1,1 @@
-"""What is written into zerorun's checkpoints and read from them."""
+"""Writing zerorun's checkpoints, and reading them."""

@@ -1,4 +1,4 @@
-"""What PyTorch's set_state_dict puts into an engine's model and optimizer: after all checks."""
+"""PyTorch's set_state_dict on an engine's model and optimizer: after all checks."""
 
 from __future__ import annotations
 

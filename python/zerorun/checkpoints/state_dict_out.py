@@ -1,4 +1,4 @@
-"""What PyTorch's get_state_dict gives of an engine's model and optimizer: whole, or in parts."""
+"""PyTorch's get_state_dict of an engine's model and optimizer: whole, or in parts."""
 
 from __future__ import annotations
 

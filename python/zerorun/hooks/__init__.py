@@ -1,1 +1,1 @@
-"""What runs inside of forward and backward: gathers, gradients, memory of full parameters."""
+"""The inside of forward and backward: gathers, gradients, memory of full parameters."""

@@ -256,7 +256,7 @@ class GatherHooks:
             call.end()
 
     def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
-        """Of a recomputation, at the end of which torch.utils.checkpoint compares the shapes of
+        """For a recomputation, at the end of which torch.utils.checkpoint compares the shapes of
         what was saved: it keeps frozen parameters themselves, of others what they were."""
         for unit in units:
             if any(not p.requires_grad for p in unit.parameters):

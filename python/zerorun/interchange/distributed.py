@@ -210,7 +210,7 @@ class _Reader:
 
 
 def _sort(path: tuple[Any, ...]) -> tuple[str | None, tuple[Any, ...]]:
-    """What an entry is of an optimizer's state dict; None: it is none of its."""
+    """The place of an entry in an optimizer's state dict; None: it has none there."""
     if _GROUPS in path:
         return _GROUPS, path[path.index(_GROUPS) + 1 :]
     if _STATE in path and len(path) - path.index(_STATE) == 3:

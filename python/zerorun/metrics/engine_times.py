@@ -28,7 +28,7 @@ class EngineTimes:
             self.figures.measure_work()
 
     def forget(self) -> None:
-        """What was until now is of no step."""
+        """Times until now belong to no step."""
         self.figures.take_timings()
         self.figures.take_work()
         self._counted = self.figures.collectives()

@@ -22,7 +22,7 @@ _FORWARD_AND_BACKWARD = 3.0  # by the operations of forward alone
 
 
 class StepWork:
-    """What the ranks compute in a step: tokens, and floating point operations.
+    """The ranks' work in a step: tokens, and floating point operations.
 
     `counted`: of one rank's micro-step, forward and backward, where a profiler has counted it.
     `peak`: of all ranks together per second; None until :meth:`measure_peak`.

@@ -12,6 +12,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer_probe import check_elementwise
+from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.shards.shard_states import ShardStates
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
@@ -66,18 +67,32 @@ def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, A
             set_rate(group, values["lr"])
 
 
+class _Replaced:
+    """The ``state`` of an optimizer while an engine steps for it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
+        self._optimizer, self._before = optimizer, optimizer.state
+        optimizer.state = state
+
+    def remove(self) -> None:
+        self._optimizer.state = self._before
+
+
 class ShardOptimizer(torch.optim.Optimizer):
     """Updates a model's shards with the hyperparameters of a torch optimizer.
 
     ``param_groups`` are the very dictionaries of the optimizer that was given (`optimizer`), so
     schedulers made for either of the two change the learning rate of both. ``lr`` and
     ``weight_decay``, ``betas`` or ``momentum``, and ``eps`` are read from them at every step.
+    ``state`` has what this rank keeps of each parameter (:class:`ParameterStates`).
     """
+
+    states_class = ParameterStates
 
     def __init__(self, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(basic.param_groups, basic.defaults)
         self.param_groups = basic.param_groups
-        self.state = basic.state
+        self.state: Any = self.states_class(shards)
         self.optimizer = basic
         self.overflow = False
         self.shards = shards
@@ -85,6 +100,8 @@ class ShardOptimizer(torch.optim.Optimizer):
             shards.torch_states = TorchStates(
                 shards.core, shards.layout, basic, shards.communicator
             )
+        else:  # it holds none, so it shows the engine's
+            shards.until_closed(_Replaced(basic, self.state))
 
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""

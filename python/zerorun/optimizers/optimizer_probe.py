@@ -87,7 +87,7 @@ def _changes(
     *,
     parts: bool,
 ) -> torch.Tensor:
-    """What some steps change of a matrix, flat, in multiples of the first part's largest change."""
+    """A matrix's change by some steps, flat, in multiples of the first part's largest change."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(_SHAPE, generator=generator) / 16
     noise = torch.randn(_STEPS, *_SHAPE, generator=generator)
@@ -111,9 +111,9 @@ def _changes(
 
 
 def _gradients(start: torch.Tensor, noise: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Of one sign in the first part, and small and without direction in the second, so that what
-    an optimizer measures of both is not what it measures of one. The first is orthogonal to the
-    matrix's rows, for optimizers that look for that."""
+    """Gradients of one sign in the first part, and small and without direction in the second, so
+    that what an optimizer measures of both is not what it measures of one. The first is orthogonal
+    to the matrix's rows, for optimizers that look for that."""
     along = (noise[0] * start).sum(1, keepdim=True) / start.square().sum(1, keepdim=True)
     yield noise[0] - along * start
     for step in range(1, _STEPS):

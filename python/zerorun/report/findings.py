@@ -1,4 +1,4 @@
-"""What a reader of the figures should know, and what to do about it."""
+"""Findings: facts that a reader of the figures should know, and what to do about them."""
 
 from __future__ import annotations
 

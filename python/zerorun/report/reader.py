@@ -140,7 +140,7 @@ class _Tail:
         return identity == self._identity and size >= self.at
 
     def lines(self, follow: bool) -> Iterator[str]:
-        """What is new. A last line without its end waits for the next look if there is one."""
+        """The new lines. A last line without its end waits for the next look if there is one."""
         with self._path.open("rb") as file:
             self.nbytes = self._look()[1]
             file.seek(self.at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,6 +76,44 @@ class StateAccess:
         parts = [values.to(device, torch.float32) for _, values in self._parts(parameter, name)]
         local = torch.cat(parts) if parts else torch.empty(0, device=device)
         return local * self._average() if name == "grad" else local
+
+    def get_kept(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """All optimizer states by name, this rank's elements: in the parameter's shape if the rank
+        keeps all of it, else flat. Not collective."""
+        core, shape = self._shards.core, self._shards.layout.shapes[parameter]
+        states = self._numbers(parameter)
+        for name in self._names(parameter):
+            parts = [values for _, values in self._parts(parameter, name)]
+            kept = parts[0] if len(parts) == 1 else torch.cat(parts or [torch.empty(0)])
+            states[name] = kept.view(shape) if kept.numel() == shape.numel() else kept
+        if self._shards.torch_states is None:
+            states["step"] = core.step_count
+        return states
+
+    def _names(self, parameter: nn.Parameter) -> list[str]:
+        """The names of states with an element for each of the parameter's."""
+        index = self._shards.layout.ids[parameter]
+        if self._shards.torch_states is None:
+            names = self._shards.core.state_names(index)
+            return [name for name in names if not name.endswith("_scale")]
+        return sorted(
+            {
+                name
+                for interval in self._shards.core.state_intervals(index)
+                for name, value in self._shards.torch_states.get(index, interval.begin).items()
+                if isinstance(value, torch.Tensor) and value.shape == (interval.numel,)
+            }
+        )
+
+    def _numbers(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """The other states of a torch optimizer, such as its count of steps."""
+        index, states = self._shards.layout.ids[parameter], self._shards.torch_states
+        intervals = self._shards.core.state_intervals(index)
+        if states is None or not intervals:
+            return {}
+        found = states.get(index, intervals[0].begin)
+        names = self._names(parameter)
+        return {name: value for name, value in found.items() if name not in names}
 
     def set_local(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         if name == "grad" and self._shards.stage == 0:

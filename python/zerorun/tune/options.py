@@ -51,7 +51,7 @@ class Options:
         return Path(self.autotuning["results_dir"])
 
     def value_of(self, option: str | None) -> str | None:
-        """What the program's arguments give it, as two words or as one with "="."""
+        """The value that the program's arguments give it, as two words or as one with "="."""
         for word, after in itertools.pairwise([*self.program, ""]):
             if word == option:
                 return after

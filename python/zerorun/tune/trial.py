@@ -25,7 +25,7 @@ _OFF = ("tensorboard", "csv_monitor", "wandb", "comet", "flops_profiler")
 
 @dataclass
 class Trial:
-    """What came of it. `rate`: tokens per second, or samples where the program shows no tokens."""
+    """The result. `rate`: tokens per second, or samples where the program shows no tokens."""
 
     name: str
     micro_batch: int | None

@@ -93,6 +93,7 @@ class Init:
             if len(_active) == 1:
                 _patch_subclass_hook()
                 nn.Module.apply = _apply  # type: ignore[method-assign, assignment]
+                nn.Module.to_empty = _to_empty  # type: ignore[method-assign, assignment]
                 for cls in _all_subclasses(nn.Module):
                     self._wrap(cls)
         return self
@@ -109,6 +110,7 @@ class Init:
         if not _active:
             nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
             nn.Module.apply = _original_apply  # type: ignore[method-assign]
+            nn.Module.to_empty = _original_to_empty  # type: ignore[method-assign]
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
@@ -222,6 +224,18 @@ _original_apply = nn.Module.apply
 def _apply(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
     """Module.apply within a block."""
     return _original_apply(module, fn if isinstance(fn, _OnFullValues) else _OnFullValues(fn))
+
+
+_original_to_empty = nn.Module.to_empty
+
+
+def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
+    """Module.to_empty within a block: torch.nn.utils.skip_init makes modules without memory, which
+    get their parameters here."""
+    made = _original_to_empty(module, **kwargs)
+    for each in made.modules():
+        _active[-1]._partition(each)
+    return made
 
 
 _original_subclass_hook = nn.Module.__init_subclass__

@@ -296,6 +296,17 @@ def case_attention_is_made_by_the_program(_folder: Path) -> None:
     positions = torch.arange(8 * WORLD_SIZE)[None, tokens]
     found, _ = shared(module, *parts, None, position_ids=positions)
     torch.testing.assert_close(found, expected.transpose(1, 2)[:, tokens].flatten(2))
+    assert (shared.world_size, shared.sp_rank) == (WORLD_SIZE, RANK)
+    if WORLD_SIZE == 2:
+        group = torch.distributed.group.WORLD
+        for heads, kv_heads in ((3, 1), (6, 3)):
+            raises(
+                ValueError,
+                "head count",
+                lambda heads=heads, kv_heads=kv_heads: UlyssesSPAttentionHF(
+                    sdpa_attention_forward, 2, heads, 4, kv_heads, 1, group, True
+                ),
+            )
 
 
 def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:

@@ -61,7 +61,7 @@ def _find(module: str, name: str) -> Any:
 
 
 def _own(module: str, name: str, names: Names) -> Any:
-    """What DeepSpeed defines in a module, for which zerorun has no file or not this name there."""
+    """A name that DeepSpeed defines in a module, where zerorun has no file or not this name."""
     served = _in_a_package_above(short(module), name)
     if served is not None:
         return served
@@ -76,7 +76,7 @@ def _own(module: str, name: str, names: Names) -> Any:
 
 
 def _in_a_package_above(module: str, name: str) -> Any:
-    """What zerorun defines in a package to which DeepSpeed passes the name on from `module`."""
+    """The value that zerorun defines in a package to which DeepSpeed passes the name on."""
     package = module
     while package:
         package = package.rpartition(".")[0]

@@ -8,7 +8,7 @@ _HINTS = {
     "checkpoint": "any stage and number of ranks loads what another saved, without conversion; "
     "python -m zerorun.consolidate writes Hugging Face's files",
     "comm": "torch.distributed has it, with the group that deepspeed.init_distributed makes",
-    "compile": "engine.compile() is torch.compile at stages 0 to 2",
+    "compile": "engine.compile() is torch.compile, at every stage",
     "compression": "torch.ao.quantization works on the model that training leaves",
     "datastates": "engine.save_checkpoint is complete or not there, and fails on every rank alike",
     "default_inference_config": "zerorun trains; save the model with engine.save_16bit_model for "
@@ -42,7 +42,7 @@ _HINTS = {
     "runtime.bf16_optimizer": "bf16 with fp32 masters is what stages 0 to 3 do with bf16.enabled",
     "runtime.checkpoint_engine": "engine.save_checkpoint and load_checkpoint",
     "runtime.comm": "gradients are reduced in the dtype of communication_data_type",
-    "runtime.compiler": "engine.compile() is torch.compile at stages 0 to 2",
+    "runtime.compiler": "engine.compile() is torch.compile, at every stage",
     "runtime.data_pipeline": "give initialize a data loader or sampler of your own",
     "runtime.domino": "ZeRO stage 3 shards what tensor parallelism would",
     "runtime.eigenvalue": "torch.func has Hessian-vector products",

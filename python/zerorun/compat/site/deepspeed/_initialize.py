@@ -118,16 +118,17 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     for module in model.modules():
         if isinstance(module, MoE):
             module.set_deepspeed_parallelism(data_first)
-    engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
-        model,
-        optimizer,
-        model_parameters,
-        lr_scheduler=lr_scheduler,
-        config=settings,
-        mpu=mpu,
-        mesh_param=mesh_param,
-        engine_class=DeepSpeedEngine,
-    )
+    with deepspeeds_errors():
+        engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
+            model,
+            optimizer,
+            model_parameters,
+            lr_scheduler=lr_scheduler,
+            config=settings,
+            mpu=mpu,
+            mesh_param=mesh_param,
+            engine_class=DeepSpeedEngine,
+        )
     engine.mpu = mpu
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
     engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data

@@ -1,4 +1,4 @@
-"""What this stands in for; nothing was built for it."""
+"""The version that this stands in for; nothing was built for it."""
 
 from deepspeed import git_branch, git_hash, version
 from deepspeed.ops.op_builder.all_ops import ALL_OPS

@@ -23,7 +23,7 @@ def _numa_nodes() -> int:
 
 
 class DeepSpeedAccelerator:
-    """What is the same on every device, and the host's answers."""
+    """Answers that are the same on every device, and the host's."""
 
     BFloat16Tensor = staticmethod(torch.BFloat16Tensor)
     ByteTensor = staticmethod(torch.ByteTensor)

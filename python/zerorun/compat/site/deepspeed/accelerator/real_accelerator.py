@@ -24,7 +24,7 @@ def get_accelerator() -> DeepSpeedAccelerator:
 
 
 def set_accelerator(accel_obj: Any) -> None:
-    """What get_accelerator returns from now on; zerorun itself asks PyTorch."""
+    """Makes get_accelerator return another one; zerorun itself asks PyTorch."""
     global _current  # noqa: PLW0603 - DeepSpeed's interface is global
     _current = accel_obj
 

@@ -1,4 +1,4 @@
-"""What torch.distributed has under other names; the rest is in deepspeed.comm."""
+"""Functions that torch.distributed has under other names; the rest is in deepspeed.comm."""
 
 from collections.abc import Sequence
 from typing import Any

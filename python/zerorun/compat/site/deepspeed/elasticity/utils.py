@@ -1,4 +1,4 @@
-"""What the launcher can do."""
+"""The abilities of the launcher."""
 
 
 def is_torch_elastic_compatible() -> bool:

@@ -9,7 +9,7 @@ __all__ = ["Monitor", "MonitorMaster", "SectionMonitor"]
 
 
 def settings_of(section: Any) -> dict[str, Any]:
-    """What a section sets, given as an object or as a dictionary."""
+    """The settings of a section, given as an object or as a dictionary."""
     given = section.model_dump() if hasattr(section, "model_dump") else dict(section)
     return {key: value for key, value in given.items() if value is not None}
 

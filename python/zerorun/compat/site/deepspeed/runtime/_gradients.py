@@ -51,7 +51,7 @@ class ShownGradients(LeftBehind):
         return self._shown[parameter][0]
 
     def set(self, parameter: nn.Parameter, value: torch.Tensor | None) -> bool:
-        """Whether `value` is the engine's affair now."""
+        """True if `value` is the engine's affair now."""
         if not self._is_there():
             return False
         self._shown[parameter] = value, None

@@ -11,6 +11,9 @@ from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.shards.state_access import StateAccess
+from zerorun.shards.torch_states import MODES
+
+from deepspeed.runtime._flat_groups import FlatGroup, FlatStates
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -78,10 +81,17 @@ class _LossScaler:
 class DeepSpeedOptimizer(ZeroOptimizer):
     """zerorun's optimizer with what libraries reach for in DeepSpeed's ZeRO-3 optimizer."""
 
+    states_class = FlatStates
+
     @property
     def fused_rule(self) -> str:
         """The name of the core's rule; for isinstance() of DeepSpeed's optimizer classes."""
         return self.shards.settings.optimizer.type
+
+    @property
+    def adam_w_mode(self) -> bool:
+        """True if weight decay is apart from the gradient."""
+        return self.shards.settings.optimizer.adam_w_mode
 
     @functools.cached_property
     def parameter_offload(self) -> ParameterOffload:
@@ -116,6 +126,27 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         groups = enumerate(self.param_groups)
         return {i: [access.get_local(p, "grad") for p in group["params"]] for i, group in groups}
 
+    @functools.cached_property
+    def _flat_groups(self) -> list[FlatGroup]:
+        return [FlatGroup(self.shards, group["params"]) for group in self.param_groups]
+
+    def flat_masters(self) -> list[torch.Tensor]:
+        """A copy of this rank's masters of each group, flat and fp32. The same tensors at each
+        call, with the values of now; they refuse to be changed."""
+        return [group.masters() for group in self._flat_groups]
+
+    @property
+    def bit16_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters by group."""
+        return [list(group["params"]) for group in self.param_groups]
+
+    fp16_groups = bit16_groups
+
+    @property
+    def _global_grad_norm(self) -> float | None:
+        """The norm of the last step's gradient, before clipping."""
+        return self.engine.get_global_grad_norm()
+
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
         """Likewise, by group and place there."""
         return {i: dict(enumerate(found)) for i, found in self.averaged_gradients.items()}
@@ -130,6 +161,15 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     def set_lr(self, lr: float) -> None:
         for group in self.param_groups:
             set_rate(group, lr)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in MODES:
+            return super().__getattr__(name)
+        raise AttributeError(
+            f"'{type(self).__name__}' object has no attribute '{name}': it is zerorun's optimizer. "
+            "deepspeed.utils.safe_get_full_fp32_param, safe_get_full_grad and "
+            "safe_get_full_optimizer_state (and _local_, and _set_) reach what it holds"
+        )
 
     def refresh_fp32_params(self) -> None:
         """Masters take the values of the parameters, which the program has loaded. Collective."""

@@ -139,7 +139,8 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
             self.tput_timer.start()
         return super().forward(*args, **kwargs)
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor, retain_graph: bool = False) -> torch.Tensor:
+        """As ZeroEngine's; a graph that is retained needs nothing of it."""
         with deepspeeds_errors():
             return super().scale(loss)
 
@@ -374,7 +375,7 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
 
 def _check_offload_states(engine: Any, include: Container[Any] | None, device: Any) -> None:
-    """What DeepSpeed refuses, and what zerorun does not have: states of GPUs stay there."""
+    """Raises for what DeepSpeed refuses, and for GPUs, whose states stay there."""
     known = {kind.value for kind in OffloadStateTypeEnum}
     unknown = [kind for kind in include or () if getattr(kind, "value", kind) not in known]
     if unknown:

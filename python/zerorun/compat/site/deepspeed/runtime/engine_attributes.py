@@ -1,4 +1,4 @@
-"""What scripts read of DeepSpeed's engine without calling it."""
+"""Attributes of DeepSpeed's engine that scripts read."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What depends on PyTorch's version, which zerorun's is new enough for."""
+"""Questions about PyTorch's version, which is new enough for all of DeepSpeed's."""
 
 from collections.abc import Callable
 from typing import Any

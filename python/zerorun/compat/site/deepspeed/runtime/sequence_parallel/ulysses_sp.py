@@ -48,6 +48,11 @@ class UlyssesSPAttentionHF(torch.nn.Module):
         super().__init__()
         self.attn = attn
         self.process_group = process_group
+        self.world_size = torch.distributed.get_world_size(process_group)
+        self.sp_rank = torch.distributed.get_rank(process_group)
+        self.attn_head_count, self.global_kv_head_count = attn_head_count, kv_head_count
+        self.attn_head_size, self.num_hidden_layers = attn_head_size, num_hidden_layers
+        _check_heads(attn_head_count, kv_head_count, self.world_size)
         self._shared = sequence.SharedAttention(
             attn,
             getattr(attn, "__name__", ""),
@@ -94,6 +99,19 @@ class UlyssesSPAttentionHF(torch.nn.Module):
             config, core_attn_implementation, tokens=tokens, disable_in_eval=disable_in_eval
         )
         return parallel_state_sp
+
+
+def _check_heads(heads: int, kv_heads: int, ranks: int) -> None:
+    """Raises ConfigError for heads that the ranks cannot divide among them."""
+    if heads % ranks:
+        raise zerorun.ConfigError(
+            f"attention head count {heads} is not divisible by the {ranks} ranks of a sequence"
+        )
+    if kv_heads % ranks and ranks % kv_heads:
+        raise zerorun.ConfigError(
+            f"KV attention head count {kv_heads} does not divide the {ranks} ranks of a sequence, "
+            "nor they it"
+        )
 
 
 def _config_of(model: Any, implementation: str) -> Any:

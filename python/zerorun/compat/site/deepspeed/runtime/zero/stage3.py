@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from zerorun.zero import GatheredParameters
 
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
@@ -24,6 +25,11 @@ __all__ = [
 
 class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
     """The optimizer that initialize returns at stage 3."""
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
+        """As flat_masters(), one for each parameter group."""
+        return self.flat_masters()
 
 
 @contextlib.contextmanager

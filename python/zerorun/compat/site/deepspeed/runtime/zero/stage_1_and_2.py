@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 from deepspeed.runtime.zero.memory_needs import estimate_all_cold
 from deepspeed.runtime.zero.memory_needs import (
@@ -17,6 +19,11 @@ __all__ = [
 
 class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
     """The optimizer that initialize returns at stages 1 and 2."""
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
+        """As flat_masters(), one for each parameter group."""
+        return self.flat_masters()
 
 
 def estimate_zero2_model_states_mem_needs_all_cold(

@@ -1,0 +1,145 @@
+"""What programs read of DeepSpeed's ZeRO optimizers: flat masters, states, groups, norm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
+
+from cases.compat import start
+from cases.models import (
+    WORLD_SIZE,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    raises,
+    train,
+)
+
+
+def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:
+    names = {3: "fp32_partitioned_groups_flat"}
+    return getattr(optimizer, names.get(stage, "single_partition_of_fp32_groups"))
+
+
+def case_masters_of_a_group_are_one_flat_tensor(_folder: Path) -> None:
+    total = sum(p.numel() for p in make().parameters())
+    for stage in (1, 2, 3):
+        for bf16 in (False, True):
+            engine, optimizer, *_ = start(stage, bf16={"enabled": bf16})
+            (flat,) = flat_of(optimizer, stage)
+            before = flat.clone()
+            parts = [safe_get_local_fp32_param(p) for p in engine.module.parameters()]
+            assert torch.equal(flat, torch.cat(parts))
+            assert flat.dtype == torch.float32
+            all_numels = mean(torch.tensor(float(flat.numel())), engine) * WORLD_SIZE
+            assert all_numels == total
+            train(engine, 1)
+            (again,) = flat_of(optimizer, stage)
+            assert again is flat  # programs compare, and look states up with it
+            assert flat.numel() == 0 or not torch.equal(before, flat)
+            engine.destroy()
+
+
+def case_flat_masters_refuse_what_would_not_reach_zeroruns(_folder: Path) -> None:
+    engine, optimizer, *_ = start(3)
+    (flat,) = flat_of(optimizer, 3)
+    value = flat.sum()
+    for change in (
+        flat.zero_,
+        lambda: flat.data.mul_(2.0),
+        lambda: flat[:2].fill_(1.0),
+        lambda: flat.view(-1).copy_(torch.zeros_like(flat)),
+        lambda: flat.__setitem__(0, 1.0),
+        lambda: setattr(flat, "data", torch.zeros_like(flat)),
+    ):
+        raises(NotImplementedError, "safe_set_full_fp32_param", change)
+    assert torch.equal(flat.sum(), value)
+    assert (flat * 2).add_(1.0).shape == flat.shape  # what is computed from it is free
+    engine.destroy()
+
+
+def case_states_by_parameter_and_by_flat_masters(_folder: Path) -> None:
+    for stage in (1, 3):
+        engine, optimizer, *_ = start(stage)
+        (flat,) = flat_of(optimizer, stage)
+        assert optimizer.optimizer.state[flat] == {}
+        train(engine, 2)
+        states = optimizer.optimizer.state[flat]
+        parameters = list(engine.module.parameters())
+        for name in ("exp_avg", "exp_avg_sq"):
+            parts = [safe_get_local_optimizer_state(p, name) for p in parameters]
+            assert torch.equal(states[name], torch.cat(parts))
+        assert states["step"] == engine.global_steps == 2
+        assert all(optimizer.state[p]["step"] == 2 for p in parameters)
+        engine.destroy()
+
+
+def case_groups_norm_and_what_is_not_there(_folder: Path) -> None:
+    engine, optimizer, *_ = start(3)
+    parameters = list(engine.module.parameters())
+    assert [list(map(id, group)) for group in optimizer.fp16_groups] == [list(map(id, parameters))]
+    train(engine, 1)
+    assert optimizer._global_grad_norm == engine.get_global_grad_norm() > 0
+    raises(AttributeError, "zerorun's optimizer", lambda: optimizer.reduce_bucket)
+    assert not hasattr(optimizer, "train")  # of schedule-free optimizers
+    engine.destroy()
+
+
+def case_a_schedule_without_its_optimizer_is_deepspeeds_error(_folder: Path) -> None:
+    from torch.optim.lr_scheduler import LambdaLR
+
+    model = make()
+    schedule = LambdaLR(torch.optim.AdamW(model.parameters()), lambda epoch: 1.0)
+    settings = config(1, optimizer={"type": "AdamW"})
+    raises(
+        AssertionError,
+        "give that optimizer too",
+        lambda: deepspeed.initialize(model=model, lr_scheduler=schedule, config=settings),
+    )
+
+
+def case_skip_init_under_zero_init(_folder: Path) -> None:
+    """torch.nn.utils.skip_init makes a module without memory, then gives it some."""
+
+    class Inner(torch.nn.Module):
+        def __init__(self, width: int, device: torch.device | None = None) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(width, width, device=device)
+
+    with deepspeed.zero.Init():
+        module = torch.nn.utils.skip_init(Inner, 6)
+        module.linear.weight.data  # noqa: B018 - empty, and no error
+    assert module.linear.weight.numel() == 0
+    assert module.linear.weight.ds_shape == (6, 6)
+    assert module.linear.weight.ds_tensor.numel() == -(-36 // WORLD_SIZE)
+    with deepspeed.zero.GatheredParameters(module.linear.weight):
+        assert module.linear.weight.shape == (6, 6)
+    plain = torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)
+    assert plain.weight.numel() == 4
+
+
+def case_scale_takes_the_argument_of_newer_deepspeeds(_folder: Path) -> None:
+    engine, *_ = start(2)
+    loss = loss_of(engine, part_of(batch_of(0)))
+    assert torch.equal(engine.scale(loss, retain_graph=True), loss)
+    engine.backward(loss)
+    engine.step()
+    engine.destroy()
+
+
+def case_which_adam_the_configuration_made(_folder: Path) -> None:
+    from deepspeed.ops.adam import FusedAdam
+
+    for mode in (True, False):
+        params = {"lr": 1e-3, "adam_w_mode": mode}
+        engine, optimizer, *_ = start(2, optimizer={"type": "Adam", "params": params})
+        for each in (optimizer, optimizer.optimizer):
+            assert isinstance(each, FusedAdam)
+            assert each.adam_w_mode is mode
+        engine.destroy()

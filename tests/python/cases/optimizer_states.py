@@ -1,0 +1,149 @@
+"""``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import zerorun
+from torch import nn
+
+from cases.models import (
+    STAGES,
+    WORLD_SIZE,
+    adamw,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    raises,
+    train,
+)
+
+Maker = Callable[[nn.Module], torch.optim.Optimizer]
+STEPS = 3
+
+
+def reference(make_optimizer: Maker) -> list[dict[str, torch.Tensor]]:
+    """The states of one process that trains with torch alone, parameter by parameter."""
+    model = make()
+    optimizer = make_optimizer(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch_of(step)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return [optimizer.state[parameter] for parameter in model.parameters()]
+
+
+def whole(engine: zerorun.ZeroEngine, part: torch.Tensor) -> torch.Tensor:
+    """All ranks' parts of a state, one after the other. Collective."""
+    numels = torch.zeros(WORLD_SIZE, dtype=torch.int64)
+    numels[engine.communicator.rank] = part.numel()
+    engine.communicator.all_reduce(numels, "sum", "numbers of elements")
+    begin = int(numels[: engine.communicator.rank].sum())
+    full = torch.zeros(int(numels.sum()))
+    full[begin : begin + part.numel()] = part.flatten()
+    engine.communicator.all_reduce(full, "sum", "a state")
+    return full
+
+
+def check(make_optimizer: Maker, names: set[str]) -> None:
+    expected = reference(make_optimizer)
+    for stage in STAGES:
+        model = make()
+        basic = make_optimizer(model)
+        engine, optimizer, *_ = zerorun.initialize(model, basic, config=config(stage))
+        parameters = list(model.parameters())
+        assert not optimizer.state
+        assert optimizer.state[parameters[0]] == {}
+        train(engine, STEPS)
+        assert set(optimizer.state) == set(parameters)
+        for parameter, states in zip(parameters, expected, strict=True):
+            found = optimizer.state[parameter]
+            for name in sorted(names):
+                value = whole(engine, found.get(name, torch.empty(0)))
+                assert torch.allclose(value, states[name].view(value.shape), atol=1e-6), name
+            if "step" in found:  # it has elements on this rank
+                assert int(found["step"]) == STEPS
+        engine.destroy()
+
+
+def case_what_this_rank_keeps_by_parameter(_folder: Path) -> None:
+    check(adamw, {"exp_avg", "exp_avg_sq"})
+
+
+def case_states_of_an_optimizer_of_torchs(_folder: Path) -> None:
+    check(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9), {"momentum_buffer"})
+
+
+def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: Path) -> None:
+    for stage in STAGES:
+        model = make()
+        basic = adamw(model)
+        before = basic.state
+        engine, *_ = zerorun.initialize(model, basic, config=config(stage))
+        assert basic.state_dict()["state"] == {}
+        train(engine, 2)
+        saved = basic.state_dict()["state"]
+        assert set(saved) == set(range(len(list(model.parameters()))))
+        assert all(state["step"] == 2 for state in saved.values())
+        kept = sum(state["exp_avg"].numel() for state in saved.values())
+        full = sum(whole(engine, state["exp_avg"]).numel() for state in saved.values())
+        assert kept == full if WORLD_SIZE == 1 else kept < full
+        assert not copy.deepcopy(basic).state
+        engine.destroy()
+        assert basic.state is before
+        assert len(engine.optimizer.state) == 0
+
+
+def case_states_that_move_to_their_own_device_stay(_folder: Path) -> None:
+    """As Lightning moves them; others are an error that says how to set states."""
+    model = make()
+    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    train(engine, 1)
+    for parameter, states in optimizer.state.items():
+        optimizer.state[parameter] = {
+            key: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+            for key, value in states.items()
+        }
+    parameter = next(model.parameters())
+
+    def replace() -> None:
+        states = optimizer.state[parameter]
+        optimizer.state[parameter] = {k: v + 1 for k, v in states.items()}
+
+    if optimizer.state[parameter]["exp_avg"].numel():
+        raises(zerorun.ConfigError, "safe_set_full_optimizer_state", replace)
+    engine.destroy()
+
+
+def case_states_in_8_bits_are_values(_folder: Path) -> None:
+    settings = config(1, optimizer={"type": "AdamW8bit", "params": {"lr": 1e-2}})
+    model = make()
+    engine, optimizer, *_ = zerorun.initialize(model, config=settings)
+    train(engine, 2)
+    for states in optimizer.state.values():
+        assert set(states) == {"step", "exp_avg", "exp_avg_sq"}
+        assert states["exp_avg"].dtype == torch.float32
+        assert states["exp_avg"].shape == states["exp_avg_sq"].shape
+    engine.destroy()
+
+
+def case_a_scheduler_of_another_optimizer_is_an_error(_folder: Path) -> None:
+    model = make()
+    others = torch.optim.lr_scheduler.LambdaLR(adamw(make()), lambda epoch: 0.5)
+    for given in (adamw(model), None):
+        optimizer = {"optimizer": {"type": "AdamW"}} if given is None else {}
+        settings = config(1, **optimizer)
+        raises(
+            zerorun.ConfigError,
+            "an optimizer that is not this engine's",
+            lambda given=given, settings=settings: zerorun.initialize(
+                model, given, lr_scheduler=others, config=settings
+            ),
+        )
+    loss_of(model, part_of(batch_of(0))).backward()  # the model is as it was

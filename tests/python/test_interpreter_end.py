@@ -1,0 +1,61 @@
+"""The end of a program that has an engine."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from ranks import environment
+
+PROGRAM = """
+import sys
+import torch, zerorun
+
+class Held:
+    '''In a cycle, as trainers and their callbacks are.'''
+
+    def __init__(self):
+        self.own = self
+        self.file = open(sys.argv[1], "w")
+        self.file.write("what it has written")
+
+    def __del__(self):
+        print("taken apart")
+
+held = Held()
+zerorun.shard(torch.nn.Linear(2, 2), stage=1)
+if sys.argv[2] == "interrupted":
+    raise KeyboardInterrupt
+"""
+
+
+def run(build: Path, folder: Path, how: str) -> subprocess.CompletedProcess[str]:
+    script, written = folder / "program.py", folder / "written.txt"
+    script.write_text(PROGRAM)
+    result = subprocess.run(
+        [sys.executable, str(script), str(written), how],
+        env=environment(build),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert written.read_text() == "what it has written", result.stderr
+    return result
+
+
+def test_an_interrupted_program_is_not_taken_apart_but_its_files_are_written(
+    build: Path, tmp_path: Path
+) -> None:
+    """Which takes PyTorch's modules a second of a core."""
+    result = run(build, tmp_path, "interrupted")
+    assert result.returncode in {-signal.SIGINT, 128 + signal.SIGINT}, result.stderr
+    assert "KeyboardInterrupt" in result.stderr
+    assert "taken apart" not in result.stdout
+
+
+def test_a_program_that_ends_is_taken_apart_as_without_an_engine(
+    build: Path, tmp_path: Path
+) -> None:
+    result = run(build, tmp_path, "ends")
+    assert result.returncode == 0, result.stderr
+    assert "taken apart" in result.stdout
