@@ -219,6 +219,9 @@ def main(arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
     """The files or folders that were written."""
+    given = options.source if options.command == "import" else options.directory
+    if not os.path.isdir(given):
+        raise _C.ConfigError(f"{given}: no such folder")
     if options.command == "import":
         made = import_checkpoint(
             options.source,

@@ -98,9 +98,10 @@ void Run::describe() {
                   name_of(config.precision.param_dtype),
                   options_.model.empty() ? "a GPT-2" : options_.model,
                   static_cast<double>(parameter_count(setup_.model)) / 1e6));
-  say(fmt::format("data: {}, {} tokens; a step: {} ranks x {} x {} sequences of {}",
+  say(fmt::format("data: {}, {} tokens; a step: {} rank{} x {} x {} sequences of {}",
                   setup_.data_description, setup_.corpus->size(), batch.world_size,
-                  batch.accumulation_steps, batch.micro_batch, batch.seq_len));
+                  batch.world_size == 1 ? "" : "s", batch.accumulation_steps, batch.micro_batch,
+                  batch.seq_len));
   if (trainer_.position().step > 0) {
     say(fmt::format("resumed from {} after step {}", options_.resume, trainer_.position().step));
   }
