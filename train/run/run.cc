@@ -184,8 +184,22 @@ void Run::after_step(const StepReport& report) {
     const double loss = trainer_.evaluate();
     say(fmt::format("step {}: evaluation loss {:.4f}", report.step, loss));
   }
-  if (saver_) saver_->poll();  // throws the error of a save that has failed
-  if (due(options_.save_every) && report.step < options_.steps) save();
+  save_when_due(report.step);
+}
+
+// Beside the training, a save that falls due while the one before is still being written is put off
+// to the first step after that, and stands for those that fall due meanwhile. What keep_every keeps
+// is saved at its own step, for which the training waits.
+void Run::save_when_due(int64_t step) {
+  const auto is_multiple = [step](int64_t of) { return of > 0 && step % of == 0; };
+  const bool is_free = !saver_ || saver_->poll();  // throws the error of a save that has failed
+  if (step == options_.steps) return;              // finish() saves
+  const bool is_due = is_multiple(options_.save_every);
+  saves_due_ += is_due ? 1 : 0;
+  if (!is_due && !is_save_put_off_) return;
+  if (is_free || (is_due && is_multiple(options_.keep_every))) return save();
+  saves_put_off_ += is_due ? 1 : 0;
+  is_save_put_off_ = true;
 }
 
 // A file that cannot be written does not end the run, which is worth more.
@@ -216,6 +230,7 @@ void Run::save() {
   const double begin = steady_seconds();
   save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
   saving_ms_ += 1e3 * (steady_seconds() - begin);
+  is_save_put_off_ = false;
   saved_step_ = trainer_.position().step;
 }
 
@@ -223,6 +238,10 @@ void Run::save_model() {
   save();
   write_hf_weights(options_.save, trainer_.engine(), comm_);
   if (saver_) saver_->wait();
+  if (saves_put_off_ == 0) return;
+  say(fmt::format("{} of {} checkpoints were put off to a later step: the one before was still "
+                  "being written",
+                  saves_put_off_, saves_due_));
 }
 
 void Run::finish() {

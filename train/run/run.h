@@ -44,6 +44,7 @@ class Run {
   void write_metrics(const std::function<void()>& write);
   // `work` returns a line about the timeline's file, or "".
   void trace(const std::function<std::string(Timeline&)>& work);
+  void save_when_due(int64_t step);
   void save();
   void save_model();
   void sample();
@@ -63,6 +64,9 @@ class Run {
   std::optional<RankFigures> figures_;  // for them
   std::optional<Progress> progress_;    // rank 0
   int64_t saved_step_ = -1;
+  int64_t saves_due_ = 0;
+  int64_t saves_put_off_ = 0;
+  bool is_save_put_off_ = false;  // until the one before is written
   double saving_ms_ = 0.0;   // since the last step
   bool has_config_ = false;  // the --save folder has this run's config.json
 };
