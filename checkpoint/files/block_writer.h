@@ -31,9 +31,9 @@ class BlockWriter {
 
   // Copies the bytes. Best in the order of the file. Throws IoError, also of blocks before.
   void write(uint64_t offset, std::span<const std::byte> bytes);
-  // The same for bytes that stay as they are until flush() or finish() returns: those of whole pages
-  // are not copied where their addresses suit the disk. What follows them in the file and in memory
-  // joins them.
+  // The same for bytes that stay as they are until flush() or finish() returns: those of whole
+  // pages are not copied where their addresses suit the disk. What follows them in the file and in
+  // memory joins them.
   void write_in_place(uint64_t offset, std::span<const std::byte> bytes);
   // Returns when bytes that were given in place are the caller's again.
   void flush();
@@ -67,9 +67,9 @@ class BlockWriter {
   const bool has_threads_;
   std::atomic<bool> is_direct_;
   std::atomic<bool> is_in_place_ = true;  // directly, from memory that begins within a page
-  std::span<const std::byte> run_;  // given in place, and not started
-  uint64_t run_begin_ = 0;          // in the file: a page's
-  uint64_t begin_ = 0;  // of the current copied block, in the file
+  std::span<const std::byte> run_;        // given in place, and not started
+  uint64_t run_begin_ = 0;                // in the file: a page's
+  uint64_t begin_ = 0;                    // of the current copied block, in the file
   size_t filled_ = 0;
   size_t slot_ = 0;
   std::array<Slot, kSlots> slots_;  // last: its threads use the others

@@ -15,6 +15,7 @@
 #include "checkpoint/saving/commit.h"
 #include "checkpoint/saving/shard_writer.h"
 #include "core/check.h"
+#include "device/drain.h"
 
 namespace zerorun {
 
@@ -70,8 +71,22 @@ void BackgroundSave::cancel() {
   cancelled_.notify_all();
 }
 
+// The copies of a GPU follow each other without the host's help: the thread that writes waits for
+// each.
 void BackgroundSave::take_snapshot(Device& device) {
-  save_.plan.read([&](size_t tensor, TensorView data, bool) {
+  Stream& stream = device.inline_stream();
+  try {
+    copy_states(device, stream);
+  } catch (...) {
+    drain(stream);  // the next save uses the memory
+    throw;
+  }
+  stream.synchronize();
+  queue_.finish();
+}
+
+void BackgroundSave::copy_states(Device& device, Stream& stream) {
+  save_.plan.read([&](size_t tensor, TensorView data, bool on_host) {
     const auto element = static_cast<int64_t>(size_of(data.dtype));
     const uint64_t place = save_.plan.tensors()[tensor].begin;
     for (int64_t begin = 0; begin < data.numel;) {
@@ -80,13 +95,12 @@ void BackgroundSave::take_snapshot(Device& device) {
       const auto room = queue_.reserve(std::min(left, kPieceNbytes), place + offset);
       if (room.empty()) return;  // the thread has failed, and says why
       const int64_t numel = static_cast<int64_t>(room.size()) / element;
-      device.download(device.inline_stream(), data.slice(begin, numel), room.data());
-      device.inline_stream().synchronize();
-      queue_.push({tensor, offset, room});
+      device.download(stream, data.slice(begin, numel), room.data());
+      queue_.push({tensor, offset, room, stream.record()});
       begin += numel;
     }
+    if (on_host) stream.synchronize();  // it is there during the call only
   });
-  queue_.finish();
 }
 
 void BackgroundSave::run() noexcept {
@@ -124,6 +138,7 @@ void BackgroundSave::write_file() {
     ShardWriter writer(unfinished(path), save_.plan.tensors());
     for (auto pieces = queue_.take(); !pieces.empty(); pieces = queue_.take()) {
       for (const SnapshotQueue::Piece& piece : pieces) {
+        piece.copied.synchronize();
         writer.write_in_place(piece.tensor, piece.offset, piece.bytes);
       }
       writer.flush();

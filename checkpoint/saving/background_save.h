@@ -17,10 +17,10 @@
 
 namespace zerorun {
 
-// One save whose files are written by a thread beside the training, on each rank. A rank's file gets its
-// name when it is complete, by which rank 0's thread knows that it may commit; so neither needs the
-// communicator, which belongs to the training. Where ranks do not see each other's files, the
-// training commits.
+// One save whose files are written by a thread beside the training, on each rank. A rank's file
+// gets its name when it is complete, by which rank 0's thread knows that it may commit; so neither
+// needs the communicator, which belongs to the training. Where ranks do not see each other's files,
+// the training commits.
 class BackgroundSave {
  public:
   struct Job {
@@ -62,6 +62,7 @@ class BackgroundSave {
   void cancel();
 
  private:
+  void copy_states(Device& device, Stream& stream);
   void run() noexcept;
   void write_file();
   void commit();

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "zerorun/device.h"
+
 namespace zerorun {
 
 // Pieces of tensors on their way from the thread that copies them to the one that writes them, in
@@ -20,6 +22,7 @@ class SnapshotQueue {
     size_t tensor = 0;
     uint64_t offset = 0;  // within the tensor
     std::span<const std::byte> bytes;
+    Event copied{};  // they are there from then on
   };
   // A piece begins in memory where it does in the file, but for a multiple of this, as disks ask of
   // memory that they take directly. Pieces that come in the file's order lie side by side.
@@ -62,11 +65,11 @@ class SnapshotQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Stored> pieces_;
-  size_t taken_ = 0;      // of them
-  uint64_t begin_ = 0;    // of the oldest piece; positions count on and on
-  uint64_t end_ = 0;      // of the last one
+  size_t taken_ = 0;       // of them
+  uint64_t begin_ = 0;     // of the oldest piece; positions count on and on
+  uint64_t end_ = 0;       // of the last one
   uint64_t reserved_ = 0;  // where the next one begins
-  bool drains_ = false;   // the second thread's turn has come
+  bool drains_ = false;    // the second thread's turn has come
   bool finished_ = false;
   bool closed_ = false;
 };

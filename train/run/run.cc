@@ -239,7 +239,8 @@ void Run::save_model() {
   write_hf_weights(options_.save, trainer_.engine(), comm_);
   if (saver_) saver_->wait();
   if (saves_put_off_ == 0) return;
-  say(fmt::format("{} of {} checkpoints were put off to a later step: the one before was still "
+  say(
+      fmt::format("{} of {} checkpoints were put off to a later step: the one before was still "
                   "being written",
                   saves_put_off_, saves_due_));
 }

@@ -67,8 +67,8 @@ class Run {
   int64_t saves_due_ = 0;
   int64_t saves_put_off_ = 0;
   bool is_save_put_off_ = false;  // until the one before is written
-  double saving_ms_ = 0.0;   // since the last step
-  bool has_config_ = false;  // the --save folder has this run's config.json
+  double saving_ms_ = 0.0;        // since the last step
+  bool has_config_ = false;       // the --save folder has this run's config.json
 };
 
 }  // namespace zerorun::train
