@@ -32,6 +32,13 @@ class Run {
   void finish();
 
  private:
+  struct Saves {
+    int64_t step = -1;  // of the last one
+    int64_t due = 0;
+    int64_t put_off = 0;
+    bool is_waiting = false;  // one that was put off, until the one before is written
+  };
+
   void say(const std::string& text);
   void prepare_saves();
   void describe();
@@ -63,12 +70,9 @@ class Run {
   std::optional<Metrics> metrics_;
   std::optional<RankFigures> figures_;  // for them
   std::optional<Progress> progress_;    // rank 0
-  int64_t saved_step_ = -1;
-  int64_t saves_due_ = 0;
-  int64_t saves_put_off_ = 0;
-  bool is_save_put_off_ = false;  // until the one before is written
-  double saving_ms_ = 0.0;        // since the last step
-  bool has_config_ = false;       // the --save folder has this run's config.json
+  Saves saves_;
+  double saving_ms_ = 0.0;   // since the last step
+  bool has_config_ = false;  // the --save folder has this run's config.json
 };
 
 }  // namespace zerorun::train
