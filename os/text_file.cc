@@ -1,6 +1,9 @@
 #include "os/text_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,9 +14,19 @@
 
 namespace zerorun {
 
+namespace {
+
+bool is_pipe(int descriptor) {
+  struct stat info = {};
+  return ::fstat(descriptor, &info) == 0 && S_ISFIFO(info.st_mode);
+}
+
+}  // namespace
+
+// O_NONBLOCK: opening a pipe that nobody writes to would wait for a writer.
 int try_read_text(const std::filesystem::path& path, uint64_t limit, std::string& text) {
   text.clear();
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return errno;
   constexpr uint64_t kBlock = 64 << 10;
   while (text.size() <= limit) {
@@ -22,8 +35,13 @@ int try_read_text(const std::filesystem::path& path, uint64_t limit, std::string
     const ssize_t count = ::read(file.get(), text.data() + before, text.size() - before);
     const int error = count < 0 ? errno : 0;
     text.resize(before + static_cast<size_t>(std::max<ssize_t>(count, 0)));
-    if (count == 0) return 0;
-    if (error != 0 && error != EINTR) return error;
+    if (count == 0) return text.empty() && is_pipe(file.get()) ? ENODATA : 0;
+    if (error == EAGAIN) {  // a pipe with a writer who has more
+      pollfd wanted{.fd = file.get(), .events = POLLIN, .revents = 0};
+      ::poll(&wanted, 1, -1);
+    } else if (error != 0 && error != EINTR) {
+      return error;
+    }
   }
   return EFBIG;
 }

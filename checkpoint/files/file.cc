@@ -137,6 +137,10 @@ void File::start_read(uint64_t offset, uint64_t nbytes) const noexcept {
                   POSIX_FADV_WILLNEED);
 }
 
+void File::drop_cache() const noexcept {
+  ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_DONTNEED);
+}
+
 void write_text(const std::filesystem::path& path, const std::string& text) {
   File file = File::create(path);
   file.write(0, std::as_bytes(std::span(text)));

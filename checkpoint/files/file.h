@@ -10,6 +10,9 @@
 
 namespace zerorun {
 
+// Most disks ask of memory that it begins at a multiple of this, for direct transfers.
+inline constexpr size_t kMemoryAlignment = 512;
+
 // An open file. Every error is an IoError that names the path, what was tried and the system's
 // reason.
 class File {
@@ -28,8 +31,8 @@ class File {
   void write(uint64_t offset, std::span<const std::byte> bytes);
   // Bytes read: fewer than asked for only at the end of the file.
   size_t read(uint64_t offset, std::span<std::byte> out) const;
-  // From now on reads whose address, size and offset are multiples of kDirectAlignment go past the
-  // system's cache, where the file system lets them.
+  // From now on reads of whole pages of the file, into memory that begins at a multiple of
+  // kMemoryAlignment, go past the system's cache, where the file system lets them.
   void go_past_cache() noexcept;
   // Returns when everything written is on the device.
   void sync();
@@ -37,6 +40,8 @@ class File {
   void start_sync(uint64_t offset, uint64_t nbytes) noexcept;
   // Asks the system to start reading this into its cache, without waiting.
   void start_read(uint64_t offset, uint64_t nbytes) const noexcept;
+  // Asks the system to give the memory back in which it keeps this file.
+  void drop_cache() const noexcept;
 
  private:
   File(std::filesystem::path path, int flags);

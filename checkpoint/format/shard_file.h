@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -44,6 +45,8 @@ class ShardPlan {
   uint64_t nbytes() const { return nbytes_; }  // of the file
   // As they lie in the file, without hashes.
   const std::vector<HashedTensor>& tensors() const { return tensors_; }
+  // True if read() calls with the tensors as they lie in the file.
+  bool is_read_in_order() const { return std::is_sorted(places_.begin(), places_.end()); }
   // Calls use(tensor, data, on_host) once for each of the tensors, in any order. `data` is in
   // memory of the host if that says so, and then only during the call; else in the engine's device.
   using Use = std::function<void(size_t tensor, TensorView data, bool on_host)>;

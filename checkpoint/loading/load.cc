@@ -80,7 +80,7 @@ class Load {
   void add(const Place& place);
   std::vector<const Record*> records(bool on_host) const;
   void copy(const RecordCopy& transfer, const Place& place);
-  void copy_pieces();
+  void copy_pieces(std::vector<Piece>& pieces);
 
   EngineStates& engine_;
   CheckpointReader checkpoint_;
@@ -90,8 +90,9 @@ class Load {
   bool is_shared_ = false;
   StagedRecords staged_;
   DeviceCopies copies_;
-  std::deque<StagedRecords::Source> sources_;  // of the interval that is copied
-  std::vector<Piece> pieces_;                  // of it
+  std::deque<StagedRecords::Source> sources_;
+  std::vector<Piece> staged_pieces_;    // of the interval that is copied: offloaded, or a GPU's
+  std::vector<Piece> resident_pieces_;  // of all: the more there are, the busier are the threads
   Workers workers_{kReadingThreads};
 };
 
@@ -181,21 +182,28 @@ void Load::read(ReadPath path, int ranks) {
 void Load::copy(const RecordCopy& transfer, const Place& place) {
   const TensorView to = place.tensor.slice(transfer.begin, transfer.numel);
   const StagedRecords::Source& source = sources_.emplace_back(staged_.source(*transfer.record));
+  const bool is_host = engine_.device().is_host();
+  std::vector<Piece>& pieces = is_host && !place.on_host ? resident_pieces_ : staged_pieces_;
   copies_.upload(to, place.on_host, [&](uint64_t at, std::span<std::byte> all) {
-    for (size_t done = 0; done < all.size(); done += kReadNbytes) {
-      pieces_.push_back({&source, transfer.offset + at + done,
-                         all.subspan(done, std::min(kReadNbytes, all.size() - done))});
+    while (!all.empty()) {
+      const uint64_t offset = transfer.offset + at;
+      // Up to a page of the file, so that whole pages can be read into place.
+      const uint64_t end = (transfer.record->offset + offset) % kReadNbytes;
+      const auto out = all.first(std::min<size_t>(all.size(), kReadNbytes - end));
+      pieces.push_back({&source, offset, out});
+      at += out.size();
+      all = all.subspan(out.size());
     }
-    if (!place.on_host && !engine_.device().is_host()) copy_pieces();
+    if (!place.on_host && !is_host) copy_pieces(pieces);
   });
 }
 
-void Load::copy_pieces() {
-  workers_.each(pieces_.size(), [&](size_t i) {
-    const Piece& piece = pieces_[i];
+void Load::copy_pieces(std::vector<Piece>& pieces) {
+  workers_.each(pieces.size(), [&](size_t i) {
+    const Piece& piece = pieces[i];
     (*piece.source)(piece.offset, piece.out);
   });
-  pieces_.clear();
+  pieces.clear();
 }
 
 void Load::apply() {
@@ -209,10 +217,8 @@ void Load::apply() {
         }
         ++tensor;
       },
-      [&] {
-        copy_pieces();
-        sources_.clear();
-      });
+      [&] { copy_pieces(staged_pieces_); });
+  copy_pieces(resident_pieces_);
   copies_.finish();
   staged_.clear();
   const Manifest& saved = checkpoint_.manifest();

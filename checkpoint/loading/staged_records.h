@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -17,7 +16,8 @@ namespace zerorun {
 
 // What a rank loads, between the disk and its place: all of it is checked before any of it is used.
 // As far as there is room, and memory comes faster than the disk, it waits in memory of the host;
-// the rest is only checked, and read again.
+// the rest is only checked, and read again: what is not to be kept from the system's cache, where
+// there is room for all of it.
 class StagedRecords {
  public:
   using Record = CheckpointReader::Record;
@@ -43,15 +43,16 @@ class StagedRecords {
   void clear();
 
  private:
+  const File& file_of(int shard);
   void read_again(const File& file, const Record& record, uint64_t offset,
                   std::span<std::byte> out);
 
   const CheckpointReader& checkpoint_;
-  ReadPath path_ = ReadPath::cached;
+  ReadPath again_ = ReadPath::cached;  // the way in which records are read again
+  bool caches_ = false;                // and are in the cache for that alone
   std::vector<Buffer> memory_;
   std::unordered_map<const Record*, const std::byte*> places_;  // of the first byte of each
-  std::shared_ptr<const File> file_;                            // the last one that was read again
-  int shard_ = -1;
+  std::unordered_map<int, const File> files_;                   // by shard: those read again
   ReadBlocks blocks_;
 };
 

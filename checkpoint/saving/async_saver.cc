@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/saving/background_save.h"
@@ -14,13 +15,15 @@
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "device/cpu/cpu_stream.h"
+#include "os/thread_priority.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
 
 namespace {
 
-// Bytes of this rank's part that lie on its device, as pieces of a queue.
+// Bytes of this rank's part that lie on its device, at most, as pieces of a queue.
 uint64_t resident_nbytes(EngineStates& engine) {
   uint64_t nbytes = 0;
   const auto specs = engine.parameters();
@@ -37,13 +40,15 @@ uint64_t resident_nbytes(EngineStates& engine) {
   return nbytes;
 }
 
-// All pieces of this rank's part side by side.
+// All pieces of this rank's part side by side: in the order of the file without gaps, if that is
+// the order in which they come.
 uint64_t whole_nbytes(EngineStates& engine) {
   const ShardPlan plan(engine);
+  const std::vector<HashedTensor>& tensors = plan.tensors();
+  if (tensors.empty()) return 0;
+  if (plan.is_read_in_order()) return tensors.back().end() - tensors.front().begin;
   uint64_t nbytes = 0;
-  for (const HashedTensor& tensor : plan.tensors()) {
-    nbytes += SnapshotQueue::memory_for(tensor.nbytes);
-  }
+  for (const HashedTensor& tensor : tensors) nbytes += SnapshotQueue::memory_for(tensor.nbytes);
   return nbytes;
 }
 
@@ -75,7 +80,8 @@ uint64_t snapshot_nbytes(EngineStates& engine, uint64_t asked) {
   const uint64_t whole = whole_nbytes(engine);
   const uint64_t wanted = asked > 0 ? asked : std::max(resident_nbytes(engine), kMinSnapshotNbytes);
   const uint64_t enough = std::min(whole, wanted);
-  return std::max<uint64_t>(SnapshotQueue::memory_for(enough), SnapshotQueue::kAlignment);
+  constexpr uint64_t kUnit = SnapshotQueue::kAlignment;
+  return std::max((enough + kUnit - 1) / kUnit * kUnit, kUnit);
 }
 
 struct AsyncSaver::Impl {
@@ -85,15 +91,19 @@ struct AsyncSaver::Impl {
     memory = states.device().allocate_pinned(nbytes);
     // The kernel gives pages when they are first written, which the first save would wait for.
     std::memset(memory.data(), 0, nbytes);
+    thread->submit([] { lower_thread_priority(); });
   }
 
   void finish();
   void finish_alone();
+  // All ranks have written, and rank 0 has committed.
+  void retire();
 
   EngineStates& engine;
   Communicator& comm;
   const AsyncOptions options;
   Buffer memory;
+  const std::unique_ptr<CpuStream> thread = make_worker_stream("zerorun-save");
   std::unique_ptr<BackgroundSave> save;
 };
 
@@ -108,6 +118,16 @@ void AsyncSaver::Impl::finish() {
     if (ending->needs_all()) ending->commit_together(engine, comm);
   } catch (...) {
     ending->discard();  // what a rank wrote after rank 0 had failed
+    throw;
+  }
+}
+
+void AsyncSaver::Impl::retire() {
+  const std::unique_ptr<BackgroundSave> ended = std::move(save);
+  try {
+    if (ended && ended->needs_all()) ended->commit_together(engine, comm);
+  } catch (...) {
+    ended->discard();
     throw;
   }
 }
@@ -144,7 +164,7 @@ void AsyncSaver::save(const SaveOptions& options) {
   PreparedSave prepared = prepare_save(impl_->engine, impl_->comm, options);
   impl_->save = std::make_unique<BackgroundSave>(
       std::move(prepared), make_job(options, agreement, impl_->options.peer_timeout),
-      std::span(impl_->memory.data(), impl_->memory.nbytes()));
+      BackgroundSave::Resources{{impl_->memory.data(), impl_->memory.nbytes()}, *impl_->thread});
   try {
     agreement.run("save: snapshot", [&] { impl_->save->take_snapshot(impl_->engine.device()); });
   } catch (...) {
@@ -167,7 +187,7 @@ bool AsyncSaver::poll() {
   const int64_t order = own == State::failed ? 2 : own == State::saving ? 1 : 0;
   const int64_t worst = agreement.reduce(order, ReduceOp::max);
   if (worst == 1) return false;
-  impl_->finish();
+  worst == 0 ? impl_->retire() : impl_->finish();
   return true;
 }
 

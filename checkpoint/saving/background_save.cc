@@ -15,6 +15,7 @@
 #include "checkpoint/saving/commit.h"
 #include "checkpoint/saving/shard_writer.h"
 #include "core/check.h"
+#include "device/drain.h"
 
 namespace zerorun {
 
@@ -50,12 +51,17 @@ Manifest::ShardFile describe_file(const fs::path& path) {
 
 }  // namespace
 
-BackgroundSave::BackgroundSave(PreparedSave save, Job job, std::span<std::byte> memory)
-    : save_(std::move(save)), job_(std::move(job)), queue_(memory), thread_([this] { run(); }) {}
+BackgroundSave::BackgroundSave(PreparedSave save, Job job, Resources resources)
+    : save_(std::move(save)),
+      job_(std::move(job)),
+      queue_(resources.memory),
+      thread_(resources.thread) {
+  thread_.submit([this] { run(); });
+}
 
 BackgroundSave::~BackgroundSave() {
   cancel();
-  thread_.join();
+  thread_.synchronize();
 }
 
 void BackgroundSave::cancel() {
@@ -65,21 +71,36 @@ void BackgroundSave::cancel() {
   cancelled_.notify_all();
 }
 
+// The copies of a GPU follow each other without the host's help: the thread that writes waits for
+// each.
 void BackgroundSave::take_snapshot(Device& device) {
-  save_.plan.read([&](size_t tensor, TensorView data, bool) {
+  Stream& stream = device.inline_stream();
+  try {
+    copy_states(device, stream);
+  } catch (...) {
+    drain(stream);  // the next save uses the memory
+    throw;
+  }
+  stream.synchronize();
+  queue_.finish();
+}
+
+void BackgroundSave::copy_states(Device& device, Stream& stream) {
+  save_.plan.read([&](size_t tensor, TensorView data, bool on_host) {
     const auto element = static_cast<int64_t>(size_of(data.dtype));
+    const uint64_t place = save_.plan.tensors()[tensor].begin;
     for (int64_t begin = 0; begin < data.numel;) {
       const auto left = static_cast<size_t>((data.numel - begin) * element);
-      const std::span<std::byte> room = queue_.reserve(std::min(left, kPieceNbytes));
+      const auto offset = static_cast<uint64_t>(begin * element);
+      const auto room = queue_.reserve(std::min(left, kPieceNbytes), place + offset);
       if (room.empty()) return;  // the thread has failed, and says why
       const int64_t numel = static_cast<int64_t>(room.size()) / element;
-      device.download(device.inline_stream(), data.slice(begin, numel), room.data());
-      device.inline_stream().synchronize();
-      queue_.push({tensor, static_cast<uint64_t>(begin * element), room});
+      device.download(stream, data.slice(begin, numel), room.data());
+      queue_.push({tensor, offset, room, stream.record()});
       begin += numel;
     }
+    if (on_host) stream.synchronize();  // it is there during the call only
   });
-  queue_.finish();
 }
 
 void BackgroundSave::run() noexcept {
@@ -115,9 +136,13 @@ void BackgroundSave::write_file() {
   try {
     save_.folder.check_seen();
     ShardWriter writer(unfinished(path), save_.plan.tensors());
-    while (const auto piece = queue_.front()) {
-      writer.write(piece->tensor, piece->offset, piece->bytes);
-      queue_.pop();
+    for (auto pieces = queue_.take(); !pieces.empty(); pieces = queue_.take()) {
+      for (const SnapshotQueue::Piece& piece : pieces) {
+        piece.copied.synchronize();
+        writer.write_in_place(piece.tensor, piece.offset, piece.bytes);
+      }
+      writer.flush();
+      queue_.release();
     }
     {
       const std::scoped_lock lock(mutex_);

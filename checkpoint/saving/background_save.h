@@ -8,19 +8,19 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "checkpoint/saving/prepared_save.h"
 #include "checkpoint/saving/snapshot_queue.h"
+#include "device/cpu/cpu_stream.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {
 
-// One save whose files are written by a thread of its own, on each rank. A rank's file gets its
-// name when it is complete, by which rank 0's thread knows that it may commit; so neither needs the
-// communicator, which belongs to the training. Where ranks do not see each other's files, the
-// training commits.
+// One save whose files are written by a thread beside the training, on each rank. A rank's file
+// gets its name when it is complete, by which rank 0's thread knows that it may commit; so neither
+// needs the communicator, which belongs to the training. Where ranks do not see each other's files,
+// the training commits.
 class BackgroundSave {
  public:
   struct Job {
@@ -30,9 +30,13 @@ class BackgroundSave {
     std::vector<std::byte> buffer_bytes;
     std::chrono::milliseconds peer_timeout{};  // of rank 0, for the files of the others
   };
-  // `memory` holds the pieces of the snapshot and must outlive this.
-  BackgroundSave(PreparedSave save, Job job, std::span<std::byte> memory);
-  // Ends the thread; what is not committed by then is removed.
+  // Of all saves, one after the other; they must outlive this.
+  struct Resources {
+    std::span<std::byte> memory;  // of the pieces of the snapshot
+    CpuStream& thread;
+  };
+  BackgroundSave(PreparedSave save, Job job, Resources resources);
+  // Waits for the thread; what is not committed by then is removed.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -58,6 +62,7 @@ class BackgroundSave {
   void cancel();
 
  private:
+  void copy_states(Device& device, Stream& stream);
   void run() noexcept;
   void write_file();
   void commit();
@@ -74,7 +79,7 @@ class BackgroundSave {
   std::mutex mutex_;
   std::condition_variable cancelled_;
   bool is_cancelled_ = false;
-  std::thread thread_;
+  CpuStream& thread_;
 };
 
 }  // namespace zerorun

@@ -53,7 +53,6 @@ Manifest make_manifest(EngineStates& engine, const SaveOptions& options) {
       parameter.saved = parameter.trainable || !parameter.alias_of.empty();
     }
   }
-  encode_manifest(manifest);  // throws what it would throw after all data is written
   return manifest;
 }
 
@@ -65,29 +64,30 @@ PreparedSave prepare_save(EngineStates& engine, Communicator& comm, const SaveOp
   std::optional<Manifest> manifest;
   std::optional<ShardPlan> plan;
   std::string tag;
+  const bool is_first = agreement.rank() == 0;
   agreement.run("save: plan", [&] {
     check_options(options);
     tag = options.tag.empty() ? fmt::format("step{}", engine.progress().step_count) : options.tag;
     check_tag(tag);
     manifest.emplace(make_manifest(engine, options));
+    if (is_first) encode_manifest(*manifest);  // throws what it would throw after all is written
     plan.emplace(engine, [frozen_too = !options.exclude_frozen](const ParameterSpec& spec) {
       return frozen_too || spec.trainable;
     });
   });
-  const bool is_first = agreement.rank() == 0;
-  const auto id = agreement.broadcast(static_cast<int64_t>(is_first ? random_id() : 0));
   uint64_t own = plan->nbytes();
   if (is_first) {
     for (const NamedTensor& buffer : options.buffers) own += buffer.bytes.size();
   }
   Disks disks = options.node_local ? Disks(comm, stream, options.directory) : Disks(comm, stream);
   const int leader = disks.leader_of(agreement.rank());
-  const auto sizes = agreement.gather(std::vector<int64_t>{static_cast<int64_t>(own)});
+  const auto id = static_cast<int64_t>(is_first ? random_id() : 0);
+  const auto all = agreement.gather(std::vector<int64_t>{id, static_cast<int64_t>(own)});
   int64_t needed = 0;  // on this rank's disk
   for (int rank = 0; rank < agreement.world_size(); ++rank) {
-    if (disks.leader_of(rank) == leader) needed += sizes[static_cast<size_t>(rank)];
+    if (disks.leader_of(rank) == leader) needed += all[2 * static_cast<size_t>(rank) + 1];
   }
-  SaveFolder folder({options.directory, tag, static_cast<uint64_t>(id)},
+  SaveFolder folder({options.directory, tag, static_cast<uint64_t>(all.front())},
                     static_cast<uint64_t>(needed));
   agreement.run("save: make folder", [&] {
     if (disks.leads(agreement.rank())) folder.make();

@@ -10,11 +10,14 @@ namespace zerorun {
 
 namespace {
 
-// Copies this rank's part through a small buffer into its file.
+// Writes this rank's part into its file, through a small buffer where it is not in host memory.
 Manifest::ShardFile write_shard(EngineStates& engine, const PreparedSave& save, int rank) {
   ShardWriter writer(save.folder.shard(rank), save.plan.tensors());
   DeviceCopies copies(engine.device());
   save.plan.read([&](size_t tensor, TensorView data, bool on_host) {
+    if (!on_host && engine.device().is_host()) {  // it stays there until the next step
+      return writer.write_in_place(tensor, 0, {data.data, data.nbytes()});
+    }
     copies.download(data, on_host,
                     [&writer, tensor](uint64_t offset, std::span<const std::byte> bytes) {
                       writer.write(tensor, offset, bytes);

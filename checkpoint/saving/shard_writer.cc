@@ -22,24 +22,50 @@ ShardWriter::ShardWriter(const std::filesystem::path& path, std::vector<HashedTe
   for (HashedTensor& tensor : tensors_) tensor.hashes.assign(chunks_of(tensor.nbytes), 0);
 }
 
-void ShardWriter::write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) {
+HashedTensor& ShardWriter::next(size_t tensor, uint64_t offset, size_t nbytes) {
   HashedTensor& to = tensors_.at(tensor);
-  ZR_CHECK(offset == done_ && offset + bytes.size() <= to.nbytes, "bytes {} to {} of {}", offset,
-           offset + bytes.size(), to.name);
+  ZR_CHECK(offset == done_ && offset + nbytes <= to.nbytes, "bytes {} to {} of {}", offset,
+           offset + nbytes, to.name);
+  return to;
+}
+
+void ShardWriter::hash(HashedTensor& tensor, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const uint64_t chunk = done_ / kChunkNbytes;
-    const uint64_t chunk_end = std::min((chunk + 1) * kChunkNbytes, to.nbytes);
-    const auto part =
-        bytes.first(std::min<uint64_t>({bytes.size(), chunk_end - done_, kPartNbytes}));
+    const uint64_t chunk_end = std::min((chunk + 1) * kChunkNbytes, tensor.nbytes);
+    const auto part = bytes.first(std::min<uint64_t>(bytes.size(), chunk_end - done_));
     hash_.update(part);
-    file_.write(to.begin + done_, part);
     done_ += part.size();
     bytes = bytes.subspan(part.size());
     if (done_ < chunk_end) continue;
-    to.hashes[chunk] = hash_.value();
+    tensor.hashes[chunk] = hash_.value();
     hash_.reset();
   }
-  if (done_ == to.nbytes) done_ = 0;
+  if (done_ == tensor.nbytes) done_ = 0;
+}
+
+void ShardWriter::write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) {
+  HashedTensor& to = next(tensor, offset, bytes.size());
+  for (uint64_t at = to.begin + offset; !bytes.empty();) {
+    const auto part = bytes.first(std::min<uint64_t>(bytes.size(), kPartNbytes));
+    hash(to, part);
+    file_.write(at, part);
+    at += part.size();
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+// The disk has a block before it is hashed.
+void ShardWriter::write_in_place(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) {
+  HashedTensor& to = next(tensor, offset, bytes.size());
+  for (uint64_t at = to.begin + offset; !bytes.empty();) {
+    const uint64_t block = BlockWriter::kBlockNbytes - at % BlockWriter::kBlockNbytes;
+    const auto part = bytes.first(std::min<uint64_t>(bytes.size(), block));
+    file_.write_in_place(at, part);
+    hash(to, part);
+    at += part.size();
+    bytes = bytes.subspan(part.size());
+  }
 }
 
 Manifest::ShardFile ShardWriter::finish() {

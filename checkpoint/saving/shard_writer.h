@@ -22,10 +22,17 @@ class ShardWriter {
   // The tensor's bytes from `offset` on. The pieces of a tensor come in order and before those of
   // another.
   void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes);
+  // The same for bytes that stay as they are until flush() or finish() returns.
+  void write_in_place(size_t tensor, uint64_t offset, std::span<const std::byte> bytes);
+  void flush() { file_.flush(); }
   // Writes the header and brings all to the disk.
   Manifest::ShardFile finish();
 
  private:
+  // Checks that the bytes come next.
+  HashedTensor& next(size_t tensor, uint64_t offset, size_t nbytes);
+  void hash(HashedTensor& tensor, std::span<const std::byte> bytes);
+
   std::vector<HashedTensor> tensors_;
   BlockWriter file_;
   Hash hash_;          // of the current chunk

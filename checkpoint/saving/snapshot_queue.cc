@@ -4,21 +4,34 @@
 
 namespace zerorun {
 
-std::span<std::byte> SnapshotQueue::reserve(size_t wanted) {
+std::span<std::byte> SnapshotQueue::reserve(size_t wanted, uint64_t place) {
   std::unique_lock lock(mutex_);
-  if (end_ - begin_ == memory_.size()) start_draining();
-  changed_.wait(lock, [&] { return closed_ || end_ - begin_ < memory_.size(); });
-  if (closed_) return {};
-  const size_t place = end_ % memory_.size();
-  const size_t in_a_row = std::min(memory_.size() - place, memory_.size() - (end_ - begin_));
-  return memory_.subspan(place, std::min(wanted, in_a_row));
+  std::span<std::byte> found = room(wanted, place);
+  if (found.empty()) start_draining();
+  while (found.empty() && !closed_) {
+    changed_.wait(lock);
+    found = room(wanted, place);
+  }
+  return closed_ ? std::span<std::byte>() : found;
+}
+
+std::span<std::byte> SnapshotQueue::room(size_t wanted, uint64_t place) {
+  if (pieces_.empty()) begin_ = end_ = 0;
+  const uint64_t begin = end_ + (place - end_) % kAlignment;
+  const uint64_t lap = (begin / memory_.size() + 1) * memory_.size();
+  const uint64_t limit = std::min<uint64_t>(lap, begin_ + memory_.size());
+  uint64_t end = begin + wanted;
+  if (end > limit) end = limit / kAlignment * kAlignment;
+  if (end <= begin) return {};
+  reserved_ = begin;
+  return memory_.subspan(begin % memory_.size(), end - begin);
 }
 
 void SnapshotQueue::push(const Piece& piece) {
   const std::scoped_lock lock(mutex_);
-  pieces_.push_back(piece);
-  end_ += memory_for(piece.bytes.size());
-  changed_.notify_all();
+  end_ = reserved_ + piece.bytes.size();
+  pieces_.push_back({piece, end_});
+  if (drains_) changed_.notify_all();
 }
 
 void SnapshotQueue::finish() {
@@ -27,17 +40,24 @@ void SnapshotQueue::finish() {
   start_draining();
 }
 
-std::optional<SnapshotQueue::Piece> SnapshotQueue::front() {
+std::vector<SnapshotQueue::Piece> SnapshotQueue::take() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return closed_ || finished_ || (drains_ && !pieces_.empty()); });
-  if (closed_ || pieces_.empty()) return std::nullopt;
-  return pieces_.front();
+  std::vector<Piece> batch;
+  size_t nbytes = 0;
+  for (taken_ = 0; !closed_ && taken_ < pieces_.size() && nbytes < kBatchNbytes; ++taken_) {
+    batch.push_back(pieces_[taken_].piece);
+    nbytes += batch.back().bytes.size();
+  }
+  return batch;
 }
 
-void SnapshotQueue::pop() {
+void SnapshotQueue::release() {
   const std::scoped_lock lock(mutex_);
-  begin_ += memory_for(pieces_.front().bytes.size());
-  pieces_.pop_front();
+  if (taken_ == 0) return;
+  begin_ = pieces_[taken_ - 1].end;
+  pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(taken_));
+  taken_ = 0;
   changed_.notify_all();
 }
 

@@ -187,7 +187,8 @@ class ZR_API EngineStates {
   virtual std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) = 0;
   std::vector<StateInterval> state_intervals() { return state_intervals(std::nullopt); }
   // Visits the same intervals one by one, always in one order, in no more memory than offloading
-  // stages anyway: the views are valid during the call. After `write`: refresh_from_masters.
+  // stages anyway: the views are valid during the call; those of what is not offloaded stay so, as
+  // those of state_intervals. After `write`: refresh_from_masters.
   using StateVisit = std::function<void(const StateInterval&)>;
   virtual void visit_states(StateAccess access, const StateVisit& visit) = 0;
   // Call after writing masters or states (a resumed checkpoint): casts the masters into the

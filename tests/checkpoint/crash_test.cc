@@ -161,7 +161,7 @@ TEST_P(Crash, AfterAnySystemCallLeavesTheOldOrTheNewCheckpoint) {
     ++killed;
   }
   EXPECT_EQ(last, kNew);
-  EXPECT_GT(killed, 50);
+  EXPECT_GT(killed, 30);  // a save makes about 40
 }
 
 TEST_P(Crash, NothingIsRenamedBeforeItIsOnTheDisk) {

@@ -1,10 +1,13 @@
 #include "os/text_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <string>
+#include <thread>
 
 #include "tests/scratch.h"
 #include "zerorun/error.h"
@@ -25,6 +28,30 @@ TEST(TextFile, IsReadWholeUpToTheLimit) {
   EXPECT_EQ(try_read_text(path, content.size() - 1, text), EFBIG);
   EXPECT_EQ(try_read_text(folder.path() / "none", 1, text), ENOENT);
   EXPECT_EQ(try_read_text(folder.path(), 1, text), EISDIR);
+}
+
+TEST(TextFile, APipeIsReadToItsEndAndWithoutAWriterIsAnError) {
+  const Scratch folder;
+  const std::string pipe = folder.path() / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::string text = "before";
+  EXPECT_EQ(try_read_text(pipe, 100, text), ENODATA);
+  EXPECT_EQ(text, "");
+
+  const std::string content(300'000, 'x');                   // more than a pipe holds
+  const int own = ::open(pipe.c_str(), O_RDWR | O_CLOEXEC);  // there is a writer from now on
+  std::thread writing([&] {
+    const int end = ::open(pipe.c_str(), O_WRONLY | O_CLOEXEC);
+    ::close(own);
+    for (size_t done = 0; done < content.size();) {
+      const ssize_t count = ::write(end, content.data() + done, content.size() - done);
+      if (count > 0) done += static_cast<size_t>(count);
+    }
+    ::close(end);
+  });
+  EXPECT_EQ(try_read_text(pipe, content.size(), text), 0);
+  writing.join();
+  EXPECT_EQ(text, content);
 }
 
 TEST(TextFile, ErrorsNameThePathAndTheReason) {

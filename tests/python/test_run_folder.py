@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -69,15 +70,28 @@ def ckpt(zerorun, tmp_path):
 
 def test_saves_beside_the_training_give_the_same_checkpoints(train, ckpt):
     for folder, option in (("plain", "--save_async=0"), ("beside", "--save_async")):
-        code, _, errors = train("--steps", 6, "--save_every", 1, "--save", folder, option)
+        code, _, errors = train(
+            "--steps", 6, "--save_every", 1, "--keep_last", 6, "--keep_every", 2, "--save", folder,
+            option,
+        )  # fmt: skip
         assert code == 0, errors
-    for step in (1, 4, 6):
+    for step in (2, 4, 6):  # what keep_every keeps is never put off
         output = ckpt("diff", f"plain/step{step}", f"beside/step{step}")
         assert "all values of all parameters are equal" in output
     ckpt("verify", "beside")
     code, output, errors = train("--steps", 7, "--save", "beside", "--resume", "beside")
     assert code == 0, errors
     assert "resumed from beside after step 6" in output
+
+
+def test_saves_that_are_put_off_are_counted(train, ckpt, tmp_path):
+    code, output, errors = train("--steps", 40, "--save_every", 1, "--save", "run", "--save_async")
+    assert code == 0, errors
+    found = re.search(r"(\d+) of 39 checkpoints were put off to a later step", output)
+    put_off = int(found[1]) if found else 0
+    assert len(list((tmp_path / "run").glob("step*"))) == 40 - put_off
+    assert (tmp_path / "run/latest").read_text() == "step40\n"
+    ckpt("verify", "run")
 
 
 def test_a_run_that_is_killed_while_it_saves_goes_on_from_a_whole_checkpoint(start, train, ckpt):

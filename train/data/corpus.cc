@@ -175,6 +175,11 @@ void Corpus::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 uint64_t Corpus::hash() const {
+  if (!hash_) hash_ = computed_hash();
+  return *hash_;
+}
+
+uint64_t Corpus::computed_hash() const {
   Hash hash;
   hash.update(std::as_bytes(std::span(&size_, 1)));
   const auto add = [&](int64_t begin, int64_t count) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,7 +33,7 @@ class Corpus {
   bool is_text() const { return is_text_; }
   // Hashes the content, wherever its files lie: all of it up to 64 Mi tokens, else its size and
   // evenly spaced pieces.
-  uint64_t hash() const;
+  uint64_t hash() const;  // reads it the first time; not for several threads
 
   // Tokens [begin, begin + out.size()). Throws DataError for a token outside the
   // vocabulary.
@@ -49,6 +50,7 @@ class Corpus {
   void add_text(const std::string& path, MappedFile file);
   void add_tokens(const std::string& path, MappedFile file);
   void require_kind(const std::string& path, bool is_text, int64_t vocabulary);
+  uint64_t computed_hash() const;
   void read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const;
   // The segment that holds this token.
   std::vector<Segment>::const_iterator segment_at(int64_t begin) const;
@@ -58,6 +60,7 @@ class Corpus {
 
   std::vector<Segment> segments_;  // none is empty
   int64_t size_ = 0;
+  mutable std::optional<uint64_t> hash_;
   int64_t vocabulary_ = 256;
   bool is_text_ = true;
 };

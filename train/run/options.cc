@@ -97,8 +97,9 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
                 "N", 0)
       ->capture_default_str();
   app.add_flag("--save_async", options.save_async,
-               "Train on while a checkpoint is written: a step waits for a copy in memory only. "
-               "The same as /checkpoint/async_save in the config");
+               "Train on while a checkpoint is written: a step waits for a copy in memory only, "
+               "and saves that come meanwhile are put off until it is done. The same as "
+               "/checkpoint/async_save in the config");
   takes_integer(app.add_option("--keep_last", options.keep_last,
                                "Checkpoints that stay: a save removes older ones; 0: all"),
                 "N", 0)

@@ -78,7 +78,7 @@ void Run::load() {
   } else {
     const std::string warning = resume_run(options_.resume, setup_, trainer_, comm_);
     if (!warning.empty()) log_.warning("{}", warning);
-    saved_step_ = options_.resume == options_.save ? trainer_.position().step : -1;
+    saves_.step = options_.resume == options_.save ? trainer_.position().step : -1;
   }
   if (setup_.corpus->is_text() && setup_.model.vocabulary > setup_.corpus->vocabulary()) {
     log_.warning("the text is read as bytes, the model has {} tokens: it will learn bytes anew",
@@ -188,8 +188,22 @@ void Run::after_step(const StepReport& report) {
     const double loss = trainer_.evaluate();
     say(fmt::format("step {}: evaluation loss {:.4f}", report.step, loss));
   }
-  if (saver_) saver_->poll();  // throws the error of a save that has failed
-  if (due(options_.save_every) && report.step < options_.steps) save();
+  save_when_due(report.step);
+}
+
+// Beside the training, a save that falls due while the one before is still being written is put off
+// to the first step after that, and stands for those that fall due meanwhile. What keep_every keeps
+// is saved at its own step, for which the training waits.
+void Run::save_when_due(int64_t step) {
+  const auto is_multiple = [step](int64_t of) { return of > 0 && step % of == 0; };
+  const bool is_free = !saver_ || saver_->poll();  // throws the error of a save that has failed
+  if (step == options_.steps) return;              // finish() saves
+  const bool is_due = is_multiple(options_.save_every);
+  saves_.due += is_due ? 1 : 0;
+  if (!is_due && !saves_.is_waiting) return;
+  if (is_free || (is_due && is_multiple(options_.keep_every))) return save();
+  saves_.put_off += is_due ? 1 : 0;
+  saves_.is_waiting = true;
 }
 
 // A file that cannot be written does not end the run, which is worth more.
@@ -214,19 +228,25 @@ void Run::trace(const std::function<std::string(Timeline&)>& work) {
 }
 
 void Run::save() {
-  if (saved_step_ == trainer_.position().step) return;
+  if (saves_.step == trainer_.position().step) return;
   if (!has_config_) write_run_config(options_.save, setup_, comm_, device_);
   has_config_ = true;
   const double begin = steady_seconds();
   save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
   saving_ms_ += 1e3 * (steady_seconds() - begin);
-  saved_step_ = trainer_.position().step;
+  saves_.is_waiting = false;
+  saves_.step = trainer_.position().step;
 }
 
 void Run::save_model() {
   save();
   write_hf_weights(options_.save, trainer_.engine(), comm_);
   if (saver_) saver_->wait();
+  if (saves_.put_off == 0) return;
+  say(
+      fmt::format("{} of {} checkpoints were put off to a later step: the one before was still "
+                  "being written",
+                  saves_.put_off, saves_.due));
 }
 
 void Run::finish() {

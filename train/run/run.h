@@ -32,6 +32,13 @@ class Run {
   void finish();
 
  private:
+  struct Saves {
+    int64_t step = -1;  // of the last one
+    int64_t due = 0;
+    int64_t put_off = 0;
+    bool is_waiting = false;  // one that was put off, until the one before is written
+  };
+
   void say(const std::string& text);
   void prepare_saves();
   void describe();
@@ -44,6 +51,7 @@ class Run {
   void write_metrics(const std::function<void()>& write);
   // `work` returns a line about the timeline's file, or "".
   void trace(const std::function<std::string(Timeline&)>& work);
+  void save_when_due(int64_t step);
   void save();
   void save_model();
   void sample();
@@ -62,7 +70,7 @@ class Run {
   std::optional<Metrics> metrics_;
   std::optional<RankFigures> figures_;  // for them
   std::optional<Progress> progress_;    // rank 0
-  int64_t saved_step_ = -1;
+  Saves saves_;
   double saving_ms_ = 0.0;   // since the last step
   bool has_config_ = false;  // the --save folder has this run's config.json
 };

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -71,6 +74,56 @@ TEST(BlockWriter, EveryByteComesToItsPlaceWithAndWithoutTheCache) {
       }
       writer.finish();
       EXPECT_TRUE(testing::read_file(path) == text) << path;
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// The bytes of a file in memory, `shift` bytes after the beginning of a page.
+class Image {
+ public:
+  Image(const std::string& text, size_t shift)
+      : memory_(static_cast<char*>(std::aligned_alloc(4096, (text.size() / 4096 + 3) * 4096))),
+        bytes_(std::as_writable_bytes(std::span(memory_.get() + shift, text.size()))) {
+    std::memcpy(bytes_.data(), text.data(), text.size());
+  }
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  std::span<std::byte> bytes_;
+};
+
+TEST(BlockWriter, BytesInPlaceComeToTheirPlaceWhereverTheyLie) {
+  const auto folder =
+      std::filesystem::path(test_paths::build()) / fmt::format("block_writer-{}", ::getpid());
+  std::filesystem::create_directory(folder);
+  for (const size_t nbytes : {5 * kMiB + 123, 20 * kMiB + 123}) {  // without and with threads
+    const std::string text = random_text(nbytes);
+    for (const size_t shift : {0, 512, 1}) {
+      for (const bool direct : {true, false}) {
+        const auto path = folder / fmt::format("{}-{}-{}", nbytes, shift, direct);
+        const Image image(text, shift);
+        BlockWriter writer(path, nbytes, direct);
+        size_t i = 0;
+        for (const Part& part : parts_of(nbytes)) {
+          const auto bytes = image.bytes().subspan(part.begin, part.end - part.begin);
+          if (i++ % 5 == 4) {  // some among them are copied
+            writer.write(part.begin, bytes);
+            std::fill(bytes.begin(), bytes.end(), std::byte{'x'});
+          } else {
+            writer.write_in_place(part.begin, bytes);
+          }
+          if (i % 7 != 0) continue;
+          writer.flush();
+          std::fill(bytes.begin(), bytes.end(), std::byte{'y'});  // the caller's again
+        }
+        writer.finish();
+        EXPECT_TRUE(testing::read_file(path) == text) << path;
+      }
     }
   }
   std::filesystem::remove_all(folder);

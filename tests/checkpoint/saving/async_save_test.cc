@@ -244,8 +244,8 @@ TEST(AsyncSave, MemoryIsWhatTheRankSavesUnlessToldOtherwise) {
   const LargeModel large;
   FakeEngine engine(large.model, large.cuts[0], 1);
   const uint64_t whole = snapshot_nbytes(engine);
-  EXPECT_GE(whole, checkpoint_nbytes(engine) - 4096 - 64);
-  EXPECT_LE(whole, checkpoint_nbytes(engine) + 6 * 64);
+  EXPECT_GE(whole, checkpoint_nbytes(engine) - 4096);
+  EXPECT_LT(whole, checkpoint_nbytes(engine) - 4096 + 512);
   EXPECT_EQ(snapshot_nbytes(engine, 1000), 1024U);
   EXPECT_EQ(snapshot_nbytes(engine, uint64_t{1} << 40), whole);
 }

@@ -1,0 +1,25 @@
+#include "os/thread_priority.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace zerorun {
+namespace {
+
+int nice_of(pid_t thread) { return ::getpriority(PRIO_PROCESS, static_cast<id_t>(thread)); }
+
+TEST(ThreadPriority, IsLowerForTheCallingThreadAlone) {
+  const int before = nice_of(::gettid());
+  std::thread([&] {
+    lower_thread_priority();
+    EXPECT_EQ(nice_of(::gettid()), std::max(before, 10));
+  }).join();
+  EXPECT_EQ(nice_of(::gettid()), before);
+}
+
+}  // namespace
+}  // namespace zerorun
