@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "offload/pinned_arena.h"
-#include "offload/slot_ring.h"
+#include "device/slot_ring.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 

@@ -10,7 +10,7 @@
 
 #include "core/check.h"
 #include "device/cpu/cpu_stream.h"
-#include "offload/slot_ring.h"
+#include "device/slot_ring.h"
 
 namespace zerorun {
 

@@ -13,45 +13,50 @@ from pathlib import Path
 from cpp_text import cpp_files, without_comments, without_literals
 from python_imports import check_imports
 
-# A directory may include itself and those on lines above its own. A room of a directory that is not
-# listed belongs to its directory.
+# A folder may include itself and those on lines above its own.
 LAYERS = [
     ["include/zerorun"],
     ["core"],
     ["os"],
-    ["config/json"],
-    ["config/keys"],
-    ["config/checks"],
     ["config"],
-    ["config/docs"],
     ["amp"],
     ["device"],
-    ["device/cuda/runtime"],
-    ["device/cuda/kernels"],
-    ["device/cuda/libraries"],
-    ["device/cuda"],
     ["comm"],
     ["offload", "optim"],
-    ["zero/partition", "zero/timeline"],
-    ["zero/groups"],
-    ["zero/storage"],
-    ["zero/gradients", "zero/parameters", "zero/update"],
     ["zero"],
-    ["checkpoint/files"],
-    ["checkpoint/format"],
-    ["checkpoint/folder"],
-    ["checkpoint/loading"],
-    ["checkpoint/saving", "checkpoint/models"],
     ["checkpoint"],
-    ["train/model", "train/report"],
-    ["train/cpu", "train/cuda", "train/data", "train/text"],
-    ["train/run"],
     ["train", "launcher"],
-    ["tools/terminal"],
-    ["tools/plan", "tools/ckpt"],
     ["tools", "python", "examples"],
 ]
+# The same for the rooms of a folder, "" being its own files and rooms that are not listed.
+ROOMS = {
+    "config": [["json"], ["keys"], ["checks"], [""], ["docs"]],
+    "device": [[""], ["cuda/runtime"], ["cuda/kernels"], ["cuda/libraries"], ["cuda"]],
+    "zero": [
+        ["partition", "timeline"],
+        ["groups"],
+        ["storage"],
+        ["gradients", "parameters", "update"],
+        [""],
+    ],
+    "checkpoint": [
+        ["files"],
+        ["format"],
+        ["folder"],
+        ["loading"],
+        ["saving", "models"],
+        [""],
+    ],
+    "train": [["model", "report"], ["cpu", "cuda", "data", "text"], ["run"], [""]],
+    "tools": [["terminal"], ["plan", "ckpt"], [""]],
+}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+ROOM_LEVEL = {
+    (folder, room): level
+    for folder, levels in ROOMS.items()
+    for level, rooms in enumerate(levels)
+    for room in rooms
+}
 # No other library has headers without folder and suffix.
 STANDARD_HEADER = re.compile(r"[a-z_]+")
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
@@ -117,8 +122,29 @@ def layer_of(path: str) -> str | None:
     if path.startswith("zerorun/"):
         return "include/zerorun"
     folders = path.split("/")[:-1]
-    rooms = ("/".join(folders[:depth]) for depth in (3, 2, 1) if depth <= len(folders))
-    return next((room for room in rooms if room in LEVEL), None)
+    layers = ("/".join(folders[:depth]) for depth in (2, 1) if depth <= len(folders))
+    return next((layer for layer in layers if layer in LEVEL), None)
+
+
+def room_of(path: str, layer: str) -> str:
+    """The room of the layer that holds the file."""
+    folders = path.removeprefix(f"{layer}/").split("/")[:-1]
+    rooms = ("/".join(folders[:depth]) for depth in (2, 1) if depth <= len(folders))
+    return next((room for room in rooms if (layer, room) in ROOM_LEVEL), "")
+
+
+def points_upwards(
+    source: str, target: str, layer: str, target_layer: str
+) -> tuple[str, str] | None:
+    """Both places, when the first is not above the second."""
+    if layer != target_layer:
+        return (layer, target_layer) if LEVEL[target_layer] >= LEVEL[layer] else None
+    room, target_room = room_of(source, layer), room_of(target, layer)
+    if room == target_room or layer not in ROOMS:
+        return None
+    if ROOM_LEVEL[layer, target_room] < ROOM_LEVEL[layer, room]:
+        return None
+    return f"{layer}/{room}", f"{layer}/{target_room}"
 
 
 def include_problem(source: str, target: str, quoted: bool) -> str | None:
@@ -134,8 +160,9 @@ def include_problem(source: str, target: str, quoted: bool) -> str | None:
     target_layer = layer_of(target)
     if target_layer is None:
         return "quoted includes are paths from the repository root into one of its layers"
-    if layer != target_layer and LEVEL[target_layer] >= LEVEL[layer or ""]:
-        return f"{layer} may not include {target_layer}: includes point downwards"
+    if layer and (places := points_upwards(source, target, layer, target_layer)):
+        lower, upper = (place.rstrip("/") for place in places)
+        return f"{lower} may not include {upper}: includes point downwards"
     return None
 
 
@@ -162,8 +189,7 @@ def check_file(root: Path, path: Path) -> list[str]:
 
 
 def check(root: Path) -> list[str]:
-    named = [name for names in LAYERS for name in names]
-    directories = [name for name in named if not any(name.startswith(f"{top}/") for top in named)]
+    directories = [name for names in LAYERS for name in names]
     problems = [p for path in cpp_files(root, directories) for p in check_file(root, path)]
     return problems + check_imports(root)
 

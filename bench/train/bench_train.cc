@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "config/command_line.h"
 #include "os/socket.h"
 #include "train/model/local_parameters.h"
 #include "train/model/model.h"
@@ -41,7 +42,7 @@ struct Options {
   int64_t seq_len = 64;
   std::string dtype = "bf16";
   int64_t vocabulary = 256;
-  std::string accelerator = "cpu";
+  Accelerator accelerator = Accelerator::cpu;
   std::vector<int> stages = {2, 3};
   bool overlap = false;
   bool offload_optimizer = false;
@@ -192,10 +193,10 @@ int run_rank(int rank, uint16_t port, const Options& options) {
     info.rank = info.local_rank = rank;
     info.world_size = info.local_world_size = options.ranks;
     info.master_port = port;
-    const bool cuda = options.accelerator == "cuda";
-    const auto device = cuda ? make_cuda_device({.index = rank}) : make_cpu_device();
+    const auto device = options.accelerator == Accelerator::cuda ? make_cuda_device({.index = rank})
+                                                                 : make_device(options.accelerator);
     const auto timeout = std::chrono::minutes(2);
-    run_rounds(options, *connect(info, timeout, cuda ? device : nullptr), device);
+    run_rounds(options, *connect(info, timeout, device->is_host() ? nullptr : device), device);
     std::fflush(stdout);
     return EXIT_SUCCESS;
   } catch (const std::exception& error) {
@@ -227,7 +228,7 @@ int main(int argc, char** argv) {
   app.add_option("--seq_len", options.seq_len)->check(CLI::Range(1, 1 << 16));
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--vocabulary", options.vocabulary)->check(CLI::Range(1, 1 << 20));
-  app.add_option("--accelerator", options.accelerator)->check(CLI::IsMember({"cpu", "cuda"}));
+  zerorun::add_accelerator(app, options.accelerator);
   app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
   app.add_flag("--overlap", options.overlap, "overlap_comm");
   app.add_flag("--offload_optimizer", options.offload_optimizer, "masters and states on the host");

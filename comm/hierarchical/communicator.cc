@@ -48,7 +48,7 @@ class HierarchicalCommunicator final : public HostCommunicator, public LinkBound
   void submit(CollectiveCall call, CpuStream& stream) override {
     auto turn = take_turn(fmt::format("{} '{}'", name_of(call.op), call.label));
     stream.submit([collectives = collectives_, turn = std::move(turn), call = std::move(call)] {
-      turn->run([&] { collectives->run(call); });
+      turn->run([&] { run_call(call, collectives->error(), [&] { collectives->run(call); }); });
     });
   }
 

@@ -1,6 +1,5 @@
 #include "comm/rendezvous/store_server.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -41,6 +40,8 @@ StoreServer::StoreServer(Listener listener, std::string secret, std::shared_ptr<
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       process_(getpid()) {
   if (!wake_) fail<CommError>("cannot make an eventfd for the rendezvous store");
+  poll_.watch(wake_.get(), EPOLLIN, &wake_);
+  poll_.watch(listener_.socket.get(), EPOLLIN, &listener_);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -54,47 +55,44 @@ StoreServer::~StoreServer() {
   thread_.join();
   // A child that lives on, a data loader's worker, may hold the sockets: closing them ends nothing.
   ::shutdown(listener_.socket.get(), SHUT_RDWR);
-  for (const Connection& connection : connections_) ::shutdown(connection.socket.get(), SHUT_RDWR);
+  for (const auto* connections : {&unauthenticated_, &known_}) {
+    for (const Connection& connection : *connections) {
+      ::shutdown(connection.socket.get(), SHUT_RDWR);
+    }
+  }
 }
 
 void StoreServer::notify() const { eventfd_write(wake_.get(), 1); }
 
 void StoreServer::run() {
+  constexpr int kMilliseconds = 1000;  // to drop silent clients in time
   while (!stopping_) {
-    wait_for_events();
-    eventfd_t count = 0;
-    const bool changed = eventfd_read(wake_.get(), &count) == 0;
-    accept_new();
-    for (Connection& connection : connections_) {
-      try {
-        serve(connection, changed);
-      } catch (const std::exception&) {
-        connection.closing = true;  // a peer's own side reports why
-        connection.to_send.clear();
+    bool changed = false;
+    for (const epoll_event& event : poll_.wait(unauthenticated_.empty() ? -1 : kMilliseconds)) {
+      if (event.data.ptr == &wake_) {
+        eventfd_t count = 0;
+        changed = eventfd_read(wake_.get(), &count) == 0;
+      } else if (event.data.ptr == &listener_) {
+        accept_new();
+      } else {
+        Connection& connection = *static_cast<Connection*>(event.data.ptr);
+        if ((event.events & ~EPOLLOUT) != 0 && !connection.closing) receive(connection);
+        serve(connection);
       }
     }
+    if (changed) {  // this process has set a value: it does not say which
+      std::vector<std::string> keys;
+      for (const auto& [key, clients] : waiting_) keys.push_back(key);
+      for (const std::string& key : keys) answer_waiting(key);
+    }
     drop_unauthenticated();
-  }
-}
-
-void StoreServer::wait_for_events() {
-  std::vector<pollfd> entries = {{wake_.get(), POLLIN, 0}, {listener_.socket.get(), POLLIN, 0}};
-  for (const Connection& connection : connections_) {
-    // A client that has closed its side stays readable for ever: only its answer is left to send.
-    const short in = connection.closing ? 0 : POLLIN;
-    const short events = connection.to_send.empty() ? in : in | POLLOUT;
-    entries.push_back({connection.socket.get(), events, 0});
-  }
-  constexpr int kMilliseconds = 1000;  // to drop silent clients in time
-  ::poll(entries.data(), entries.size(), kMilliseconds);
-  size_t entry = 2;
-  for (Connection& connection : connections_) {
-    connection.ready = (entries[entry++].revents & ~POLLOUT) != 0;
+    close_done();
   }
 }
 
 void StoreServer::accept_new() {
-  while (true) {
+  constexpr int kAtOnce = 32;  // then those that are here are served
+  for (int i = 0; i < kAtOnce; ++i) {
     FileDescriptor socket(
         ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
@@ -104,35 +102,64 @@ void StoreServer::accept_new() {
       }
       return;
     }
-    Connection& added = connections_.emplace_back();
+    Connection& added = unauthenticated_.emplace_back();
     added.socket = std::move(socket);
     added.opened = std::chrono::steady_clock::now();
-    added.ready = true;  // most greet at once
+    added.events = EPOLLIN;
+    try {
+      poll_.watch(added.socket.get(), added.events, &added);
+    } catch (const IoError&) {  // the user watches too many descriptors already
+      unauthenticated_.pop_back();
+      continue;
+    }
+    receive(added);  // most greet at once
+    serve(added);
   }
 }
 
 void StoreServer::drop_unauthenticated() {
   const Deadline now = std::chrono::steady_clock::now();
-  size_t unauthenticated = 0;
-  // From the newest on, so that the oldest go first.
-  for (auto connection = connections_.rbegin(); connection != connections_.rend(); ++connection) {
-    if (connection->known) continue;
-    ++unauthenticated;
-    if (unauthenticated <= kMaxUnauthenticated && now - connection->opened <= kGreetingTime)
-      continue;
-    connection->closing = true;
-    connection->to_send.clear();
+  size_t excess = unauthenticated_.size() - std::min(unauthenticated_.size(), kMaxUnauthenticated);
+  for (Connection& connection : unauthenticated_) {
+    if (excess == 0 && now - connection.opened <= kGreetingTime) break;
+    excess -= std::min<size_t>(excess, 1);
+    drop(connection);
   }
-  connections_.remove_if([](const Connection& connection) {
-    return connection.closing && connection.to_send.empty();
-  });
 }
 
-void StoreServer::serve(Connection& connection, bool changed) {
-  // Few of a thousand clients have said something since the last time.
-  if (connection.ready && !connection.closing) receive(connection);
-  const bool look = changed || connection.ready;
-  connection.ready = false;
+void StoreServer::drop(Connection& connection) {
+  connection.closing = true;
+  connection.to_send.clear();
+  has_done_ = true;
+}
+
+void StoreServer::close_done() {
+  if (!has_done_) return;
+  has_done_ = false;
+  const auto done = [this](const Connection& connection) {
+    if (!connection.closing || !connection.to_send.empty()) return false;
+    poll_.forget(connection.socket.get());
+    if (connection.wanted) {
+      const auto clients = waiting_.find(*connection.wanted);
+      std::erase(clients->second, &connection);
+      if (clients->second.empty()) waiting_.erase(clients);
+    }
+    return true;
+  };
+  unauthenticated_.remove_if(done);
+  known_.remove_if(done);
+}
+
+void StoreServer::serve(Connection& connection) {
+  try {
+    answer_requests(connection);
+    send(connection);
+  } catch (const std::exception&) {
+    drop(connection);  // a peer's own side reports why
+  }
+}
+
+void StoreServer::answer_requests(Connection& connection) {
   while (!connection.closing && !connection.wanted) {
     const size_t limit =
         connection.known ? store_protocol::kMaxBytes : store_protocol::kMaxHelloBytes;
@@ -144,20 +171,23 @@ void StoreServer::serve(Connection& connection, bool changed) {
       greet(connection, *request);
     }
   }
-  if (connection.wanted && look) {
-    if (const std::optional<std::string> value = values_->find(*connection.wanted)) {
-      connection.to_send += frame_of(store_protocol::kGranted + *value);
-      connection.wanted.reset();
-    }
+}
+
+void StoreServer::send(Connection& connection) {
+  if (!connection.to_send.empty()) {
+    const ssize_t sent = ::send(connection.socket.get(), connection.to_send.data(),
+                                connection.to_send.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) connection.to_send.erase(0, static_cast<size_t>(sent));
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) drop(connection);
   }
-  if (connection.to_send.empty()) return;
-  const ssize_t sent = ::send(connection.socket.get(), connection.to_send.data(),
-                              connection.to_send.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent > 0) connection.to_send.erase(0, static_cast<size_t>(sent));
-  if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-    connection.closing = true;
-    connection.to_send.clear();
-  }
+  if (connection.closing && connection.to_send.empty()) has_done_ = true;
+  // A client that has closed its side stays readable for ever: only its answer is left to send.
+  uint32_t events = 0;
+  if (!connection.closing) events |= EPOLLIN;
+  if (!connection.to_send.empty()) events |= EPOLLOUT;
+  if (events == connection.events) return;
+  connection.events = events;
+  poll_.change(connection.socket.get(), events, &connection);
 }
 
 void StoreServer::receive(Connection& connection) {
@@ -167,7 +197,7 @@ void StoreServer::receive(Connection& connection) {
   connection.closing = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-void StoreServer::greet(Connection& connection, const std::string& request) const {
+void StoreServer::greet(Connection& connection, const std::string& request) {
   const std::string_view greeting = request;
   // Without a secret everybody says the right one.
   connection.known = greeting.starts_with(store_protocol::kHello) &&
@@ -176,11 +206,21 @@ void StoreServer::greet(Connection& connection, const std::string& request) cons
   connection.to_send +=
       frame_of({connection.known ? store_protocol::kGranted : store_protocol::kDenied});
   connection.closing = !connection.known;
+  if (!connection.known) return;
+  const auto place = std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
+                                  [&](const Connection& one) { return &one == &connection; });
+  known_.splice(known_.end(), unauthenticated_, place);
 }
 
 void StoreServer::answer(Connection& connection, const std::string& request) {
   if (request.starts_with(store_protocol::kGet)) {
-    connection.wanted = request.substr(1);
+    std::string key = request.substr(1);
+    if (const std::optional<std::string> value = values_->find(key)) {
+      connection.to_send += frame_of(store_protocol::kGranted + *value);
+    } else {
+      waiting_[key].push_back(&connection);
+      connection.wanted = std::move(key);
+    }
     return;
   }
   if (request.starts_with(store_protocol::kFind)) {
@@ -195,8 +235,22 @@ void StoreServer::answer(Connection& connection, const std::string& request) {
     fail<CommError>("got a request of {} bytes that is neither get, find nor set", request.size());
   }
   values_->set(*key, rest);
-  notify();
   connection.to_send += frame_of({store_protocol::kGranted});
+  answer_waiting(*key);
+}
+
+void StoreServer::answer_waiting(const std::string& key) {
+  const auto waiting = waiting_.find(key);
+  if (waiting == waiting_.end()) return;
+  const std::optional<std::string> value = values_->find(key);
+  if (!value) return;
+  const std::vector<Connection*> clients = std::move(waiting->second);
+  waiting_.erase(waiting);
+  for (Connection* client : clients) {
+    client->wanted.reset();
+    client->to_send += frame_of(store_protocol::kGranted + *value);
+    serve(*client);
+  }
 }
 
 }  // namespace zerorun

@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "comm/rendezvous/memory_store.h"
+#include "os/event_poll.h"
 #include "os/socket.h"
 
 namespace zerorun {
@@ -31,7 +34,8 @@ inline constexpr size_t kMaxHelloBytes = 4096;
 inline constexpr size_t kMaxBytes = size_t{1} << 20;
 }  // namespace store_protocol
 
-// Answers the peers of a TCP store, on a thread of its own.
+// Answers the peers of a TCP store, on a thread of its own. A request costs the same however many
+// clients there are.
 //
 // Threat model: other users of the host, or of the network when the job binds more than loopback,
 // can connect. A client is authenticated by the job's secret, or, in a job without one, by being a
@@ -53,31 +57,42 @@ class StoreServer {
   struct Connection {
     FileDescriptor socket;
     Deadline opened;
-    bool known = false;  // it is authenticated
-    bool closing = false;
-    bool ready = false;  // something has come
+    bool known = false;    // it is authenticated
+    bool closing = false;  // once all is sent
+    uint32_t events = 0;   // that are waited for
     std::string received;
     std::string to_send;
     std::optional<std::string> wanted;  // the key of a get that waits
   };
 
   void run();
-  void wait_for_events();
   void accept_new();
   void drop_unauthenticated();
-  // `changed`: there are new values since the last time.
-  void serve(Connection& connection, bool changed);
+  // Takes what has come, answers it and sends what can be sent.
+  void serve(Connection& connection);
   void receive(Connection& connection);
+  void answer_requests(Connection& connection);
   void answer(Connection& connection, const std::string& request);
-  void greet(Connection& connection, const std::string& request) const;
+  void greet(Connection& connection, const std::string& request);
+  void send(Connection& connection);
+  // Answers those that wait for the key, if it has a value now.
+  void answer_waiting(const std::string& key);
+  void drop(Connection& connection);
+  // Closes connections that are at their end: not while events about them may be pending.
+  void close_done();
 
-  const Listener listener_;
+  Listener listener_;
   const std::string secret_;
   const std::shared_ptr<MemoryStore> values_;
-  const FileDescriptor wake_;
+  FileDescriptor wake_;
   const pid_t process_;  // in which the thread runs
   std::atomic<bool> stopping_ = false;
-  std::list<Connection> connections_;  // used by the thread only; oldest first
+  // Used by the thread only.
+  EventPoll poll_;
+  std::list<Connection> unauthenticated_;  // oldest first
+  std::list<Connection> known_;
+  std::map<std::string, std::vector<Connection*>> waiting_;  // by the key that they want
+  bool has_done_ = false;                                    // a connection is at its end
   std::thread thread_;
 };
 

@@ -14,7 +14,6 @@ namespace zerorun::shm {
 
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kMaxBytes = size_t{1} << 62;
 

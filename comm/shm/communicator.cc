@@ -54,7 +54,8 @@ class ShmCommunicator final : public HostCommunicator {
     }
     auto turn = take_turn(fmt::format("{} '{}'", name_of(call.op), call.label));
     stream.submit([collectives = collectives_, turn = std::move(turn), call = std::move(call)] {
-      turn->run([&] { collectives->run(call); });
+      turn->run(
+          [&] { run_call(call, collectives->control().error(), [&] { collectives->run(call); }); });
     });
   }
 

@@ -53,9 +53,8 @@ std::shared_ptr<Segment> meet(const GroupOptions& options, LocalSegments* local)
     return local != nullptr ? local->find(ticket) : Segment::open(ticket);
   }
   std::shared_ptr<Segment> segment = Segment::create(control_bytes(options.world_size));
-  // Default initialisation leaves the stages untouched, so that they take no memory until used.
   for (int rank = 0; rank < options.world_size; ++rank) {
-    ::new (segment->data() + kSlotsOffset + static_cast<size_t>(rank) * sizeof(RankSlot)) RankSlot;
+    ::new (segment->data() + slot_offset(rank)) RankSlot;
   }
   auto* header = ::new (segment->data()) ControlHeader;
   header->magic = ControlHeader::kMagic;
@@ -106,8 +105,11 @@ void Control::claim_slot() {
 }
 
 RankSlot& Control::slot(int peer) const {
-  std::byte* place = segment_->data() + kSlotsOffset + static_cast<size_t>(peer) * sizeof(RankSlot);
-  return *std::launder(reinterpret_cast<RankSlot*>(place));
+  return *std::launder(reinterpret_cast<RankSlot*>(segment_->data() + slot_offset(peer)));
+}
+
+std::byte* Control::stage(int peer, uint32_t step) const {
+  return segment_->data() + stages_offset(world_size_, peer) + step % 2 * kStageBytes;
 }
 
 ControlHeader& Control::header() const {
@@ -345,7 +347,9 @@ void Control::leave() noexcept {
 
 void Control::wake_all() const noexcept {
   const auto ranks = static_cast<int>(header().world_size);
-  for (int peer = 0; peer < ranks; ++peer) futex_wake(slot(peer).step);
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (slot(peer).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(slot(peer).step);
+  }
 }
 
 std::string Control::name_of_rank(int peer) const {

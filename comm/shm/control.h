@@ -40,8 +40,8 @@ class Control {
   // The peer's announcement for the step just taken.
   Announcement announcement(int peer) const;
   // This rank's memory for the coming step, and a peer's of the step just taken; kStageBytes each.
-  std::byte* outbox() const { return slot(rank_).stages[(step_ + 1) % 2].data(); }
-  const std::byte* inbox(int peer) const { return slot(peer).stages[step_ % 2].data(); }
+  std::byte* outbox() const { return stage(rank_, step_ + 1); }
+  const std::byte* inbox(int peer) const { return stage(peer, step_); }
   // Tell peers and reports of a wait outside of this class; `rank` is this rank's number in the
   // job.
   void begin_wait(int rank);
@@ -88,6 +88,7 @@ class Control {
 
   int number(int peer) const { return options_.number(peer); }
   RankSlot& slot(int peer) const;
+  std::byte* stage(int peer, uint32_t step) const;
   ControlHeader& header() const;
   Failure& failure() const;
   bool arrived(int peer) const;

@@ -50,7 +50,7 @@ struct Wait {
 // Payload that fits is staged here with the announcement; larger ones pass in chunks.
 inline constexpr size_t kStageBytes = size_t{256} << 10;
 
-// Ranks advance in steps: each writes what the others need into the half of its slot that belongs
+// Ranks advance in steps: each writes what the others need into the half of its stages that belongs
 // to the step, counts the step, and waits until all have counted it. A rank writes a half again two
 // steps later, after every peer has counted the step in between and so is done with reading.
 struct RankSlot {
@@ -62,8 +62,8 @@ struct RankSlot {
   std::array<char, 64> host;
   std::array<SharedValue<Announcement>, 2> announcements;
   SharedValue<Wait> wait;
-  alignas(4096) std::array<std::array<std::byte, kStageBytes>, 2> stages;
 };
+using RankStages = std::array<std::array<std::byte, kStageBytes>, 2>;
 
 // The first failure of any rank; it becomes the error of all.
 struct Failure {
@@ -80,11 +80,19 @@ struct ControlHeader {
   Failure failure;
 };
 
-constexpr size_t kSlotsOffset = 4096;
+// The header, the slots of all ranks side by side (every rank looks at all of them, so they should
+// be few pages), and their stages.
+constexpr size_t kPage = 4096;
+constexpr size_t kSlotsOffset = kPage;
 static_assert(sizeof(ControlHeader) <= kSlotsOffset && alignof(RankSlot) <= kSlotsOffset);
-constexpr size_t control_bytes(int world_size) {
-  return kSlotsOffset + static_cast<size_t>(world_size) * sizeof(RankSlot);
+constexpr size_t slot_offset(int rank) {
+  return kSlotsOffset + static_cast<size_t>(rank) * sizeof(RankSlot);
 }
+constexpr size_t stages_offset(int world_size, int rank) {
+  const size_t pages = (slot_offset(world_size) + kPage - 1) / kPage;
+  return pages * kPage + static_cast<size_t>(rank) * sizeof(RankStages);
+}
+constexpr size_t control_bytes(int world_size) { return stages_offset(world_size, world_size); }
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<uint64_t>::is_always_lock_free);
 

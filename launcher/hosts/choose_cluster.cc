@@ -49,9 +49,9 @@ NodeRange parse_node_range(const LaunchOptions& options) {
   if (!text.empty() && text != "-1") {
     const std::string_view all = text;
     const size_t colon = std::min(all.find(':'), all.size());
-    range.min = node_number("--num_nodes", text, all.substr(0, colon));
+    range.min = node_number("--nnodes (--num_nodes)", text, all.substr(0, colon));
     range.max =
-        colon == all.size() ? range.min : node_number("--num_nodes", text, all.substr(colon + 1));
+        colon == all.size() ? range.min : node_number("--nnodes (--num_nodes)", text, all.substr(colon + 1));
     range.given = true;
   }
   if (options.restarts.min_nodes > 0) range.min = options.restarts.min_nodes;

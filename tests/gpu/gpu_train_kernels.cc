@@ -1,8 +1,8 @@
 // Train's kernels and models (tests/train/*_conformance.h) on a real GPU.
 #include <utility>
 
-#include "tests/train/kernels_conformance.h"
-#include "tests/train/model_conformance.h"
+#include "tests/train/model/kernels_conformance.h"
+#include "tests/train/model/model_conformance.h"
 #include "train/run/make_kernels.h"
 
 namespace zerorun::train::testing {

@@ -1,6 +1,6 @@
 """The safetensors files that the C++ tests compare with are what the reference package reads.
 
-tests/checkpoint/safetensors_export_test.cc demands that zerorun writes exported.safetensors byte
+tests/checkpoint/models/safetensors_export_test.cc demands that zerorun writes exported.safetensors byte
 for byte, so what holds for that file here holds for zerorun's export.
 """
 

@@ -1,9 +1,9 @@
 #include "train/run/make_kernels.h"
-#include "train/cuda/plugin.h"
 
 #include "core/check.h"
 #include "device/plugin.h"
 #include "train/cpu/cpu_kernels.h"
+#include "train/cuda/plugin.h"
 
 namespace zerorun::train {
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -134,7 +135,9 @@ void Run::open_metrics() {
 void Run::open_timeline() {
   if (options_.trace.empty()) return;
   const int64_t step = trainer_.position().step;
-  TimelineOptions timeline{.file = options_.trace, .first_step = step + 2, .last_step = step + 4};
+  const auto within = [&](int64_t wanted) { return std::min(wanted, options_.steps); };
+  TimelineOptions timeline{
+      .file = options_.trace, .first_step = within(step + 2), .last_step = within(step + 4)};
   if (!options_.trace_steps.empty()) {
     timeline.first_step = options_.trace_steps.front();
     timeline.last_step = options_.trace_steps.back();

@@ -197,6 +197,10 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
   setup.options = line.options;
   TrainOptions& options = setup.options;
   if (options.steps < 0) options.steps = line.config ? kConfigSteps : kSteps;
+  if (const auto& traced = options.trace_steps; !traced.empty() && traced[0] > options.steps) {
+    fail<ConfigError>("--trace_steps {}: the run ends after step {}", fmt::join(traced, " "),
+                      options.steps);
+  }
   std::vector<std::string> paths = options.data;
   setup.data_description = fmt::format("{}", fmt::join(paths, ", "));
   if (paths.empty()) {
@@ -218,6 +222,10 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
   setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, options.seed);
   if (!options.init.empty()) setup.weights.emplace(options.init, setup.model);
   setup.prompt = make_prompt(options, setup);
+  if (!options.logits.empty() && setup.prompt.empty()) {
+    fail<ConfigError>("--logits {}: they are those of --sample, which has no token",
+                      options.logits);
+  }
   return setup;
 }
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "offload/host_pipeline.h"
-#include "offload/slot_ring.h"
+#include "device/slot_ring.h"
 #include "zero/groups/engine_context.h"
 #include "zero/storage/bucket_memory.h"
 

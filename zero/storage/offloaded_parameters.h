@@ -7,7 +7,7 @@
 
 #include "offload/direct_file.h"
 #include "offload/pinned_arena.h"
-#include "offload/slot_ring.h"
+#include "device/slot_ring.h"
 #include "offload/state_store.h"
 #include "zero/groups/engine_context.h"
 #include "zero/partition/bucket.h"

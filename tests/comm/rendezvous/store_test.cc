@@ -105,6 +105,28 @@ TEST(StoreTest, AGetThatWaitsDoesNotKeepOthersFromSetting) {
   EXPECT_EQ(waiting.get(), "value");
 }
 
+TEST(StoreTest, ClientsThatWaitAreAnsweredOneByOneAndThoseThatLeaveAreForgotten) {
+  const TcpPair pair = make_tcp_pair();
+  const auto greeted = [&] {
+    FileDescriptor client = connect_to("127.0.0.1", bound_port(*pair.server), soon());
+    send_frame(client, std::string(store_protocol::kHello) + "shared by the job", soon());
+    EXPECT_EQ(receive_frame(client, 100, soon()), std::string{store_protocol::kGranted});
+    return client;
+  };
+  std::vector<FileDescriptor> clients;
+  for (int i = 0; i < 200; ++i) {  // two wait for each key, and one of them leaves
+    clients.push_back(greeted());
+    send_frame(clients.back(), store_protocol::kGet + std::to_string(i / 2), soon());
+  }
+  for (size_t i = 0; i < clients.size(); i += 2) clients[i].close();
+  for (int key = 0; key < 100; ++key) {
+    const std::string value = "value " + std::to_string(key);
+    (key % 2 == 0 ? pair.server : pair.client)->set(std::to_string(key), value);
+    const FileDescriptor& client = clients[static_cast<size_t>(2 * key + 1)];
+    EXPECT_EQ(receive_frame(client, 100, soon()), store_protocol::kGranted + value);
+  }
+}
+
 TEST(StoreTest, ABusyPortIsAnErrorThatNamesItAndTheWayOut) {
   TcpStoreOptions options;
   options.serve = true;

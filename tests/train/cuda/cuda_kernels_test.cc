@@ -8,7 +8,7 @@
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/error_of.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
-#include "tests/train/golden_model.h"
+#include "tests/train/model/golden_model.h"
 #include "train/run/make_kernels.h"
 
 namespace zerorun::train::testing {

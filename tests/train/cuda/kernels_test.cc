@@ -6,8 +6,8 @@
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
-#include "tests/train/kernels_conformance.h"
-#include "tests/train/model_conformance.h"
+#include "tests/train/model/kernels_conformance.h"
+#include "tests/train/model/model_conformance.h"
 #include "train/cuda/cuda_kernels.h"
 
 namespace zerorun::train::testing {

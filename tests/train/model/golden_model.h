@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/train/golden.h"
-#include "tests/train/kernels_under_test.h"
+#include "tests/train/model/golden.h"
+#include "tests/train/model/kernels_under_test.h"
 #include "train/model/local_parameters.h"
 #include "train/model/model.h"
 

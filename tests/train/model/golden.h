@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/paths.h"
-#include "tests/train/reference.h"
+#include "tests/train/model/reference.h"
 #include "train/model/gpt_config.h"
 #include "train/model/local_parameters.h"
 

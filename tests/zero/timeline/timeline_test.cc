@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/observers.h"
+#include "tests/scratch.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "zero/timeline/span_log.h"
@@ -59,8 +60,6 @@ nlohmann::json read_json(const std::string& path) {
 
 class TimelineTest : public ::testing::Test {
  protected:
-  ~TimelineTest() override { std::filesystem::remove(path_); }
-
   // Takes steps, with forward and backward as one span each; returns what rank 0 was told.
   std::string run(const Config& config, int world_size, int64_t steps, int64_t first,
                   int64_t last) const {
@@ -89,7 +88,8 @@ class TimelineTest : public ::testing::Test {
     return told;
   }
 
-  const std::string path_ = test_paths::build() + "/timeline_test.json";
+  const testing::Scratch scratch_;
+  const std::string path_ = scratch_.path() / "timeline.json";
 };
 
 // The names of the spans of a rank, with how often they are there.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/train/reference.h"
+#include "tests/train/model/reference.h"
 #include "train/model/kernels.h"
 #include "zerorun/device.h"
 

@@ -1,4 +1,4 @@
-#include "tests/train/kernels_conformance.h"
+#include "tests/train/model/kernels_conformance.h"
 #include "train/cpu/cpu_kernels.h"
 #include "train/cpu/elementwise.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "tests/train/golden_model.h"
+#include "tests/train/model/golden_model.h"
 #include "train/cpu/cpu_kernels.h"
 
 // The model on every implementation of Kernels, against PyTorch's golden file.

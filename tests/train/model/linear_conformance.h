@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/train/kernels_under_test.h"
+#include "tests/train/model/kernels_under_test.h"
 
 // Products with weights on every implementation of Kernels, against float64 formulas.
 namespace zerorun::train::testing {

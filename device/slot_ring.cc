@@ -1,4 +1,4 @@
-#include "offload/slot_ring.h"
+#include "device/slot_ring.h"
 
 #include <utility>
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "tests/train/kernels_under_test.h"
-#include "tests/train/linear_conformance.h"
+#include "tests/train/model/kernels_under_test.h"
+#include "tests/train/model/linear_conformance.h"
 
 // Every implementation of Kernels against float64 formulas.
 namespace zerorun::train::testing {

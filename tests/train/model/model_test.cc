@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "tests/train/model_conformance.h"
+#include "tests/train/model/model_conformance.h"
 
 namespace zerorun::train::testing {
 namespace {
