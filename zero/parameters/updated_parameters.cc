@@ -17,14 +17,16 @@ void UpdatedParameters::gather(const Bucket& bucket, Stream& stream) {
 }
 
 void UpdatedParameters::end(Stream& stream) {
+  if (!context_.policy.shard_params) return;
   const bool any_sharded = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
     return bucket.plan.shard_params;
   });
-  if (!any_sharded) return;
-  stream.wait(context_.device.inline_stream().record());
-  context_.shards().barrier(stream, "updated parameters");
-  context_.device.inline_stream().wait(stream.record());
-  wait();
+  if (any_sharded) {
+    stream.wait(context_.device.inline_stream().record());
+    context_.shards().barrier(stream, "updated parameters");
+    context_.device.inline_stream().wait(stream.record());
+  }
+  wait();  // for those that are small enough to be whole
 }
 
 void UpdatedParameters::finish(Stream& stream) {

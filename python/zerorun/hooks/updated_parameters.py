@@ -145,6 +145,8 @@ class UpdatedParameters:
 
     def step(self) -> _C.StepResult:
         """The engine's step. Collective."""
+        if not self._buckets:
+            return self._core.step()
         self.finish()
         result = self._core.step(leave_updates=True)
         if not self._core.is_updating:
