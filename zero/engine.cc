@@ -142,6 +142,11 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   double loss_scale() const override { return control_.decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
+  bool is_updating() const override { return gatherer_.updates().any(); }
+  void finish_updates(std::optional<ParameterId> id) override {
+    if (!id) return gatherer_.updates().wait();
+    if (is_here(*id)) gatherer_.updates().wait(bucket_of(*id));
+  }
   double gradient_average() const override { return control_.decider().average(); }
   TensorView whole_gradient(ParameterId id) override { return reducer_.whole(model_.owner(id)); }
   void accept_gradients() override { reducer_.measure(); }
@@ -167,6 +172,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void refresh_from_masters() override;
   void accept_changes() override;
   uint64_t parameter_hash() override {
+    gatherer_.updates().wait();
     return hash_parameters(context_, buckets_, memory_, moved_parameters());
   }
 
@@ -207,9 +213,6 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   // Waits for the gradient and decides about it; `ahead` as in GradientReducer::finish.
   StepDecision decide(const GradientReducer::Ahead& ahead);
   void run_update(const StepScalars& step);
-  // Makes what this rank wrote to its shards visible to all.
-  void gather_updated(const Bucket& bucket);
-  void finish_gathering(bool waits = true);
   // On a GPU a step waits once, for the norm; threads of the host, if it has any, need more.
   bool runs_ahead() const { return !context_.device.is_host() && !offload_; }
 
@@ -231,7 +234,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 };
 
 TensorView EngineImpl::parameter(ParameterId id) const {
-  const TensorView full = memory_.parameters(bucket_of(id)).full;
+  const Bucket& bucket = bucket_of(id);
+  gatherer_.updates().wait(bucket);
+  const TensorView full = memory_.parameters(bucket).full;
   ZR_CHECK(full.data != nullptr, "{} is read outside gather and release of module {}",
            model_.specs()[static_cast<size_t>(id)].name,
            model_.specs()[static_cast<size_t>(model_.owner(id))].module);
@@ -239,33 +244,12 @@ TensorView EngineImpl::parameter(ParameterId id) const {
   return full.slice(place.offset, place.numel);
 }
 
-void EngineImpl::gather_updated(const Bucket& bucket) {
-  if (bucket.plan.shard_params) return;  // peers read shards where they lie
-  Stream& stream = comm_stream();
-  stream.wait(context_.device.inline_stream().record());
-  const BucketParameters& parameters = memory_.parameters(bucket);
-  context_.shards(bucket.plan.ranks)
-      .all_gather(parameters.shard, parameters.full, Sync::collective, stream, bucket.label);
-}
-
-void EngineImpl::finish_gathering(bool waits) {
-  const bool any_sharded = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
-    return bucket.plan.shard_params;
-  });
-  if (any_sharded) {
-    comm_stream().wait(context_.device.inline_stream().record());
-    context_.shards().barrier(comm_stream(), "updated parameters");
-  }
-  if (waits) return comm_stream().synchronize();
-  context_.device.inline_stream().wait(comm_stream().record());
-}
-
 void EngineImpl::initialize_parameters(const FillFunction& fill) {
   gatherer_.invalidate();
   stored_states().initialize(fill, [&](const Bucket& bucket) {
-    if (context_.policy.shard_state) gather_updated(bucket);
+    if (context_.policy.shard_state) gatherer_.updates().gather(bucket, comm_stream());
   });
-  finish_gathering();
+  gatherer_.updates().finish(comm_stream());
 }
 
 void EngineImpl::contribute(std::span<const Contribution> gradients) {
@@ -309,9 +293,10 @@ StepDecision EngineImpl::decide(const GradientReducer::Ahead& ahead) {
 
 void EngineImpl::run_update(const StepScalars& step) {
   step_.run(step, comm_stream(), [&](const Bucket& bucket) {
-    if (context_.policy.shard_state) gather_updated(bucket);
+    if (context_.policy.shard_state) gatherer_.updates().gather(bucket, comm_stream());
   });
-  finish_gathering(!runs_ahead());
+  // Where states are offloaded, the host's threads may still write what the next step reads.
+  offload_ ? gatherer_.updates().finish(comm_stream()) : gatherer_.updates().end(comm_stream());
 }
 
 StepResult EngineImpl::step() {
@@ -355,6 +340,7 @@ void EngineImpl::end_work() noexcept {
 }
 
 std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId> parameter) {
+  gatherer_.updates().wait();
   reducer_.wait();
   if (parameter) parameter = model_.owner(*parameter);
   return stored_states().intervals(OptimizerStates::Parts::all, parameter);
@@ -369,14 +355,15 @@ void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {
 void EngineImpl::accept_changes() {
   gatherer_.invalidate();
   storage_.accept_changes();
-  finish_gathering();
+  gatherer_.updates().finish(comm_stream());
 }
 
 void EngineImpl::refresh_from_masters() {
   gatherer_.invalidate();
-  stored_states().refresh_from_masters(comm_stream(),
-                                       [&](const Bucket& bucket) { gather_updated(bucket); });
-  finish_gathering();
+  stored_states().refresh_from_masters(comm_stream(), [&](const Bucket& bucket) {
+    gatherer_.updates().gather(bucket, comm_stream());
+  });
+  gatherer_.updates().finish(comm_stream());
 }
 
 }  // namespace

@@ -96,6 +96,9 @@ class NcclCommunicator final : public CallCommunicator {
   std::shared_ptr<CudaStream::Watched> watched_;  // either
   std::shared_ptr<void> kin_;
   std::vector<CollectiveCall>* coalesced_ = nullptr;  // the calls that coalesced() collects
+  // Calls of one communicator happen in one order on all ranks, whatever their streams.
+  const Stream* last_stream_ = nullptr;
+  Event last_call_;
 };
 
 std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
@@ -164,6 +167,7 @@ void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
   cuda.watch(watched_);
   const CurrentDevice current(device_->index());
   const ProfilerRange range(calls.front().label.c_str());
+  if (group_ && last_stream_ != &stream) stream.wait(last_call_);
   size_t scratch_nbytes = 0;
   for (const CollectiveCall& call : calls) scratch_nbytes += scratch_part(call);
   std::byte* scratch = scratch_nbytes > 0 ? scratch_.acquire(cuda, scratch_nbytes) : nullptr;
@@ -178,6 +182,9 @@ void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
   run(started, cuda);
   for (const NcclCall& call : started) call.finish();
   if (scratch_nbytes > 0) scratch_.release(cuda);
+  if (!group_) return;
+  last_stream_ = &stream;
+  last_call_ = stream.record();
 }
 
 void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream) {

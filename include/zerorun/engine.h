@@ -232,6 +232,11 @@ class ZR_API EngineHooks {
   virtual void contribute(std::span<const Contribution> gradients) = 0;
   // The parameter is trainable, and on this rank.
   virtual GradientBucket gradient_bucket(ParameterId id) const = 0;
+  // At stages 1 and 2 a step may leave gathers of updated parameters under way. Who reads or writes
+  // those other than through Engine::parameter or EngineStates waits first: for the bucket of one
+  // parameter, or all.
+  virtual bool is_updating() const = 0;
+  virtual void finish_updates(std::optional<ParameterId> id) = 0;
   // The factor that turns StateInterval::grad into the average of unscaled gradients.
   virtual double gradient_average() const = 0;
   // The reduced gradient of a whole parameter, flat, as StateInterval::grad; without data where
@@ -275,8 +280,8 @@ class ZR_API Engine {
   // from now on; no-op below stage 3. Nested gathers count.
   virtual void gather(ModuleId module) = 0;
   virtual void release(ModuleId module) = 0;
-  // The full parameter, flat; valid between gather and release of its module (always below stage
-  // 3).
+  // The full parameter, flat; valid between gather and release of its module, below stage 3 until
+  // the next step: what the inline stream is given after this call finds its new values.
   virtual TensorView parameter(ParameterId id) const = 0;
 
   // The place where backward writes this parameter's gradient, on the device's inline stream.

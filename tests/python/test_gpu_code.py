@@ -19,7 +19,7 @@ CUDA_12 = (0x33, 7)  # OS and ABI version of code for GPUs before 10.0; CUDA 13'
 REGISTERS = {
     "map_elements": 48,
     "update_vectors": 48,
-    "update_blocks": 96,  # 8-bit states and stochastic rounding
+    "update_blocks": 80,  # 8-bit states and stochastic rounding; 64 with one state
     "squares": 96,
     "quantize_blocks": 48,
     "dequantize_blocks": 48,

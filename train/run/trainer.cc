@@ -63,7 +63,8 @@ Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
       schedule_(make_schedule(setup.config, engine_->groups())),
       parameters_(*engine_),
       model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
-             parameters_, device, *kernels_) {}
+             parameters_, device, *kernels_),
+      sums_(device, comm) {}
 
 void Trainer::initialize() {
   const Initializer initializer(setup_.model, setup_.options.seed);
@@ -125,9 +126,10 @@ Trainer::Outcome Trainer::step(int received) {
   device_.inline_stream().synchronize();  // engine_->step() would wait as well
   const Clock::time_point computed = Clock::now();
   const EngineTimings during = engine_->take_timings();
+  start_agreement(model_.take_loss(), received);
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
-  const Agreement agreement = agree(model_.take_loss(), received);
+  const Agreement agreement = agree();
   const Clock::time_point end = Clock::now();
 
   ++position_.step;
@@ -161,23 +163,23 @@ Trainer::Outcome Trainer::step(int received) {
   return {report, agreement.signal};
 }
 
-Trainer::Agreement Trainer::agree(double loss_sum, int received) {
-  std::array<float, 3> sums = {static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
-                               received == SIGTERM ? 1.0F : 0.0F};
-  add_over_ranks(sums, "loss of the step");
+void Trainer::start_agreement(double loss_sum, int received) {
+  sums_.start(std::array<float, 3>{static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
+                                   received == SIGTERM ? 1.0F : 0.0F},
+              "loss of the step");
+}
+
+Trainer::Agreement Trainer::agree() {
+  std::array<float, 3> sums{};
+  sums_.finish(sums);
   const auto count = static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
   const int signal = sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0;
   return {sums[0] / count, signal};
 }
 
 void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {
-  Stream& stream = device_.inline_stream();
-  const Buffer buffer = device_.allocate(values.size_bytes(), MemoryCategory::other);
-  const TensorView view = view_of(buffer, DType::fp32, std::ssize(values));
-  device_.upload(stream, values.data(), view);
-  comm_.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream, label).synchronize();
-  device_.download(stream, view, values.data());
-  stream.synchronize();
+  sums_.start(values, label);
+  sums_.finish(values);
 }
 
 double Trainer::evaluate() {

@@ -9,6 +9,7 @@
 #include "train/model/parameters.h"
 #include "train/model/traced_parameters.h"
 #include "train/report/step_report.h"
+#include "train/run/rank_sums.h"
 #include "train/run/run_setup.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
@@ -63,7 +64,10 @@ class Trainer {
     double loss = 0.0;
     int signal = 0;
   };
-  Agreement agree(double loss_sum, int received);
+  // The loss of a step, and what signals ranks have received. It goes round before the step, whose
+  // gathers of parameters it would wait for.
+  void start_agreement(double loss_sum, int received);
+  Agreement agree();
   // Forward and backward of all micro-steps, and their reductions. Returns the seconds that their
   // data took.
   double accumulate(double loss_scale);
@@ -83,6 +87,7 @@ class Trainer {
   Model model_;
   std::unique_ptr<Timeline> timeline_;
   double peak_flops_ = 0.0;  // per second, of all ranks; 0: not measured
+  RankSums sums_;
   Position position_;
 };
 

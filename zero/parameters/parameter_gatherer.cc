@@ -32,6 +32,7 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<con
       stream_(stream),
       parameters_(parameters),
       quantized_(context, buckets),
+      updates_(context, buckets, memory),
       memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
         return device.allocate(nbytes, MemoryCategory::buckets);
       }),
@@ -83,6 +84,7 @@ void ParameterGatherer::release(ModuleId id) {
 }
 
 void ParameterGatherer::invalidate() {
+  updates_.wait();
   if (context_.device.is_host() || parameters_ != nullptr) {
     gathered_.synchronize();
   } else {  // what is going to be written, and the memory that goes, are the inline stream's

@@ -6,6 +6,7 @@
 #include "zero/groups/engine_context.h"
 #include "zero/parameters/gather_order.h"
 #include "zero/parameters/quantized_gather.h"
+#include "zero/parameters/updated_parameters.h"
 #include "zero/storage/bucket_memory.h"
 #include "zero/storage/offloaded_parameters.h"
 #include "zerorun/engine.h"
@@ -45,6 +46,10 @@ class ParameterGatherer {
   // Parameters are about to change: full copies that nobody holds are dropped, and no gather reads
   // shards any more.
   void invalidate();
+
+  // What makes a step visible to all ranks.
+  UpdatedParameters& updates() { return updates_; }
+  const UpdatedParameters& updates() const { return updates_; }
 
   // A hash, below kMaxOrderHash, of the gathers so far that other ranks had to take part in. Ranks
   // with different ones gathered each other's parameters.
@@ -95,6 +100,7 @@ class ParameterGatherer {
   Stream& stream_;
   OffloadedParameters* const parameters_;
   QuantizedGather quantized_;
+  UpdatedParameters updates_;
   EngineHooks::FullMemory memory_;
   std::vector<Module> modules_;
   GatherOrder order_;

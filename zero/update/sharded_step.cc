@@ -13,6 +13,8 @@ ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> b
       buckets_(buckets),
       memory_(memory),
       storage_(storage),
+      last_first_(context.policy.shard_state && !context.policy.shard_params &&
+                  storage.pipeline() == nullptr),
       is_lamb_(rules.front().passes() == Optimizer::Passes::lamb),
       direction_(context, direction_size(context, rules, buckets)),
       plan_(context, buckets, memory, storage),
@@ -28,7 +30,8 @@ void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
     const ParameterId id = segment.first.parameter;
     return rule.lamb_scalars(step.count, group, norms->parameter(id), norms->direction(id));
   };
-  for (const Bucket& bucket : buckets_) {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    const Bucket& bucket = nth(i);
     if (!bucket.plan.use_muon) continue;
     muon_.run(bucket, step, comm_stream);
     gather_updated(bucket);
@@ -46,7 +49,8 @@ void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
     }
     stored[static_cast<size_t>(bucket.index)] = storage_.params_stored(bucket);
   }
-  for (const Bucket& bucket : buckets_) {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    const Bucket& bucket = nth(i);
     if (!takes_one_pass(bucket)) continue;
     for (const Chunk& chunk : bucket.chunks) {
       if (!chunk.on_host) update_chunk(bucket, chunk, step, scalars);

@@ -30,6 +30,9 @@ class ShardedStep {
   void run(const StepScalars& step, Stream& comm_stream, const GatherUpdated& gather_updated);
 
  private:
+  // The bucket that is updated as the `i`th. Below stage 3 buckets begin with the model's last
+  // parameters, and the next forward with its first; what is offloaded comes as it is read.
+  const Bucket& nth(size_t i) const { return buckets_[last_first_ ? buckets_.size() - 1 - i : i]; }
   void update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
                     const SegmentScalars& scalars);
   // Lamb scales each parameter's step by the ratio of two norms, which this pass adds up.
@@ -39,6 +42,7 @@ class ShardedStep {
   const std::span<const Bucket> buckets_;
   BucketMemory& memory_;
   ChunkStorage& storage_;
+  const bool last_first_;  // the order of `nth`
   const bool is_lamb_;
   const DirectionMemory direction_;
   const UpdatePlan plan_;

@@ -289,10 +289,15 @@ class Staged {
   int column_;
 };
 
+// Blocks of a multiprocessor, at least: two states of eight rows leave no room for a fourth.
+template <class Rule>
+constexpr int kResidentBlocks = Rule::kStates > 1 ? 3 : 4;
+
 // The same update for any dtypes and alignment: one warp per kStateBlock elements of a segment.
 template <class Rule>
-__global__ void update_blocks(const __grid_constant__ RuleSegments<Rule> segments, Tensors t,
-                              StochasticRounding rounding) {
+__global__ void __launch_bounds__(kThreads, kResidentBlocks<Rule>)
+    update_blocks(const __grid_constant__ RuleSegments<Rule> segments, Tensors t,
+                  StochasticRounding rounding) {
   const auto place = segments.place();
   const RuleSegment<Rule>& segment = segments.at[place.segment];
   const int64_t end = segment.begin + segment.numel;

@@ -3,9 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <cmath>
+#include <functional>
 #include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/nccl/communicator.h"
@@ -151,7 +156,8 @@ struct Calls {
 
 class SubmittedStepTest : public testing::FakeCudaTest {
  protected:
-  Calls step_of_one_rank(const std::string& optimizer) {
+  Calls step_of_one_rank(
+      const std::string& optimizer, const std::function<void(Engine&)>& after = [](Engine&) {}) {
     fake_.set_inline_streams(true);
     const auto device = std::make_shared<CudaDevice>(0, 0);
     const auto comm = make_nccl_communicator({.device = device});
@@ -175,7 +181,14 @@ class SubmittedStepTest : public testing::FakeCudaTest {
         }
       }
     }
+    after(*engine);
     return calls;
+  }
+
+  int64_t calls_named(std::string_view name) const {
+    const std::vector<fake::Call> all = fake_.calls();
+    return std::count_if(all.begin(), all.end(),
+                         [&](const fake::Call& call) { return call.name.ends_with(name); });
   }
 };
 
@@ -186,6 +199,23 @@ TEST_F(SubmittedStepTest, WaitsOnceWhenAllIsSubmitted) {
     EXPECT_GE(calls.before_the_wait, 3) << optimizer;  // a decision, and the update of each bucket
     EXPECT_EQ(calls.after_it, 0) << optimizer;
   }
+}
+
+TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnTheGpu) {
+  step_of_one_rank("AdamW", [this](Engine& engine) {
+    const int64_t host = calls_named("Synchronize");
+    std::set<int> waited;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const ParameterId id : testing::trainable(engine)) {
+        const bool first = waited.insert(engine.hooks().gradient_bucket(id).index).second;
+        const int64_t before = calls_named("cudaStreamWaitEvent");
+        engine.parameter(id);
+        EXPECT_EQ(calls_named("cudaStreamWaitEvent") - before, first ? 1 : 0) << id;
+      }
+    }
+    EXPECT_GT(waited.size(), 1U);
+    EXPECT_EQ(calls_named("Synchronize"), host);
+  });
 }
 
 // The sum that the decision is made of never comes.
@@ -204,9 +234,10 @@ TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
     testing::toy_initialize(*engine);
     micro_step(*engine, device, rank, 0);
     const auto stream = device.make_stream("look");
+    const TensorView view = engine->parameter(0);  // later it waits for gathers that never come
     const auto parameter = [&] {
       std::vector<float> seen(static_cast<size_t>(engine->numel(0)));
-      device.download(*stream, engine->parameter(0), seen.data());
+      device.download(*stream, view, seen.data());
       stream->synchronize();
       return seen;
     };

@@ -1,0 +1,53 @@
+#include "zero/parameters/updated_parameters.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace zerorun {
+
+void UpdatedParameters::gather(const Bucket& bucket, Stream& stream) {
+  if (bucket.plan.shard_params) return;  // peers read shards where they lie
+  stream.wait(context_.device.inline_stream().record());
+  const BucketParameters& parameters = memory_.parameters(bucket);
+  Event gathered =
+      context_.shards(bucket.plan.ranks)
+          .all_gather(parameters.shard, parameters.full, Sync::collective, stream, bucket.label);
+  if (&stream == &context_.device.inline_stream()) return;  // nothing comes before it there
+  gathered_[static_cast<size_t>(bucket.index)] = std::move(gathered);
+}
+
+void UpdatedParameters::end(Stream& stream) {
+  if (!context_.policy.shard_params) return;
+  const bool any_sharded = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+    return bucket.plan.shard_params;
+  });
+  if (any_sharded) {
+    stream.wait(context_.device.inline_stream().record());
+    context_.shards().barrier(stream, "updated parameters");
+    context_.device.inline_stream().wait(stream.record());
+  }
+  wait();  // for those that are small enough to be whole
+}
+
+void UpdatedParameters::finish(Stream& stream) {
+  end(stream);
+  wait();
+  stream.synchronize();
+}
+
+void UpdatedParameters::wait(const Bucket& bucket) const {
+  Event& gathered = gathered_[static_cast<size_t>(bucket.index)];
+  if (gathered.state() == nullptr) return;
+  context_.device.inline_stream().wait(std::exchange(gathered, {}));
+}
+
+void UpdatedParameters::wait() const {
+  for (const Bucket& bucket : buckets_) wait(bucket);
+}
+
+bool UpdatedParameters::any() const {
+  return std::any_of(gathered_.begin(), gathered_.end(),
+                     [](const Event& one) { return one.state() != nullptr; });
+}
+
+}  // namespace zerorun
