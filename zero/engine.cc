@@ -142,11 +142,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   double loss_scale() const override { return control_.decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
-  bool is_updating() const override { return gatherer_.updates().any(); }
-  void finish_updates(std::optional<ParameterId> id) override {
-    if (!id) return gatherer_.updates().wait();
-    if (is_here(*id)) gatherer_.updates().wait(bucket_of(*id));
-  }
+  void finish_updates() override { gatherer_.updates().wait(); }
   double gradient_average() const override { return control_.decider().average(); }
   TensorView whole_gradient(ParameterId id) override { return reducer_.whole(model_.owner(id)); }
   void accept_gradients() override { reducer_.measure(); }

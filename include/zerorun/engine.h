@@ -233,10 +233,8 @@ class ZR_API EngineHooks {
   // The parameter is trainable, and on this rank.
   virtual GradientBucket gradient_bucket(ParameterId id) const = 0;
   // At stages 1 and 2 a step may leave gathers of updated parameters under way. Who reads or writes
-  // those other than through Engine::parameter or EngineStates waits first: for the bucket of one
-  // parameter, or all.
-  virtual bool is_updating() const = 0;
-  virtual void finish_updates(std::optional<ParameterId> id) = 0;
+  // those other than through Engine::parameter or EngineStates lets the inline stream wait first.
+  virtual void finish_updates() = 0;
   // The factor that turns StateInterval::grad into the average of unscaled gradients.
   virtual double gradient_average() const = 0;
   // The reduced gradient of a whole parameter, flat, as StateInterval::grad; without data where

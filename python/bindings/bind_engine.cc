@@ -187,27 +187,14 @@ void define_training(Engines& engine) {
           [](const EngineHandle& self) { return self.engine().hooks().gradient_average(); })
       .def(
           "step",
-          [](const EngineHandle& self, bool leave_updates) {
-            return unlocked(self, [leave_updates](Engine& core) {
+          [](const EngineHandle& self) {
+            return unlocked(self, [](Engine& core) {
               const StepResult result = core.step();
-              if (!leave_updates) core.hooks().finish_updates(std::nullopt);
+              core.hooks().finish_updates();  // PyTorch reads parameters unseen
               return result;
             });
           },
-          "leave_updates"_a = false,
-          "Updates the parameters. `leave_updates`: whoever reads a parameter calls finish_updates "
-          "before. Collective.")
-      .def_property_readonly(
-          "is_updating",
-          [](const EngineHandle& self) { return self.engine().hooks().is_updating(); },
-          "Whether a step has left gathers of new parameters under way.")
-      .def(
-          "finish_updates",
-          [](const EngineHandle& self, std::optional<ParameterId> id) {
-            unlocked(self, [id](Engine& core) { core.hooks().finish_updates(id); });
-          },
-          "index"_a = py::none(),
-          "The current stream waits for the new values of a parameter's bucket, or of all.")
+          "Updates the parameters. Collective.")
       .def("step_with", &step_with, "update"_a,
            "As step, with an optimizer of the caller's: `update` gets this rank's intervals, whose "
            "`grad` is averaged, unscaled and clipped, and changes `master`. Collective.")
@@ -340,12 +327,6 @@ void register_engine(py::module_& m) {
           "is_sharded",
           [](const EngineHandle& self, ParameterId id) { return self.engine().is_sharded(id); },
           "index"_a, "Whether the parameter is full between gather and release only.")
-      .def(
-          "gradient_bucket",
-          [](const EngineHandle& self, ParameterId id) {
-            return self.engine().hooks().gradient_bucket(id).index;
-          },
-          "index"_a, "The bucket of a trainable parameter of this rank.")
       .def(
           "full_place",
           [](const EngineHandle& self,

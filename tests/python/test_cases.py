@@ -37,7 +37,6 @@ FILES = (
     "compat_elasticity",
     "metrics",
     "step_work",
-    "updates",
 )
 
 # Again on one rank, where nothing is sent and a shard is the whole.

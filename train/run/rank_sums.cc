@@ -7,7 +7,7 @@
 namespace zerorun::train {
 
 void RankSums::start(std::span<const float> values, std::string_view label) {
-  ZR_CHECK(values.size() <= kMost, "{} values are added over the ranks", values.size());
+  ZR_CHECK(values.size() <= kMaxValues, "{} values are added over the ranks", values.size());
   there_.synchronize();  // the memory is used again
   const auto numel = std::ssize(values);
   const TensorView host = view_of(on_host_, DType::fp32, numel);

@@ -11,15 +11,15 @@ namespace zerorun::train {
 // Adds a few numbers over the ranks, while the caller may give the device more work.
 class RankSums {
  public:
-  static constexpr int kMost = 4;
+  static constexpr int kMaxValues = 4;
 
   RankSums(Device& device, Communicator& comm)
       : device_(device),
         comm_(comm),
-        on_host_(device.allocate_pinned(kMost * sizeof(float))),
-        on_device_(device.allocate(kMost * sizeof(float), MemoryCategory::other)) {}
+        on_host_(device.allocate_pinned(kMaxValues * sizeof(float))),
+        on_device_(device.allocate(kMaxValues * sizeof(float), MemoryCategory::other)) {}
 
-  // Collective. Of at most kMost values.
+  // Collective. Of at most kMaxValues values.
   void start(std::span<const float> values, std::string_view label);
   // Waits for the sums of what was started.
   void finish(std::span<float> sums);

@@ -45,9 +45,4 @@ void UpdatedParameters::wait() const {
   for (const Bucket& bucket : buckets_) wait(bucket);
 }
 
-bool UpdatedParameters::any() const {
-  return std::any_of(gathered_.begin(), gathered_.end(),
-                     [](const Event& one) { return one.state() != nullptr; });
-}
-
 }  // namespace zerorun

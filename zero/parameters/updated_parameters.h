@@ -29,7 +29,6 @@ class UpdatedParameters {
   // caller where it reads the device's memory.
   void wait(const Bucket& bucket) const;
   void wait() const;
-  bool any() const;  // whether `wait` has something to wait for
 
  private:
   const EngineContext& context_;

@@ -115,7 +115,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         elif frozen:
             result = StateAccess(self.shards).keep(frozen, core.step)
         else:
-            result = self.shards.updates.step()
+            result = core.step()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True

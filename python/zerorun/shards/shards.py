@@ -15,7 +15,6 @@ from zerorun import _C, experts, torch_groups
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.hooks.silent_results import warn_of_clipping, warn_of_empty_state
-from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
@@ -139,8 +138,6 @@ class Shards:
             if model is not None:
                 self._collect_gradients()
             self._place(model)
-            if model is not None:
-                self.updates.attach(model)
 
     def __enter__(self) -> Shards:
         return self
@@ -176,14 +173,6 @@ class Shards:
     def saver(self) -> BackgroundSaver:
         """The thread that saves beside the training."""
         return BackgroundSaver(self.core, self.settings, self.communicator)
-
-    @functools.cached_property
-    def updates(self) -> UpdatedParameters:
-        """The parameters whose new values a step leaves to be waited for."""
-        updated = self._trained if self.stage in {1, 2} else []
-        updates = UpdatedParameters(self.core, self.layout, updated)
-        self.until_closed(updates)
-        return updates
 
     def _collect_gradients(self) -> None:
         for parameter, index in self.layout.ids.items():
