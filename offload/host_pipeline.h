@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "offload/pinned_arena.h"
 #include "device/slot_ring.h"
+#include "offload/pinned_arena.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 

@@ -64,8 +64,10 @@ void SaveFolder::commit(const Manifest& manifest, bool update_latest) {
     } else {
       rename_path(temporary_, place());
     }
-    if (update_latest) rename_path(temporary_latest_, names_.directory / kLatestName);
-    sync_folder(names_.directory);  // file systems keep the order of changes to one folder
+    sync_folder(names_.directory);
+    if (!update_latest) return;
+    rename_path(temporary_latest_, names_.directory / kLatestName);
+    sync_folder(names_.directory);
   } catch (const IoError& error) {
     fail<IoError>("{}; {}", error.what(), disk_use());
   }

@@ -50,8 +50,9 @@ NodeRange parse_node_range(const LaunchOptions& options) {
     const std::string_view all = text;
     const size_t colon = std::min(all.find(':'), all.size());
     range.min = node_number("--nnodes (--num_nodes)", text, all.substr(0, colon));
-    range.max =
-        colon == all.size() ? range.min : node_number("--nnodes (--num_nodes)", text, all.substr(colon + 1));
+    range.max = colon == all.size()
+                    ? range.min
+                    : node_number("--nnodes (--num_nodes)", text, all.substr(colon + 1));
     range.given = true;
   }
   if (options.restarts.min_nodes > 0) range.min = options.restarts.min_nodes;

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/host_pipeline.h"
 #include "device/slot_ring.h"
+#include "offload/host_pipeline.h"
 #include "zero/groups/engine_context.h"
 #include "zero/storage/bucket_memory.h"
 

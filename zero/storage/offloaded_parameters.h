@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "device/slot_ring.h"
 #include "offload/direct_file.h"
 #include "offload/pinned_arena.h"
-#include "device/slot_ring.h"
 #include "offload/state_store.h"
 #include "zero/groups/engine_context.h"
 #include "zero/partition/bucket.h"
