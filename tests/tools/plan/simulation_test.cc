@@ -54,6 +54,7 @@ void train(Engine& engine, const Config& config) {
     engine.end_micro_step();
   }
   engine.step();
+  engine.hooks().finish_updates();  // that the next forward would wait for
 }
 
 Counts counted(const Config& config, int ranks, int ranks_of_host) {
