@@ -33,6 +33,12 @@ def _leave_gradients(shards: weakref.ref[Shards]) -> None:
         found.leave_gradients()
 
 
+def _while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
+    """Calls the method as long as its object is there; None and nothing else afterwards."""
+    found = weakref.WeakMethod(method)
+    return lambda: (bound := found()) and bound()
+
+
 class ZeroEngine(ShardedModule):
     """Wraps a model for ZeRO training; made by :func:`zerorun.initialize`.
 
@@ -46,10 +52,8 @@ class ZeroEngine(ShardedModule):
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
-        finish = weakref.WeakMethod(self.finish_reduction)
-        shards.finish_reduction = lambda: (method := finish()) is not None and method()
-        forget = weakref.WeakMethod(self.zero_grad)
-        shards.until_closed(ModuleZeroGrad(model, lambda: (method := forget()) and method()))
+        shards.finish_reduction = _while_alive(self.finish_reduction)
+        shards.until_closed(ModuleZeroGrad(model, _while_alive(self.zero_grad)))
         # A model whose engine is dropped keeps its gradients.
         weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
         self.batch = batch
@@ -58,8 +62,6 @@ class ZeroEngine(ShardedModule):
         self.meter = StepMeter(self.core, model, self.communicator.world_size, self.device)
         self._is_scaled = False  # a loss of this micro-step
         self.monitor = MonitorMaster({})  # of the configuration: initialize makes it
-
-    # --- the training loop ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training:
@@ -82,16 +84,12 @@ class ZeroEngine(ShardedModule):
         """
         steps = self.batch.accumulation_steps
         with self.meter.backward:
-            scaled = self.scale(self._weighted(loss, scale_wrt_gas))
-            self.meter.saw_loss(loss if scale_wrt_gas else loss * steps)
+            whole = loss if scale_wrt_gas else loss * steps  # the core divides by the steps
+            scaled = self.scale(whole)
+            self.meter.saw_loss(whole)
             scaled.backward(retain_graph=retain_graph, **kwargs)
             self.core.reduce_gradients()
         return loss / steps if scale_wrt_gas and steps > 1 else loss
-
-    def _weighted(self, loss: torch.Tensor, average: bool) -> torch.Tensor:
-        """The loss for which the core's division by the batch's steps gives what is asked."""
-        weight = 1 if average else self.batch.accumulation_steps
-        return loss if weight == 1 else loss * weight
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale, for programs that call backward() themselves."""
