@@ -117,19 +117,22 @@ HEADERS = [
 ]
 
 
+def _folders(path: str) -> list[str]:
+    """The first two folders of a path as one, and the first."""
+    folders = path.split("/")[:-1]
+    return ["/".join(folders[:depth]) for depth in (2, 1) if depth <= len(folders)]
+
+
 def layer_of(path: str) -> str | None:
     """The layer that holds a file or, for an include, is named by its path."""
     if path.startswith("zerorun/"):
         return "include/zerorun"
-    folders = path.split("/")[:-1]
-    layers = ("/".join(folders[:depth]) for depth in (2, 1) if depth <= len(folders))
-    return next((layer for layer in layers if layer in LEVEL), None)
+    return next((folder for folder in _folders(path) if folder in LEVEL), None)
 
 
 def room_of(path: str, layer: str) -> str:
     """The room of the layer that holds the file."""
-    folders = path.removeprefix(f"{layer}/").split("/")[:-1]
-    rooms = ("/".join(folders[:depth]) for depth in (2, 1) if depth <= len(folders))
+    rooms = _folders(path.removeprefix(f"{layer}/"))
     return next((room for room in rooms if (layer, room) in ROOM_LEVEL), "")
 
 

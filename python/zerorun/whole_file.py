@@ -45,7 +45,7 @@ def _replacing(target: str, temporary: str) -> Iterator[BinaryIO]:
         with open(target, "wb") as file:
             yield file
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)  # of a killed process that had this number
     try:
         with open(temporary, "xb") as file:
