@@ -255,12 +255,12 @@ std::vector<StateSpec> decode_states(const JsonReader& top, const std::string& f
   return states;
 }
 
-// The indices of what the engine keeps for the parameter, adding what is not listed yet. As the
-// optimizer's rules list their states in one order each, and no state belongs to two of them, the
-// indices ascend.
-std::vector<int> add_states(EngineStates& engine, ParameterId id, std::vector<StateSpec>& states) {
-  std::vector<StateSpec> own = {{kMasterKind, engine.master_dtype()}};
-  for (const StateSpec& spec : engine.state_specs(id)) own.push_back(spec);
+// The indices of a parameter's states, adding what is not listed yet. As the optimizer's rules list
+// their states in one order each, and no state belongs to two of them, the indices ascend.
+std::vector<int> add_states(DType master_dtype, std::span<const StateSpec> of_optimizer,
+                            std::vector<StateSpec>& states) {
+  std::vector<StateSpec> own = {{kMasterKind, master_dtype}};
+  own.insert(own.end(), of_optimizer.begin(), of_optimizer.end());
   std::vector<int> indices;
   for (const StateSpec& spec : own) {
     const auto found = std::find(states.begin(), states.end(), spec);
@@ -274,26 +274,36 @@ std::vector<int> add_states(EngineStates& engine, ParameterId id, std::vector<St
 
 int64_t Manifest::Parameter::numel() const { return checked_numel(shape, size_of(DType::fp32)); }
 
-Manifest describe_engine(EngineStates& engine) {
+Manifest describe_model(std::span<const ParameterSpec> specs, DType param_dtype, DType master_dtype,
+                        const StatesOf& states_of) {
   Manifest manifest;
   manifest.zerorun_version = ZERORUN_VERSION;
-  manifest.progress = engine.progress();
-  manifest.groups.assign(engine.groups().begin(), engine.groups().end());
-  for (const ParameterSpec& spec : engine.parameters()) {
+  for (const ParameterSpec& spec : specs) {
     const auto id = static_cast<ParameterId>(manifest.parameters.size());
     Manifest::Parameter parameter;
     parameter.name = spec.name;
     if (spec.alias_of.empty()) {
       parameter.shape = spec.shape;
-      parameter.dtype = engine.param_dtype();
+      parameter.dtype = param_dtype;
       parameter.trainable = spec.trainable;
       parameter.group = spec.group;
-      if (spec.trainable) parameter.states = add_states(engine, id, manifest.states);
+      if (spec.trainable) {
+        parameter.states = add_states(master_dtype, states_of(id), manifest.states);
+      }
     } else {
       parameter.alias_of = spec.alias_of;
     }
     manifest.parameters.push_back(std::move(parameter));
   }
+  return manifest;
+}
+
+Manifest describe_engine(EngineStates& engine) {
+  Manifest manifest =
+      describe_model(engine.parameters(), engine.param_dtype(), engine.master_dtype(),
+                     [&](ParameterId id) { return engine.state_specs(id); });
+  manifest.progress = engine.progress();
+  manifest.groups.assign(engine.groups().begin(), engine.groups().end());
   return manifest;
 }
 

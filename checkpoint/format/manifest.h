@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +52,12 @@ inline constexpr int kFormatVersion = 4;
 inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 
+// The states that the optimizer keeps for a parameter.
+using StatesOf = std::function<std::span<const StateSpec>(ParameterId)>;
+
+// The table of a model's parameters and of what is kept for each.
+Manifest describe_model(std::span<const ParameterSpec> specs, DType param_dtype, DType master_dtype,
+                        const StatesOf& states_of);
 // Everything about the engine's model but the shards and the client state.
 Manifest describe_engine(EngineStates& engine);
 

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/format/manifest.h"
+#include "tools/plan/plan_manifest.h"
 #include "tools/terminal/byte_size.h"
 #include "zero/groups/link_savings.h"
 #include "zero/memory_plan.h"
 #include "zero/partition/sharding.h"
-#include "zerorun/version.h"
 
 namespace zerorun {
 
@@ -110,24 +109,6 @@ std::string text_of_seconds(double seconds) {
   return seconds >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.2f} ms", 1e3 * seconds);
 }
 
-int64_t manifest_nbytes(const ShardedModel& model) {
-  Manifest manifest;
-  manifest.zerorun_version = ZERORUN_VERSION;
-  manifest.groups.resize(1);
-  for (const ParameterSpec& spec : model.model.specs()) {
-    manifest.parameters.push_back(
-        {.name = spec.name, .shape = spec.shape, .dtype = model.sharding.param_dtype});
-  }
-  for (int rank = 0; rank < model.sharding.world_size; ++rank) {
-    manifest.shards.push_back(
-        {.name = fmt::format("shard-{:05}-of-{:05}.safetensors", rank, model.sharding.world_size),
-         .nbytes = uint64_t{1} << 30,
-         .header_nbytes = 1 << 12,
-         .header_hash = ~uint64_t{0}});
-  }
-  return static_cast<int64_t>(encode_manifest(manifest).size());
-}
-
 std::string growth(const ShardedModel& model, const Cluster& cluster) {
   int64_t padded = 0;
   int64_t numel = 0;
@@ -143,7 +124,7 @@ std::string growth(const ShardedModel& model, const Cluster& cluster) {
       "  rendezvous              {} values set in rank 0's store, which each rank reads as one "
       "list\n",
       ranks, 100.0 * static_cast<double>(padded - numel) / static_cast<double>(numel),
-      text_of(manifest_nbytes(model)), ranks, ranks);
+      text_of(plan_manifest(model)), ranks, ranks);
 }
 
 struct Choice {

@@ -4,13 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string>
 
+#include "checkpoint/files/layout.h"
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tools/plan/plan.h"
+#include "tools/plan/plan_manifest.h"
+#include "zerorun/checkpoint.h"
 
 namespace zerorun::simulation {
 namespace {
@@ -119,6 +124,40 @@ TEST(SimulationTest, PlansTheCallsThatRanksMake) {
       expect_planned(", second copy and 8 bits");
     }
   }
+}
+
+TEST(SimulationTest, PlansTheCallsOfSixtyFourRanks) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.reduce_bucket_size = 5000;
+  config.zero.param_persistence_threshold = 200;
+  config.zero.max_reuse_distance = 0;
+  EXPECT_EQ(planned(config, 16, 4), counted(config, 16, 4));
+  config.zero.hpz_partition_size = 8;
+  EXPECT_EQ(planned(config, 64, 8), counted(config, 64, 8)) << "second copy";
+  config.zero.hpz_partition_size = 1;
+  config.zero.stage = 2;
+  config.zero.shard_group_size = 8;
+  EXPECT_EQ(planned(config, 64, 8), counted(config, 64, 8)) << "groups";
+}
+
+TEST(SimulationTest, PlansTheManifestThatRanksSave) {
+  const testing::TemporaryDirectory directory;
+  constexpr int kRanks = 16;
+  Config config;
+  config.zero.stage = 2;
+  testing::run_ranks(kRanks, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(config, *device, comm, layers(), {ParameterGroup{}, ParameterGroup{}});
+    save_checkpoint(engine->states(), comm, {.directory = directory.string(), .tag = "one"});
+  });
+  const auto saved = static_cast<double>(std::filesystem::file_size(
+      std::filesystem::path(directory.string()) / "one" / kManifestName));
+  const std::vector<ParameterSpec> specs = layers();
+  const ShardedModel model(config, specs, kRanks, /*computes_on_host=*/true);
+  EXPECT_NEAR(static_cast<double>(plan_manifest(model)), saved, 0.02 * saved);
 }
 
 TEST(SimulationTest, ACallCostsItsMessagesAndBytes) {
