@@ -1,5 +1,5 @@
-"""Runs of train that are killed at random moments of their saves, and of their loads, and prunes that
-are killed. ZERORUN_KILLS=200 says how often; without it nothing is run, since it takes minutes."""
+"""Runs of train that are killed at random moments of their saves and loads, and prunes that are.
+ZERORUN_KILLS=200 says how often; without it nothing is run, since it takes minutes."""
 
 import contextlib
 import json
