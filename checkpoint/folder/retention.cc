@@ -37,12 +37,17 @@ std::set<std::string> linked(const fs::path& directory, const std::vector<std::s
   return names;
 }
 
-// Takes the folder away from its name, then removes it.
+// Takes the folder away from its name, then removes it. Others may do the same meanwhile: a run's
+// own retention, a save that clears leftovers away.
 void remove_folder(const fs::path& folder) {
   const fs::path doomed = temporary_path(folder, random_id());
-  rename_path(folder, doomed);
   std::error_code error;
-  fs::remove_all(doomed, error);
+  fs::rename(folder, doomed, error);
+  if (error == std::errc::no_such_file_or_directory && !path_exists(folder)) return;
+  if (error) fail<IoError>("cannot remove {}: {}", folder.string(), error.message());
+  do {  // an entry that another process has removed first ends a walk
+    fs::remove_all(doomed, error);
+  } while (error == std::errc::no_such_file_or_directory);
   if (error) fail<IoError>("cannot remove {}: {}", doomed.string(), error.message());
 }
 

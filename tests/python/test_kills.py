@@ -1,5 +1,5 @@
-"""Runs of train that are killed at random moments of their saves. ZERORUN_KILLS=200 says how often;
-without it nothing is run, since it takes minutes."""
+"""Runs of train that are killed at random moments of their saves and loads, and prunes that are.
+ZERORUN_KILLS=200 says how often; without it nothing is run, since it takes minutes."""
 
 import contextlib
 import json
@@ -31,11 +31,26 @@ def run_and_kill(command: list[object], out: Path, wait_s: float) -> None:
     deadline = time.monotonic() + 120
     while latest_of(out) == before and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
+    seen = latest_of(out)
     time.sleep(wait_s)
     with contextlib.suppress(ProcessLookupError):  # it has failed, and says why
         os.killpg(job.pid, signal.SIGKILL)
     _, errors = job.communicate(timeout=60)
-    assert latest_of(out) != before, f"no checkpoint in 120 s:\n{errors.decode()[-2000:]}"
+    told = f"exit code {job.returncode}, {before!r}, then {seen!r}:\n{errors.decode()[-2000:]}"
+    assert latest_of(out) != before, told
+
+
+def start_and_kill(command: list[object], wait_s: float) -> bool:
+    """Whether it was killed: a prune may be over before."""
+    job = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    time.sleep(wait_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    job.communicate(timeout=60)  # until the last of its processes has ended
+    return job.returncode == -signal.SIGKILL
 
 
 @pytest.mark.skipif(KILLS == 0, reason="ZERORUN_KILLS=200 runs it")
@@ -50,10 +65,14 @@ def test_a_killed_run_leaves_checkpoints_that_load(
     train += ["--sample", "", "--steps", 10**6, "--save", out, "--save_every", 1, "--keep_last", 3]
     train += ["--save_async"] if beside else []
     moments = random.Random(0)
-    reached = 0
+    reached = killed_prunes = 0
     for kill in range(KILLS):
         start = ["--resume", out] if kill else ["--model", tmp_path / "model.json"]
         run_and_kill([*train, *start], out, moments.uniform(0, 0.3))
+        prune = [zerorun, "ckpt", "prune", out, "--keep_last", 1]
+        killed_prunes += start_and_kill(prune, moments.uniform(0, 0.03))
+        if kill % 4 == 0:  # while it starts and loads
+            start_and_kill([*train, "--resume", out], moments.uniform(0, 1))
         for command in (["prune", "--keep_last", 1], ["verify"]):
             tool = subprocess.run(
                 list(map(str, [zerorun, "ckpt", command[0], out, *command[1:]])),
@@ -63,3 +82,4 @@ def test_a_killed_run_leaves_checkpoints_that_load(
         step = int(latest_of(out).removeprefix("step"))
         assert step > reached, f"kill {kill}: step {step} after {reached}"  # and so it was loaded
         reached = step
+    assert killed_prunes > 0

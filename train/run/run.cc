@@ -43,7 +43,8 @@ Run::Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& 
       stop_(stop),
       log_(comm.rank(), comm.world_size()),
       folder_(claim_folder(options_, comm, device)),
-      trainer_(setup, comm, device) {}
+      trainer_(setup, comm, device),
+      saves_(options_.save_every, options_.keep_every) {}
 
 void Run::say(const std::string& text) {
   if (progress_) {
@@ -78,7 +79,7 @@ void Run::load() {
   } else {
     const std::string warning = resume_run(options_.resume, setup_, trainer_, comm_);
     if (!warning.empty()) log_.warning("{}", warning);
-    saves_.step = options_.resume == options_.save ? trainer_.position().step : -1;
+    if (options_.resume == options_.save) saves_.saved(trainer_.position().step);
   }
   if (setup_.corpus->is_text() && setup_.model.vocabulary > setup_.corpus->vocabulary()) {
     log_.warning("the text is read as bytes, the model has {} tokens: it will learn bytes anew",
@@ -191,19 +192,10 @@ void Run::after_step(const StepReport& report) {
   save_when_due(report.step);
 }
 
-// Beside the training, a save that falls due while the one before is still being written is put off
-// to the first step after that, and stands for those that fall due meanwhile. What keep_every keeps
-// is saved at its own step, for which the training waits.
 void Run::save_when_due(int64_t step) {
-  const auto is_multiple = [step](int64_t of) { return of > 0 && step % of == 0; };
   const bool is_free = !saver_ || saver_->poll();  // throws the error of a save that has failed
   if (step == options_.steps) return;              // finish() saves
-  const bool is_due = is_multiple(options_.save_every);
-  saves_.due += is_due ? 1 : 0;
-  if (!is_due && !saves_.is_waiting) return;
-  if (is_free || (is_due && is_multiple(options_.keep_every))) return save();
-  saves_.put_off += is_due ? 1 : 0;
-  saves_.is_waiting = true;
+  if (saves_.is_time(step, is_free)) save();
 }
 
 // A file that cannot be written does not end the run, which is worth more.
@@ -228,25 +220,24 @@ void Run::trace(const std::function<std::string(Timeline&)>& work) {
 }
 
 void Run::save() {
-  if (saves_.step == trainer_.position().step) return;
+  if (saves_.last_step() == trainer_.position().step) return;
   if (!has_config_) write_run_config(options_.save, setup_, comm_, device_);
   has_config_ = true;
   const double begin = steady_seconds();
   save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
   saving_ms_ += 1e3 * (steady_seconds() - begin);
-  saves_.is_waiting = false;
-  saves_.step = trainer_.position().step;
+  saves_.saved(trainer_.position().step);
 }
 
 void Run::save_model() {
   save();
   write_hf_weights(options_.save, trainer_.engine(), comm_);
   if (saver_) saver_->wait();
-  if (saves_.put_off == 0) return;
+  if (saves_.put_off() == 0) return;
   say(
       fmt::format("{} of {} checkpoints were put off to a later step: the one before was still "
                   "being written",
-                  saves_.put_off, saves_.due));
+                  saves_.put_off(), saves_.due()));
 }
 
 void Run::finish() {

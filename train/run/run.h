@@ -10,6 +10,7 @@
 #include "train/report/rank_figures.h"
 #include "train/run/claimed_folder.h"
 #include "train/run/run_setup.h"
+#include "train/run/save_schedule.h"
 #include "train/run/stop_signal.h"
 #include "train/run/trainer.h"
 #include "zerorun/checkpoint.h"
@@ -32,13 +33,6 @@ class Run {
   void finish();
 
  private:
-  struct Saves {
-    int64_t step = -1;  // of the last one
-    int64_t due = 0;
-    int64_t put_off = 0;
-    bool is_waiting = false;  // one that was put off, until the one before is written
-  };
-
   void say(const std::string& text);
   void prepare_saves();
   void describe();
@@ -70,7 +64,7 @@ class Run {
   std::optional<Metrics> metrics_;
   std::optional<RankFigures> figures_;  // for them
   std::optional<Progress> progress_;    // rank 0
-  Saves saves_;
+  SaveSchedule saves_;
   double saving_ms_ = 0.0;   // since the last step
   bool has_config_ = false;  // the --save folder has this run's config.json
 };

@@ -1,8 +1,11 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "checkpoint/files/layout.h"
@@ -74,6 +77,37 @@ TEST_F(Directory, WhatALinkLeadsToIsKeptAndLinksAreNotCounted) {
   std::vector<std::string> removed;
   for (const SavedTag& saved : superfluous_tags(path_, {.last = 2})) removed.push_back(saved.tag);
   EXPECT_THAT(removed, ElementsAre("step2"));
+}
+
+// Prunes beside each other, and a save that clears leftovers away.
+TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
+  save("kept");
+  remove_checkpoint(path_, "already_gone");
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::string> tags;
+    for (int i = 0; i < 10; ++i) {
+      tags.push_back(fmt::format("old{}", i));
+      fs::create_directory(path_ / tags.back());
+      for (int file = 0; file < 20; ++file) {
+        testing::write_file(path_ / tags.back() / fmt::format("{}", file), "bytes");
+      }
+    }
+    const auto remove_all = [&] {
+      for (const std::string& tag : tags) EXPECT_NO_THROW(remove_checkpoint(path_, tag)) << tag;
+    };
+    std::thread one(remove_all);
+    std::thread other(remove_all);
+    std::atomic<bool> done = false;
+    std::thread saving([&] {
+      while (!done) remove_leftovers(path_);
+    });
+    one.join();
+    other.join();
+    done = true;
+    saving.join();
+    remove_leftovers(path_);
+    EXPECT_THAT(names_in(path_), ElementsAre("kept", "latest"));
+  }
 }
 
 TEST_F(Directory, AFileIsNoFolderOfCheckpoints) {
