@@ -9,10 +9,10 @@ namespace zerorun {
 namespace {
 
 // States that are stored where they are used.
-class ResidentStateStore final : public StateStore {
+class ResidentStateStore : public StateStore {
  public:
-  ResidentStateStore(std::vector<std::vector<TensorView>> chunks, std::vector<Buffer> buffers)
-      : buffers_(std::move(buffers)), chunks_(std::move(chunks)) {}
+  explicit ResidentStateStore(std::vector<std::vector<TensorView>> chunks)
+      : chunks_(std::move(chunks)) {}
 
   using StateStore::acquire;
   using StateStore::release;
@@ -24,9 +24,62 @@ class ResidentStateStore final : public StateStore {
     return chunks_.at(static_cast<size_t>(chunk));
   }
 
- private:
-  std::vector<Buffer> buffers_;
+ protected:
   std::vector<std::vector<TensorView>> chunks_;
+};
+
+// In a device's memory, or for a while in the host's.
+class DeviceStateStore final : public ResidentStateStore {
+ public:
+  DeviceStateStore(Device& device, std::vector<std::vector<TensorView>> chunks,
+                   std::vector<Buffer> buffers)
+      : ResidentStateStore(std::move(chunks)), device_(device), buffers_(std::move(buffers)) {}
+
+  std::vector<TensorView> stored(int chunk) override {
+    reload();
+    return ResidentStateStore::stored(chunk);
+  }
+
+  void offload() override {
+    if (away_) return;
+    move([&](size_t nbytes) { return device_.allocate_pinned(nbytes); },
+         [&](TensorView view, std::byte* host) {
+           device_.download(device_.inline_stream(), view, host);
+         });
+  }
+
+  void reload() override {
+    if (!away_) return;
+    move([&](size_t nbytes) { return device_.allocate(nbytes, MemoryCategory::optimizer); },
+         [&](TensorView view, std::byte* data) {
+           const std::byte* host = std::exchange(view.data, data);
+           device_.upload(device_.inline_stream(), host, view);
+         });
+  }
+
+ private:
+  // Copies every tensor to memory that is made for it; without that all stays where it is.
+  template <typename Allocate, typename Copy>
+  void move(const Allocate& allocate, const Copy& copy) {
+    std::vector<Buffer> made;
+    for (const std::vector<TensorView>& tensors : chunks_) {
+      for (const TensorView& view : tensors) made.push_back(allocate(view.nbytes()));
+    }
+    auto next = made.begin();
+    for (std::vector<TensorView>& tensors : chunks_) {
+      for (TensorView& view : tensors) {
+        copy(view, next->data());
+        view.data = (next++)->data();
+      }
+    }
+    device_.inline_stream().synchronize();
+    buffers_ = std::move(made);
+    away_ = !away_;
+  }
+
+  Device& device_;
+  std::vector<Buffer> buffers_;  // of all tensors, one after the other
+  bool away_ = false;            // in host memory
 };
 
 template <typename Allocate>
@@ -54,14 +107,14 @@ std::unique_ptr<StateStore> make_device_state_store(Device& device,
     device.fill(device.inline_stream(), view, 0.0F);
     return view;
   });
-  return std::make_unique<ResidentStateStore>(std::move(views), std::move(buffers));
+  return std::make_unique<DeviceStateStore>(device, std::move(views), std::move(buffers));
 }
 
 std::unique_ptr<StateStore> make_host_state_store(PinnedArena& arena,
                                                   std::span<const StateLayout> chunks) {
   auto views =
       views_of(chunks, [&](int64_t numel, DType dtype) { return arena.take(numel, dtype); });
-  return std::make_unique<ResidentStateStore>(std::move(views), std::vector<Buffer>{});
+  return std::make_unique<ResidentStateStore>(std::move(views));
 }
 
 size_t host_state_nbytes(const StateLayout& chunk) {

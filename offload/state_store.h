@@ -52,6 +52,10 @@ class StateStore {
   // accept_changes. From then on the views, which last as long as the store, are for reading.
   virtual std::vector<TensorView> stored(int chunk) = 0;
   virtual void accept_changes() {}
+  // Moves what is in a GPU's memory to host memory, until reload() or the next use. Views that were
+  // obtained before end. Default: nothing is in the device's memory.
+  virtual void offload() {}
+  virtual void reload() {}
 };
 
 // Stores states in the device's memory.

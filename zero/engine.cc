@@ -167,6 +167,8 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void visit_states(StateAccess access, const StateVisit& visit) override;
   void refresh_from_masters() override;
   void accept_changes() override;
+  void offload_states() override;
+  void reload_states() override { storage_.reload_states(); }
   uint64_t parameter_hash() override {
     gatherer_.updates().wait();
     return hash_parameters(context_, buckets_, memory_, moved_parameters());
@@ -352,6 +354,13 @@ void EngineImpl::accept_changes() {
   gatherer_.invalidate();
   storage_.accept_changes();
   gatherer_.updates().finish(comm_stream());
+}
+
+void EngineImpl::offload_states() {
+  gatherer_.updates().wait();
+  reducer_.wait();
+  storage_.offload_states();
+  context_.device.release_kept();  // for whoever needs the memory
 }
 
 void EngineImpl::refresh_from_masters() {

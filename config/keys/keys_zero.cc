@@ -237,8 +237,10 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
     no_effect("/zero_optimization/log_trace_cache_warnings", KeyType::boolean, "false",
               "Warns when the order of gathers changes (stage 3).",
               "a changed order costs speed, not correctness"),
-    always_on("/zero_optimization/enable_sanity_checks", "false",
-              "Ranks compare every collective they issue."),
+    pytorch("/zero_optimization/enable_sanity_checks", KeyType::boolean, "false",
+            "true: an error where a program changes parameters in GatheredParameters without a "
+            "modifier_rank, which has no effect outside of it (stage 3). Ranks compare every "
+            "collective they issue in any case."),
     not_yet("/zero_optimization/save_muon_momentum_buffer_in_memory", KeyType::boolean, "false",
             "Muon under offload: momentum stays in memory."),
     always_on("/zero_optimization/compute_grad_norm", "true",
@@ -248,14 +250,14 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
               "kernels here do not need aligned parameters"),
     block("/zero_optimization/leaf_module", "Modules that are gathered as a whole (stage 3)."),
     {.pointer = "/zero_optimization/leaf_module/classes",
-     .type = KeyType::strings,
+     .type = KeyType::string | KeyType::strings,
      .doc = "Class names of such modules, with or without the module that defines them. Not given: "
             "the mixture-of-experts blocks of Mixtral, Qwen2-MoE and Qwen3-MoE."},
     {.pointer = "/zero_optimization/leaf_module/names",
-     .type = KeyType::strings,
+     .type = KeyType::string | KeyType::strings,
      .doc = "Names of such modules, as in named_modules()."},
     {.pointer = "/zero_optimization/leaf_module/name_suffixes",
-     .type = KeyType::strings,
+     .type = KeyType::string | KeyType::strings,
      .doc = "Last parts of such modules' names."},
 });
 

@@ -198,6 +198,10 @@ class ZR_API EngineStates {
   // without refresh_from_masters: drops gathers that were started ahead, and accepts what files
   // hold. Intervals obtained before are for reading only from then on. Collective.
   virtual void accept_changes() = 0;
+  // Moves masters and optimizer states from a GPU's memory to the host's, until reload_states or
+  // whatever uses them next. Intervals obtained before end. Between steps.
+  virtual void offload_states() = 0;
+  virtual void reload_states() = 0;
 
   // Hash of all full parameters; independent of world size, stage and bucket sizes. Collective;
   // throws CommError when replicas differ.

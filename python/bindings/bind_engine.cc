@@ -280,7 +280,24 @@ void define_steps(Engines& engine) {
       .def("set_progress", &set_progress, "step_count"_a, "skipped_steps"_a,
            "loss_scaler"_a = py::none(),
            "How far training has come. `loss_scaler`: (cur_scale, cur_iter, last_overflow_iter, "
-           "cur_hysteresis), None to keep it; ConfigError for what no scaler can be in.")
+           "cur_hysteresis), None to keep it; ConfigError for what no scaler can be in.");
+}
+
+void define_memory(Engines& engine) {
+  engine
+      .def(
+          "offload_states",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.states().offload_states(); });
+          },
+          "Moves masters and optimizer states from a GPU to host memory, until reload_states() or "
+          "their next use. Tensors that view them end.")
+      .def(
+          "reload_states",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.states().reload_states(); });
+          },
+          "Brings them back.")
       .def_property_readonly(
           "model_state_bytes",
           [](const EngineHandle& self) { return self.engine().model_state_bytes(); })
@@ -348,6 +365,7 @@ void register_engine(py::module_& m) {
   define_batch(engine);
   define_state(engine);
   define_steps(engine);
+  define_memory(engine);
 }
 
 }  // namespace zerorun

@@ -21,7 +21,7 @@ from zerorun.model.expert_layout import place_experts
 from zerorun.model.leaf_modules import mark_configured
 from zerorun.model.mesh import EngineRanks, Mesh, mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
-from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
@@ -134,6 +134,10 @@ def _configure(
         engine.autocast = torch.bfloat16
     if not configuration.value_of(parsed, "/managed_gradient_accumulation", True):
         engine.core.boundary = True  # each step() ends a batch
+    for parameter in engine.layout.names:
+        partition = partition_of(parameter)
+        if partition is not None:
+            partition.refuses_edits = edits_are_refused(parsed)
 
 
 def _prepare(
@@ -263,7 +267,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
                 defaults[name] = value
         if settings.type == "SGD":
             defaults["momentum"] = settings.momentum
-        elif settings.type != "Muon":  # whose matrices have a momentum, and the rest betas
+        elif settings.type not in {"Adagrad", "Muon"}:  # Muon's matrices have a momentum
             defaults["betas"] = (settings.beta1, settings.beta2)
         super().__init__(groups, defaults)
         self.fused_rule = settings.type

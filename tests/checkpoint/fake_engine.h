@@ -130,6 +130,8 @@ class FakeEngine : public EngineStates {
     for (const StateInterval& interval : state_intervals()) visit(interval);
   }
   void accept_changes() override {}
+  void offload_states() override {}
+  void reload_states() override {}
   void refresh_from_masters() override {
     ++refreshed_;
     for (const Held& held : held_) cast_master(held.interval);

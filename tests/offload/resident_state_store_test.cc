@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -84,6 +85,25 @@ TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
   EXPECT_EQ(live(MemoryCategory::optimizer), on_device ? nbytes : 0);
   EXPECT_EQ(live(MemoryCategory::pinned), on_device ? 0 : nbytes);
   EXPECT_EQ(live(MemoryCategory::other), 0);
+}
+
+TEST_P(ResidentStateStoreTest, WhatIsOffloadedLeavesTheDeviceAndComesBackWithItsNextUse) {
+  const auto store = make({{1024, {{"master"}, {"exp_avg"}}}, {0, {{"exp_avg"}}}});
+  const std::array before = {live(MemoryCategory::optimizer), live(MemoryCategory::pinned)};
+  store->acquire(0, stream_)[1].as<float>()[1023] = 5.0F;
+  store->release(0, stream_);
+  for (int round = 0; round < 2; ++round) {
+    store->offload();
+    store->offload();
+    EXPECT_EQ(live(MemoryCategory::optimizer), 0);
+    EXPECT_EQ(live(MemoryCategory::pinned), before[0] + before[1]);
+    if (round == 0) store->reload();
+    EXPECT_EQ(store->stored(0)[1].as<float>()[1023], 5.0F);
+    EXPECT_EQ(live(MemoryCategory::optimizer), before[0]);
+    EXPECT_EQ(live(MemoryCategory::pinned), before[1]);
+    EXPECT_EQ(store->acquire(0, stream_)[1].as<float>()[1023], 5.0F);
+  }
+  EXPECT_TRUE(store->stored(1)[0].empty());
 }
 
 TEST_P(ResidentStateStoreTest, ChunksThatDoNotFitAreATypedError) {

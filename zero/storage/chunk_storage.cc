@@ -117,6 +117,10 @@ void ChunkStorage::expect(std::span<const Bucket> buckets) {
   stores_.host->expect(chunks);
 }
 
+void ChunkStorage::offload_states() {
+  if (!context_.device.is_host()) stores_.device->offload();
+}
+
 void ChunkStorage::accept_changes() {
   if (stores_.host) stores_.host->accept_changes();
   if (parameters_ != nullptr) parameters_->accept_changes();

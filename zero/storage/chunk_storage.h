@@ -75,6 +75,9 @@ class ChunkStorage {
   void expect(std::span<const Bucket> buckets);
   // As StateStore::accept_changes, parameters included.
   void accept_changes();
+  // As StateStore::offload and reload, of a GPU's states.
+  void offload_states();
+  void reload_states() { stores_.device->reload(); }
 
  private:
   StateStore& store_of(const Chunk& chunk) const {

@@ -109,7 +109,10 @@ def mark_configured(model: nn.Module, parsed: _C.ParsedConfig) -> None:
     Raises ConfigError for a name or suffix that no module has. Classes may be missing: one
     configuration serves several models.
     """
-    given = given_values(parsed, _SECTION)
+    given = {
+        key: [value] if isinstance(value, str) else value
+        for key, value in given_values(parsed, _SECTION).items()
+    }
     classes = given.get("classes")
     mark_by_class(model, DEFAULT_CLASSES if classes is None else classes)
     threshold = value_of(parsed, _THRESHOLD, 0)

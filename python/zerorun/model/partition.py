@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.config import value_of
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
 
-__all__ = ["Partition", "PrivatePartition", "partition_of"]
+__all__ = ["Partition", "PrivatePartition", "edits_are_refused", "partition_of"]
 
 _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
@@ -46,11 +47,40 @@ def partition_of(parameter: Any) -> Partition | None:
     return getattr(parameter, _ATTRIBUTE, None)
 
 
+def edits_are_refused(parsed: _C.ParsedConfig) -> bool:
+    """What a configuration says of changes within GatheredParameters that would be lost."""
+    return bool(value_of(parsed, "/zero_optimization/enable_sanity_checks", False))
+
+
+class OwnPart(torch.Tensor):
+    """``ds_tensor``: this rank's elements in the memory where they are kept, whose ``data`` can be
+    written but not replaced."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach().as_subclass(torch.Tensor)
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        if values.shape != self.shape:
+            raise _C.ConfigError(
+                f"ds_tensor.data: got shape {tuple(values.shape)}, expected {tuple(self.shape)}: "
+                "the memory of a partitioned parameter cannot be replaced, only written"
+            )
+        with torch.no_grad():
+            self.copy_(values)
+
+
 class Partition(LeftBehind):
     """Makes one parameter full and empty again, and gives it the ``ds_*`` attributes."""
 
     in_engine = False  # whether an engine's hooks gather the parameter
+    refuses_edits = False  # whether changes that would end with a gather are an error
     home: Any = None  # with drop_copies(), which forgets changes in memory that came alone
+
+    _communicator: _C.Communicator  # of the ranks that have the parameter
 
     def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
         self.parameter: Any = parameter
@@ -167,6 +197,12 @@ class Partition(LeftBehind):
         """Overwrites `values` with the root's. Collective."""
         raise NotImplementedError
 
+    def on_any_rank(self, flag: bool, what: str) -> bool:
+        """True if `flag` is on a rank that has the parameter. Collective."""
+        found = torch.tensor([int(flag)])
+        self._communicator.all_reduce(found, "max", what)
+        return bool(found.item())
+
     def watch(self, module: nn.Module) -> None:
         """Tells the engine, if there is one, that the module's forward may use the parameter."""
 
@@ -209,7 +245,7 @@ class PrivatePartition(Partition):
         super().__init__(parameter, parameter.shape)
         self.store(values)
         self._empty = values.new_empty(0)
-        self.parameter.ds_tensor = self._shard
+        self.parameter.ds_tensor = self._shard.as_subclass(OwnPart)
         self.parameter.data = self._empty
 
     @property

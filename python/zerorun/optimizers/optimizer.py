@@ -10,6 +10,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.optimizers.given_states import take_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer_probe import check_elementwise
 from zerorun.optimizers.parameter_states import ParameterStates
@@ -70,11 +71,14 @@ def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, A
 class _Replaced:
     """The ``state`` of an optimizer while an engine steps for it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, state: Any, core: _C.Engine) -> None:
         self._optimizer, self._before = optimizer, optimizer.state
+        self._core, self._steps = core, core.step_count
         optimizer.state = state
 
     def remove(self) -> None:
+        if self._core.step_count != self._steps:
+            self._before.clear()  # those that the engine has taken over are of other values
         self._optimizer.state = self._before
 
 
@@ -100,8 +104,9 @@ class ShardOptimizer(torch.optim.Optimizer):
             shards.torch_states = TorchStates(
                 shards.core, shards.layout, basic, shards.communicator
             )
-        else:  # it holds none, so it shows the engine's
-            shards.until_closed(_Replaced(basic, self.state))
+        else:  # it shows the engine's, who has its own
+            take_states(shards, basic)
+            shards.until_closed(_Replaced(basic, self.state, shards.core))
 
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""

@@ -8,7 +8,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.hooks.gather_hooks import GatherHooks, SharedUnit
 from zerorun.hooks.parameter_memory import tensor_of, write_full
-from zerorun.model.partition import Partition
+from zerorun.model.partition import OwnPart, Partition
 
 __all__ = ["EnginePartition"]
 
@@ -35,7 +35,8 @@ class EnginePartition(Partition):
         super().__init__(parameter, self._full.shape)
         self.parameter.ds_persist = not self._is_sharded
         parts = [tensor_of(interval.param) for interval in intervals]
-        self.parameter.ds_tensor = parts[0] if len(parts) == 1 else self._full.new_empty(0)
+        own = parts[0] if len(parts) == 1 else self._full.new_empty(0)
+        self.parameter.ds_tensor = own.as_subclass(OwnPart)
 
     @property
     def _is_sharded(self) -> bool:

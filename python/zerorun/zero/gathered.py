@@ -8,6 +8,7 @@ from types import TracebackType
 import torch
 from torch import nn
 
+from zerorun import _C
 from zerorun.hooks.external import register_external_parameter
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of
@@ -20,7 +21,8 @@ class GatheredParameters:
 
     `params`: a parameter or any iterable of them; ordinary parameters and duplicates are allowed
     and left alone. `modifier_rank`: that rank's changes are what all ranks have afterwards; None:
-    a rank's changes (merged adapters) are its own, and end with the block. `fwd_module`: its
+    a rank's changes (merged adapters) are its own, and end with the block; an error where the
+    configuration has ``zero_optimization.enable_sanity_checks``. `fwd_module`: its
     forward uses the parameters, which are registered as external to it. `enabled` False: nothing
     happens.
     """
@@ -37,6 +39,7 @@ class GatheredParameters:
         self._partitions: list[Partition] = []
         self._held: list[tuple[Partition, torch.Tensor]] = []  # with the data before
         self._alone: list[Partition] = []
+        self._read_only: list[tuple[Partition, torch.Tensor]] = []  # with a copy of the values
         if not enabled:
             return
         for parameter in dict.fromkeys(given):
@@ -58,6 +61,8 @@ class GatheredParameters:
                 if partition not in alone:
                     # Others read this memory: ranks that share it, or whoever had it already.
                     place(parameter, local_of(parameter).clone())
+                if self._modifier_rank is None and partition.refuses_edits:
+                    self._read_only.append((partition, local_of(parameter).clone()))
         except BaseException:
             self._release()
             raise
@@ -72,14 +77,35 @@ class GatheredParameters:
             if self._modifier_rank is not None and error is None:
                 for partition, before in self._held:
                     partition.keep_changes(before, self._modifier_rank)
+            if error is None:
+                self._check_read_only()
         finally:
             self._release()
 
+    def _check_read_only(self) -> None:
+        """Raises InternalError on every rank for what changed on one and would be lost."""
+        held, self._read_only = self._read_only, []
+        for partition, before in held:
+            now = local_of(partition.parameter)
+            same = now.shape == before.shape and torch.equal(_bits(now), _bits(before))
+            if partition.on_any_rank(not same, "changes within GatheredParameters"):
+                raise _C.InternalError(
+                    f"a parameter of shape {tuple(partition.shape)} was changed within "
+                    "GatheredParameters without modifier_rank, which would be lost: name the rank "
+                    "whose values all are to take (zero_optimization.enable_sanity_checks is on)"
+                )
+
     def _release(self) -> None:
         held, self._held = self._held, []
+        self._read_only.clear()
         for partition, before in held:
             place(partition.parameter, before)
             partition.release()
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    """Bytes, since a NaN is no other value than before."""
+    return values.detach().contiguous().flatten().view(torch.uint8)

@@ -19,7 +19,7 @@ from zerorun.device import local_device, make_current
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.mesh import data_communicator, mesh_of, ranks_of_group
 from zerorun.model.model_layout import DTYPES
-from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
 from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 
@@ -74,7 +74,9 @@ class Init:
                 "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights count "
                 "where they are keys of the configuration that initialize is given"
             )
-        self._dtype = dtype or _dtype_of(config_dict_or_path if config is None else config)
+        given = _parsed(config_dict_or_path if config is None else config)
+        self._dtype = dtype or _dtype_of(given)
+        self._refuses_edits = given is not None and edits_are_refused(given)
         self._depth: Counter[int] = Counter()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
@@ -148,7 +150,8 @@ class Init:
                     "the block, without zero.Init around it"
                 )
             share(parameter, self._communicator, "initial values under zero.Init")
-            PrivatePartition(parameter, self._communicator, self._ranks)
+            made = PrivatePartition(parameter, self._communicator, self._ranks)
+            made.refuses_edits = self._refuses_edits
 
 
 def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...] | None:
@@ -184,13 +187,17 @@ def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
         )
 
 
-def _dtype_of(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> torch.dtype | None:
-    if config is None:
+def _parsed(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None,
+) -> configuration.ParsedConfig | None:
+    if config is None or isinstance(config, Mapping):
+        return None if config is None else configuration.parse(config)
+    return configuration.load(config)
+
+
+def _dtype_of(parsed: configuration.ParsedConfig | None) -> torch.dtype | None:
+    if parsed is None:
         return None
-    if isinstance(config, Mapping):
-        parsed = configuration.parse(config)
-    else:
-        parsed = configuration.load(config)
     dtype = parsed.config.precision.param_dtype
     return None if dtype == "fp32" else DTYPES[dtype]
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import deepspeed
 import torch
+import zerorun
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
 from cases.compat import start
 from cases.models import (
     WORLD_SIZE,
+    assert_close,
     batch_of,
     config,
     loss_of,
@@ -18,6 +20,7 @@ from cases.models import (
     mean,
     part_of,
     raises,
+    reference,
     train,
 )
 
@@ -143,3 +146,31 @@ def case_which_adam_the_configuration_made(_folder: Path) -> None:
             assert isinstance(each, FusedAdam)
             assert each.adam_w_mode is mode
         engine.destroy()
+
+
+def case_a_configuration_names_optimizers_and_schedules_of_torchs(_folder: Path) -> None:
+    def make_rmsprop(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.5)
+
+    expected, _ = reference(make_rmsprop, steps=3)
+    section = {"type": "RMSprop", "params": {"lr": 1e-3, "momentum": 0.5, "alpha": "auto"}}
+    schedule = {"type": "StepLR", "params": {"step_size": 3, "gamma": 0.5}}
+    for stage in range(4):
+        engine, optimizer, _, scheduler = deepspeed.initialize(
+            model=(model := make()),
+            model_parameters=model.parameters(),
+            config=config(stage, optimizer=section, scheduler=schedule),
+        )
+        assert isinstance(optimizer.optimizer, torch.optim.RMSprop)
+        assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
+        assert engine.client_optimizer is None
+        assert engine.client_lr_scheduler is None
+        assert_close(train(engine, 3), expected)
+        assert engine.get_lr() == [5e-4]
+        engine.destroy()
+    wrong = config(1, optimizer={"type": "Optimizer"})
+    raises(zerorun.ConfigError, "/optimizer/type", lambda: start_with(wrong))
+
+
+def start_with(settings: dict[str, object]) -> None:
+    deepspeed.initialize(model=make(), config=settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import zerorun
 from torch import nn
@@ -209,3 +210,54 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.up(self.norm(x)))
+
+
+def case_sanity_checks_refuse_changes_that_would_be_lost(_folder: Path) -> None:
+    settings = config(3)
+    settings["zero_optimization"]["enable_sanity_checks"] = True
+    with Init(config=settings):
+        model = make()
+    engine = None
+    for _ in range(2):  # under zero.Init, and of an engine
+        weight = model.blocks[0].up.weight
+
+        def change(weight: nn.Parameter = weight) -> None:
+            with GatheredParameters(model.blocks[0].parameters()):
+                if RANK == 0:  # all ranks raise
+                    weight.data.mul_(2)
+
+        with GatheredParameters(weight):
+            before = weight.detach().clone()
+        raises(RuntimeError, "without modifier_rank, which would be lost", change)
+        with GatheredParameters(weight, modifier_rank=0):
+            assert torch.equal(weight, before)
+            weight.data.add_(1)
+        with GatheredParameters(weight):
+            assert torch.equal(weight, before + 1)
+        if engine is None:
+            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    engine.destroy()
+
+
+def case_the_own_part_is_written_where_it_is_kept(_folder: Path) -> None:
+    """`ds_tensor.data = values`, which would otherwise reach a tensor that nobody reads."""
+    for parameter, _ in both_states():
+        own = parameter.ds_tensor
+        own.data = torch.full_like(own, 3.0)
+        own.data += 1
+        assert type(own * 2) is torch.Tensor
+        with GatheredParameters(parameter):
+            assert torch.equal(parameter, torch.full_like(parameter, 4.0))
+        wrong = torch.zeros(own.numel() + 1)
+        with pytest.raises(zerorun.ConfigError, match="cannot be replaced"):
+            own.data = wrong
+
+
+def case_one_leaf_module_is_named_by_a_string(_folder: Path) -> None:
+    for key, name in (("classes", "Block"), ("names", "blocks.0"), ("name_suffixes", "ocks.0")):
+        settings = config(3)
+        settings["zero_optimization"]["leaf_module"] = {key: name}
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        assert is_leaf(model.blocks[0])
+        engine.destroy()

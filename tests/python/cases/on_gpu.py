@@ -372,6 +372,27 @@ def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
     engine.destroy()
 
 
+def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:
+    expected, _ = reference(steps=4)
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        losses = train(engine, 2)
+        gc.collect()
+        before = fake.bytes_held()
+        states = engine.core.memory_use()["optimizer"]
+        engine.core.offload_states()
+        assert fake.bytes_held() <= before - states
+        assert engine.core.memory_use()["optimizer"] == 0
+        engine.core.reload_states()
+        assert engine.core.memory_use()["optimizer"] == states
+        losses += train(engine, 1, 2)
+        engine.core.offload_states()
+        losses += train(engine, 1, 3)  # brings them back by itself
+        assert_close(losses, expected)
+        engine.destroy()
+
+
 def case_nothing_that_the_real_cuda_would_punish(_folder: Path) -> None:
     """Comes last: of all cases before."""
     assert not fake.violation(), fake.violation()

@@ -11,9 +11,11 @@ import zerorun
 from torch import nn
 
 from cases.models import (
+    RANK,
     STAGES,
     WORLD_SIZE,
     adamw,
+    assert_close,
     batch_of,
     config,
     loss_of,
@@ -147,3 +149,54 @@ def case_a_scheduler_of_another_optimizer_is_an_error(_folder: Path) -> None:
             ),
         )
     loss_of(model, part_of(batch_of(0))).backward()  # the model is as it was
+
+
+def case_states_that_the_given_optimizer_has_go_on(_folder: Path) -> None:
+    """A model that torch has trained for some steps before the engine takes it over."""
+
+    def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = make()
+        optimizer = adamw(model)
+        for step in range(STEPS):
+            torch_step(model, optimizer, step)
+        return model, optimizer
+
+    expected, basic = trained()
+    losses = [torch_step(expected, basic, STEPS + step) for step in range(STEPS)]
+    for stage in STAGES:
+        model, optimizer = trained()
+        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        assert int(optimizer.state[model.blocks[0].up.weight]["step"]) == STEPS
+        assert_close(train(engine, STEPS, STEPS), losses)
+        engine.destroy()
+        assert not optimizer.state  # nothing is left of before
+        model, optimizer = trained()
+        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        engine.destroy()  # unused: the states are what they were
+        assert set(optimizer.state) == set(model.parameters())
+
+
+def torch_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+    optimizer.zero_grad()
+    loss = loss_of(model, batch_of(step))
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
+    def given(change: Callable[[torch.optim.Optimizer], object]) -> Callable[[], object]:
+        model = make()
+        optimizer = adamw(model)
+        torch_step(model, optimizer, 0)
+        change(optimizer)
+        return lambda: zerorun.initialize(model, optimizer, config=config(1))
+
+    first = given(lambda o: next(iter(o.state.values()))["step"].add_(1))
+    raises(zerorun.ConfigError, "has made 1 steps of one parameter and 2 of another", first)
+    shape = given(lambda o: next(iter(o.state.values())).update(exp_avg=torch.zeros(3)))
+    raises(zerorun.ConfigError, "have shapes", shape)
+    if WORLD_SIZE > 1:
+        some = given(lambda o: o.state.clear() if RANK else None)
+        raises(zerorun.ConfigError, "has states of 0 parameters on one rank", some)

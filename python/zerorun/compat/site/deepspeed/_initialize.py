@@ -13,6 +13,7 @@ from zerorun.sequence.groups import data_parallel_size
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed._sequence import sequence_settings
+from deepspeed._torchs_own import take_torchs_own
 from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
 from deepspeed.elasticity.elasticity import check_batch_keys, ensure_immutable_elastic_config
 from deepspeed.moe.layer import MoE
@@ -103,17 +104,19 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     groups.mpu, groups.mesh_device = mpu, None if _is_sizes(mesh_param) else mesh_param
     raw = read_config(_config_of(args, config, config_params))
     settings = adapt_config(sequence_settings(raw, mpu))
-    _check(settings)
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
+    given_optimizer, given_scheduler = optimizer, lr_scheduler
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
         if given is not None and settings.pop(section, None):
             logger.warning("%s: the program's own goes before the configuration's", section)
-    given_scheduler = lr_scheduler
+    optimizer = optimizer or take_torchs_own(settings, "optimizer")
+    schedule = take_torchs_own(settings, "scheduler")
+    _check(settings)
     if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
-        lr_scheduler = maker_of(settings.get("scheduler"))
+        lr_scheduler = schedule or maker_of(settings.get("scheduler"))
         if lr_scheduler is not None:
-            del settings["scheduler"]
+            settings.pop("scheduler", None)
     data_first = bool(raw.get("use_data_before_expert_parallelism"))
     for module in model.modules():
         if isinstance(module, MoE):
@@ -130,7 +133,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
             engine_class=DeepSpeedEngine,
         )
     engine.mpu = mpu
-    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
+    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, given_optimizer
     engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)

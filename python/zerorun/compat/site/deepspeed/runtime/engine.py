@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -345,16 +345,22 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
     def offload_states(
         self,
-        include: Container[Any] | None = None,
+        include: Iterable[Any] | None = None,
         device: Any = "cpu",
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """States of CPU ranks are in host memory already; those of GPUs stay on the device."""
+        """Moves masters and optimizer states from a GPU to host memory, both together, until
+        reload_states or their next use. Parameters and gradients stay. States of CPU ranks are
+        there already."""
         _check_offload_states(self, include, device)
+        if include is None or any(getattr(k, "value", k) in _STATES for k in include):
+            self.shards.saver.wait()
+            self.core.offload_states()
 
     def reload_states(self, non_blocking: bool = False) -> None:
-        """As offload_states."""
+        """Brings them back."""
+        self.core.reload_states()
 
     def empty_partition_cache(self) -> None:
         """Gathered parameters that nobody uses hold no memory of this rank's."""
@@ -374,8 +380,11 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         return self._is_compiled
 
 
-def _check_offload_states(engine: Any, include: Container[Any] | None, device: Any) -> None:
-    """Raises for what DeepSpeed refuses, and for GPUs, whose states stay there."""
+_STATES = {OffloadStateTypeEnum.optim_states.value, OffloadStateTypeEnum.hp_params.value}
+
+
+def _check_offload_states(engine: Any, include: Iterable[Any] | None, device: Any) -> None:
+    """Raises for what DeepSpeed refuses, and for states that are not zerorun's to move."""
     known = {kind.value for kind in OffloadStateTypeEnum}
     unknown = [kind for kind in include or () if getattr(kind, "value", kind) not in known]
     if unknown:
@@ -384,8 +393,8 @@ def _check_offload_states(engine: Any, include: Container[Any] | None, device: A
         raise ValueError(f"offload_states: got device {device!r}, expected 'cpu'")
     if engine.optimizer is None:
         raise AssertionError("offload_states: this engine has no optimizer whose states to move")
-    if engine.device.type != "cpu":
+    if engine.shards.external and engine.device.type != "cpu":
         raise NotImplementedError(
-            "offload_states is not part of zerorun on GPUs: use offload_optimizer and "
-            "offload_param of the configuration, which keep states in host memory throughout"
+            "offload_states moves the states of zerorun's own rules on GPUs; this engine's are of "
+            f"{type(engine.optimizer.optimizer).__name__}: use Adam or AdamW"
         )
