@@ -285,7 +285,7 @@ Manifest describe_engine(EngineStates& engine) {
     parameter.name = spec.name;
     if (spec.alias_of.empty()) {
       parameter.shape = spec.shape;
-      parameter.dtype = engine.param_dtype();
+      parameter.dtype = spec.dtype.value_or(engine.param_dtype());
       parameter.trainable = spec.trainable;
       parameter.group = spec.group;
       if (spec.trainable) parameter.states = add_states(engine, id, manifest.states);
