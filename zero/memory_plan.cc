@@ -30,25 +30,31 @@ void plan_states(std::span<const StateLayout> chunks, MemoryPlan& plan) {
   }
 }
 
-// Elements that ParameterGatherer keeps full at one time: prefetched ones, and those used again
+// Bytes that ParameterGatherer keeps full at one time: what is prefetched, and what is used again
 // soon. Backward visits modules in reverse, so half of the reuse distance lies on each side of the
-// turn.
-int64_t gathered_numel(const Sharding& sharding, const ModelSpec& model,
-                       std::span<const Bucket> buckets) {
+// turn. The limits count elements, which may be those of the widest dtype.
+int64_t gathered_nbytes(const Sharding& sharding, const ModelSpec& model,
+                        std::span<const Bucket> buckets) {
   std::vector<int64_t> modules(static_cast<size_t>(model.module_count()), 0);
   int64_t total = 0;
+  int64_t widest = 1;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
-    modules[static_cast<size_t>(bucket.plan.module)] += bucket.layout.padded_numel();
-    total += bucket.layout.padded_numel();
+    modules[static_cast<size_t>(bucket.plan.module)] += bucket.full_nbytes();
+    total += bucket.full_nbytes();
+    widest = std::max(widest, static_cast<int64_t>(size_of(bucket.dtype)));
   }
+  // Of elements, which may be "all there are".
+  const auto at_most = [&](int64_t numel) {
+    return numel > total / widest ? total : numel * widest;
+  };
   const int64_t largest = *std::max_element(modules.begin(), modules.end());
   const ZeroConfig& zero = sharding.zero;
   const int64_t prefetched =
-      zero.prefetch_bucket_size == 0 ? 0 : std::max(largest, zero.prefetch_bucket_size);
-  const int64_t ahead = std::min(total, largest + std::min(total, prefetched));
-  const int64_t kept = std::min(zero.max_live_parameters, zero.max_reuse_distance / 2);
-  return std::min(total, std::max(ahead, std::min(total, kept) + ahead));
+      zero.prefetch_bucket_size == 0 ? 0 : std::max(largest, at_most(zero.prefetch_bucket_size));
+  const int64_t ahead = std::min(total, largest + prefetched);
+  const int64_t kept = at_most(std::min(zero.max_live_parameters, zero.max_reuse_distance / 2));
+  return std::min(total, kept + ahead);
 }
 
 // The temporary in which NCCL sums the largest bucket, where the sum is then cast or accumulated
@@ -104,27 +110,26 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
   sharding.host_ranks = host_ranks;
 
   MemoryPlan plan;
-  const BucketNumels numels = count_numels(sharding, buckets);
-  plan.parameters = nbytes_of(numels.replicated, sharding.param_dtype);
+  const BucketSizes sizes = sizes_of(sharding, buckets);
+  plan.parameters = sizes.replicated;
   const bool params_on_host = sharding.offload.param.device != OffloadDevice::none;
-  (params_on_host ? plan.pinned : plan.parameters) +=
-      nbytes_of(numels.sharded, sharding.param_dtype);
-  plan.second_copy = nbytes_of(numels.secondary, sharding.param_dtype);
-  plan.gradients = nbytes_of(numels.gradients, sharding.param_dtype) +
-                   nbytes_of(numels.reduced, sharding.accum_dtype) +
+  (params_on_host ? plan.pinned : plan.parameters) += sizes.sharded;
+  plan.second_copy = sizes.secondary;
+  plan.gradients = nbytes_of(sizes.gradients, sharding.param_dtype) +
+                   nbytes_of(sizes.reduced, sharding.accum_dtype) +
                    QuantizedReduction::sizes(sharding, buckets).lost;
   plan_states(state_layouts(sharding, rules, buckets, false), plan);
   plan_buckets_in_flight(sharding, rules, buckets, plan);
   if (!(shared_host && sharding.share_parameters) || sharding.moves_parameters()) {
-    plan.gathered = nbytes_of(gathered_numel(sharding, model, buckets), sharding.param_dtype);
+    plan.gathered = gathered_nbytes(sharding, model, buckets);
   }
   if (sharding.offloads_states() || sharding.moves_parameters()) {
     const auto chunks = state_layouts(sharding, rules, buckets, true);
-    const OffloadSizes sizes = offload_sizes(sharding, rules, buckets, chunks);
+    const OffloadSizes offloaded = offload_sizes(sharding, rules, buckets, chunks);
     plan.buckets += static_cast<int64_t>(HostGradients::device_nbytes(sharding, buckets));
-    plan.buckets += static_cast<int64_t>(sizes.parameters.device);
-    plan.pinned += static_cast<int64_t>(sizes.pinned());
-    plan.nvme = static_cast<int64_t>(sizes.states_file + sizes.parameters.file);
+    plan.buckets += static_cast<int64_t>(offloaded.parameters.device);
+    plan.pinned += static_cast<int64_t>(offloaded.pinned());
+    plan.nvme = static_cast<int64_t>(offloaded.states_file + offloaded.parameters.file);
   }
   return plan;
 }

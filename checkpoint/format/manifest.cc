@@ -284,7 +284,7 @@ Manifest describe_model(std::span<const ParameterSpec> specs, DType param_dtype,
     parameter.name = spec.name;
     if (spec.alias_of.empty()) {
       parameter.shape = spec.shape;
-      parameter.dtype = param_dtype;
+      parameter.dtype = spec.dtype.value_or(param_dtype);
       parameter.trainable = spec.trainable;
       parameter.group = spec.group;
       if (spec.trainable) {

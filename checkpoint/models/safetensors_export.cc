@@ -60,6 +60,7 @@ class Export {
   // Throws ConfigError when the model has no such parameter.
   ParameterId find(const ExportTensor& tensor) const;
   SafetensorsEntry entry_of(const ExportTensor& tensor);
+  DType dtype_of(ParameterId id) const;
 
   EngineStates& engine_;
   Agreement& agreement_;
@@ -82,16 +83,21 @@ ParameterId Export::find(const ExportTensor& tensor) const {
                     tensor.parameter);
 }
 
+DType Export::dtype_of(ParameterId id) const {
+  return engine_.parameters()[static_cast<size_t>(id)].dtype.value_or(engine_.param_dtype());
+}
+
 SafetensorsEntry Export::entry_of(const ExportTensor& tensor) {
-  const ParameterSpec& parameter = engine_.parameters()[static_cast<size_t>(find(tensor))];
-  const size_t element = size_of(engine_.param_dtype());
+  const ParameterId id = find(tensor);
+  const ParameterSpec& parameter = engine_.parameters()[static_cast<size_t>(id)];
+  const size_t element = size_of(dtype_of(id));
   const int64_t numel = checked_numel(tensor.shape, element);
   if (numel != parameter.numel()) {
     fail<ConfigError>("safetensors tensor '{}' has {} elements; parameter '{}' has {}", tensor.name,
                       numel, tensor.parameter, parameter.numel());
   }
   return {.name = tensor.name,
-          .dtype_name = std::string(safetensors_name_of(engine_.param_dtype())),
+          .dtype_name = std::string(safetensors_name_of(dtype_of(id))),
           .shape = tensor.shape,
           .nbytes = static_cast<uint64_t>(numel) * element};
 }
@@ -158,7 +164,8 @@ void Export::write() {
   engine_.visit_states(StateAccess::read, [&](const StateInterval& interval) {
     const auto places = places_.find(interval.parameter);
     if (!interval.owned || places == places_.end()) return;
-    const uint64_t skipped = static_cast<uint64_t>(interval.begin) * size_of(engine_.param_dtype());
+    const uint64_t skipped =
+        static_cast<uint64_t>(interval.begin) * size_of(dtype_of(interval.parameter));
     copies.download(interval.param, interval.param_on_host,
                     [&, skipped, places](uint64_t offset, std::span<const std::byte> bytes) {
                       for (const uint64_t begin : places->second) {

@@ -36,6 +36,9 @@ struct ParameterSpec {
   bool use_muon = false;       // a matrix that optimizer Muon orthogonalizes; the rest gets AdamW
   int ranks = 0;        // who has it: 0 all of the engine's, else EngineGroups::parts[ranks - 1]
   bool counted = true;  // false: a replica of what another part of the model adds to norms
+  // Of a frozen parameter that has another dtype than the engine's: it is kept, gathered and saved
+  // bit by bit, and never cast. uint8 is bytes whose meaning is the caller's (quantized weights).
+  std::optional<DType> dtype{};
 
   int64_t numel() const {
     int64_t product = 1;
@@ -274,7 +277,8 @@ class ZR_API Engine {
   virtual Device& device() = 0;
 
   // Fills parameters: `fill(id, begin, out)` writes elements [begin, begin + out.size()) in fp32.
-  // Each rank is asked for the elements whose master it stores, and no others. Collective.
+  // Each rank is asked for the elements whose master it stores, and no others. Parameters with a
+  // dtype of their own are left out: states() writes those. Collective.
   using FillFunction = std::function<void(ParameterId id, int64_t begin, std::span<float> out)>;
   virtual void initialize_parameters(const FillFunction& fill) = 0;
 

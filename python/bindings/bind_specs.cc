@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,18 @@ void register_specs(py::module_& m) {
       .def_readonly("trainable", &ParameterSpec::trainable)
       .def_readonly("alias_of", &ParameterSpec::alias_of)
       .def_readwrite("use_muon", &ParameterSpec::use_muon)
+      .def_property(
+          "dtype",
+          [](const ParameterSpec& self) -> std::optional<std::string> {
+            if (!self.dtype) return std::nullopt;
+            return std::string(name_of(*self.dtype));
+          },
+          [](ParameterSpec& self, const std::optional<std::string>& dtype) {
+            self.dtype.reset();
+            if (dtype) self.dtype = parse_dtype(*dtype);
+          },
+          "Of a frozen parameter that is kept bit by bit in a dtype of its own; None: the "
+          "engine's.")
       .def_readwrite("ranks", &ParameterSpec::ranks,
                      "Who has it: 0 all of the engine's ranks, else a group of Engine's `parts`, "
                      "counted from 1; -1 others than this rank.")

@@ -322,6 +322,7 @@ class ParameterSpec:
     ) -> None: ...
 
     use_muon: bool
+    dtype: str | None
     ranks: int
     counted: bool
     @property

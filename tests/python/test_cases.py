@@ -8,6 +8,7 @@ FILES = (
     "training",
     "accumulation",
     "numbers",
+    "packed_weights",
     "silence",
     "optimizers",
     "optimizer_states",
@@ -43,6 +44,7 @@ FILES = (
 ALONE = (
     "training",
     "numbers",
+    "packed_weights",
     "optimizers",
     "optimizer_states",
     "zero",

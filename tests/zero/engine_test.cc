@@ -38,6 +38,12 @@ TEST(EngineSpecs, ContradictionsNameTheParameter) {
   EXPECT_THAT(create_with({{"a", {1}, "m", 0, true, "b"}}), HasSubstr("not listed before"));
   EXPECT_THAT(create_with({{"a", {2}, "m", 0, true, ""}, {"b", {3}, "m", 0, true, "a"}}),
               HasSubstr("shape"));
+  std::vector<ParameterSpec> packed = {{"a", {2}, "m"}};
+  packed[0].dtype = DType::uint8;
+  EXPECT_THAT(create_with(packed), HasSubstr("a is uint8 and trainable"));
+  packed[0].trainable = false;
+  packed.push_back({"b", {2}, "m", 0, false, "a"});
+  EXPECT_THAT(create_with(packed), HasSubstr("dtype must agree"));
 }
 
 class EngineCalls : public ::testing::TestWithParam<int> {

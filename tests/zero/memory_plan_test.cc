@@ -27,6 +27,8 @@ std::vector<ParameterSpec> small_transformer() {
     specs.push_back({module + ".attn", {kWidth, 4 * kWidth}, module, 0, true, ""});
     specs.back().use_muon = true;
     specs.push_back({module + ".frozen", {kWidth, kWidth}, module, 0, layer != 2, ""});
+    specs.push_back({module + ".packed", {kWidth, 5 * kWidth}, module, 0, false, ""});
+    specs.back().dtype = DType::uint8;
     specs.push_back({module + ".mlp", {kWidth, 8 * kWidth}, module, 0, true, ""});
   }
   return specs;

@@ -104,13 +104,13 @@ void ParameterGatherer::take_memory(const Module& module, const EngineHooks::Ful
     const Bucket& bucket = buckets_[static_cast<size_t>(index)];
     const bool sharded = residences_[static_cast<size_t>(index)].state == State::sharded;
     if (bucket_memory_.parameters(bucket).resident || !sharded) continue;
-    const TensorView shape{nullptr, bucket.layout.padded_numel(), context_.param_dtype};
+    const TensorView shape{nullptr, bucket.layout.padded_numel(), bucket.dtype};
     taken.emplace_back(index, memory(index, shape.nbytes()));
   }
   for (auto& [index, block] : taken) {
     const Bucket& bucket = buckets_[static_cast<size_t>(index)];
     bucket_memory_.parameters(bucket).full =
-        view_of(block, context_.param_dtype, bucket.layout.padded_numel());
+        view_of(block, bucket.dtype, bucket.layout.padded_numel());
     residences_[static_cast<size_t>(index)].*place = std::move(block);
   }
   // Work that was given to the inline stream may still use what lay there before.
@@ -148,7 +148,7 @@ void ParameterGatherer::unpark(const Bucket& bucket) {
   TensorView& full = bucket_memory_.parameters(bucket).full;
   residence.full = memory_(bucket.index, full.nbytes());
   const TensorView parked = full;
-  full = view_of(residence.full, context_.param_dtype, parked.numel);
+  full = view_of(residence.full, bucket.dtype, parked.numel);
   Stream& stream = context_.device.inline_stream();
   context_.device.upload(stream, parked.data, full);
   stream.synchronize();  // `parked` ends here

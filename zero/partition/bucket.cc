@@ -78,6 +78,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
     bucket.index = static_cast<int>(buckets.size()) - 1;
     const RankPlace& place = sharding.place(plan.ranks);
     bucket.layout = lay_out(plan.parameters, place.shard_ranks, sharding.parameter_alignment);
+    bucket.dtype = plan.dtype.value_or(sharding.param_dtype);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
       return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
     };

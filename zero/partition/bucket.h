@@ -26,13 +26,18 @@ struct Bucket {
   std::string label;  // "bucket 3 (h.0.attn.weight .. h.2.mlp.bias)"
   BucketPlan plan;
   BucketLayout layout;
-  int64_t owned_begin = 0;  // of this rank's shard, layout.shard_numel elements
-  bool owned = true;        // this rank answers for its shard; else another replica does
+  DType dtype = DType::fp32;  // of the parameters: the engine's, but for some that are frozen
+  int64_t owned_begin = 0;    // of this rank's shard, layout.shard_numel elements
+  bool owned = true;          // this rank answers for its shard; else another replica does
   StoredRange stored;
   // True where this rank's shard is stored off the device and moves chunk by chunk.
   bool moves_params = false;
   std::vector<Chunk> chunks;  // of the stored range
 
+  // Bytes of all of it with its padding.
+  int64_t full_nbytes() const {
+    return layout.padded_numel() * static_cast<int64_t>(size_of(dtype));
+  }
   // Parts of parameters in `numel` elements of the stored range, from `begin` on, that are in this
   // rank's shard: at stage 0 each rank stores all.
   std::vector<Interval> shard_intervals(int64_t begin, int64_t numel) const;

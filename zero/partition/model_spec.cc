@@ -49,6 +49,11 @@ void ModelSpec::add(const ParameterSpec& spec, size_t group_count) {
     fail<ConfigError>("parameter {}: group {} does not exist, there are {}", spec.name, spec.group,
                       group_count);
   }
+  if (spec.dtype && spec.trainable) {
+    fail<ConfigError>(
+        "parameter {} is {} and trainable: one that is trained has the engine's dtype", spec.name,
+        name_of(*spec.dtype));
+  }
   numels_.push_back(count_elements(spec));
   const auto [module, fresh] =
       module_ids_.emplace(spec.module, static_cast<ModuleId>(module_ids_.size()));
@@ -67,8 +72,9 @@ void ModelSpec::add(const ParameterSpec& spec, size_t group_count) {
     fail<ConfigError>("parameter {} is tied to {}, itself tied to {}: name {} directly", spec.name,
                       target.name, target.alias_of, target.alias_of);
   }
-  if (target.shape != spec.shape || target.trainable != spec.trainable) {
-    fail<ConfigError>("parameter {} [{}] is tied to {} [{}]: shape and trainable must agree",
+  if (target.shape != spec.shape || target.trainable != spec.trainable ||
+      target.dtype != spec.dtype) {
+    fail<ConfigError>("parameter {} [{}] is tied to {} [{}]: shape, trainable and dtype must agree",
                       spec.name, fmt::join(spec.shape, ", "), target.name,
                       fmt::join(target.shape, ", "));
   }

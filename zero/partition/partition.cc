@@ -103,7 +103,7 @@ BucketLayout lay_out(std::span<const SizedParameter> parameters, int shards, int
 std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
                                      std::span<const int64_t> numels,
                                      std::span<const ModuleId> modules, const ZeroConfig& zero) {
-  using Kind = std::tuple<bool, bool, int>;  // trainable, use_muon, ranks
+  using Kind = std::tuple<bool, bool, int, std::optional<DType>>;  // as in BucketPlan
   std::map<std::pair<ModuleId, Kind>, BucketPlan> sharded;
   std::map<Kind, std::vector<SizedParameter>> replicated;
   int64_t persistent_total = 0;
@@ -114,11 +114,11 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
     if (!specs[i].alias_of.empty() || specs[i].ranks == kElsewhere) continue;
     const SizedParameter parameter{static_cast<ParameterId>(i), numels[i]};
     const bool use_muon = specs[i].trainable && specs[i].use_muon;
-    const Kind kind = {specs[i].trainable, use_muon, specs[i].ranks};
+    const Kind kind = {specs[i].trainable, use_muon, specs[i].ranks, specs[i].dtype};
     if (stage_policy(zero.stage).shard_params &&
         !stays_gathered(parameter.numel, zero, persistent_total)) {
       BucketPlan& plan = sharded[{modules[i], kind}];
-      std::tie(plan.trainable, plan.use_muon, plan.ranks) = kind;
+      std::tie(plan.trainable, plan.use_muon, plan.ranks, plan.dtype) = kind;
       plan.shard_params = true;
       plan.module = modules[i];
       plan.parameters.push_back(parameter);
@@ -136,9 +136,10 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   plans.reserve(sharded.size() + replicated.size());
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
   for (const auto& [kind, parameters] : replicated) {
-    const auto [trainable, use_muon, ranks] = kind;
+    const auto [trainable, use_muon, ranks, dtype] = kind;
     const int64_t least = use_muon ? std::max(largest, kMinMatrices * largest_matrix) : largest;
-    const BucketPlan empty{.trainable = trainable, .use_muon = use_muon, .ranks = ranks};
+    const BucketPlan empty{
+        .trainable = trainable, .use_muon = use_muon, .ranks = ranks, .dtype = dtype};
     fill_replicated(parameters, empty, cap(least), plans);
   }
   // Backward completes a bucket with its first parameter.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -60,9 +61,10 @@ struct BucketPlan {
   std::vector<SizedParameter> parameters;  // ascending ids
   bool trainable = true;
   bool use_muon = false;
-  int ranks = 0;              // ParameterSpec::ranks of all
-  bool shard_params = false;  // full only between gather and release
-  ModuleId module = -1;       // of a bucket with shard_params
+  int ranks = 0;                 // ParameterSpec::ranks of all
+  std::optional<DType> dtype{};  // ParameterSpec::dtype of all
+  bool shard_params = false;     // full only between gather and release
+  ModuleId module = -1;          // of a bucket with shard_params
 };
 
 // Buckets in the order in which backward completes them. Sharded parameters: one bucket per module.

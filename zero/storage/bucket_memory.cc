@@ -13,24 +13,34 @@ int64_t secondary_numel(const Sharding& sharding, const Bucket& bucket) {
   return bucket.layout.padded_numel() / sharding.secondary_ranks;
 }
 
+// Takes `numel` elements from the front of `bytes`. Shards are multiples of kNormBlock elements, so
+// what follows is aligned for every dtype.
+TensorView take(TensorView& bytes, int64_t numel, DType dtype) {
+  const TensorView taken{bytes.data, numel, dtype};
+  const auto nbytes = static_cast<int64_t>(taken.nbytes());
+  bytes = bytes.slice(nbytes, bytes.numel - nbytes);
+  return taken;
+}
+
 }  // namespace
 
-BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets,
-                          std::optional<int> ranks) {
-  BucketNumels numels;
+BucketSizes sizes_of(const Sharding& sharding, std::span<const Bucket> buckets,
+                     std::optional<int> ranks) {
+  BucketSizes sizes;
   for (const Bucket& bucket : buckets) {
     if (ranks && bucket.plan.ranks != *ranks) continue;
+    const auto element = static_cast<int64_t>(size_of(bucket.dtype));
     if (!bucket.plan.shard_params) {
-      numels.replicated += bucket.layout.padded_numel();
+      sizes.replicated += bucket.full_nbytes();
     } else if (!bucket.moves_params) {
-      numels.sharded += bucket.layout.shard_numel;
+      sizes.sharded += bucket.layout.shard_numel * element;
     }
-    if (bucket.plan.shard_params) numels.secondary += secondary_numel(sharding, bucket);
+    if (bucket.plan.shard_params) sizes.secondary += secondary_numel(sharding, bucket) * element;
     if (!bucket.plan.trainable) continue;
-    if (!sharding.policy.shard_grads) numels.gradients += bucket.layout.padded_numel();
-    if (!reduces_in_place(sharding)) numels.reduced += bucket.stored.host_from;
+    if (!sharding.policy.shard_grads) sizes.gradients += bucket.layout.padded_numel();
+    if (!reduces_in_place(sharding)) sizes.reduced += bucket.stored.host_from;
   }
-  return numels;
+  return sizes;
 }
 
 BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
@@ -45,11 +55,11 @@ BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket>
     }
   }
   for (int ranks = 0; ranks <= static_cast<int>(context.parts.size()); ++ranks) {
-    const BucketNumels numels = count_numels(context, buckets, ranks);
-    place_replicated(buckets, numels.replicated, ranks);
-    place_sharded(buckets, numels.sharded, ranks);
-    if (ranks == 0) place_secondary(buckets, numels.secondary);
-    place_gradients(buckets, numels, ranks);
+    const BucketSizes sizes = sizes_of(context, buckets, ranks);
+    place_replicated(buckets, sizes.replicated, ranks);
+    place_sharded(buckets, sizes.sharded, ranks);
+    if (ranks == 0) place_secondary(buckets, sizes.secondary);
+    place_gradients(buckets, sizes, ranks);
   }
   for (size_t i = 0; i < host_gradients.size(); ++i) gradients_[i].host_reduced = host_gradients[i];
 }
@@ -60,34 +70,32 @@ TensorView BucketMemory::parameters(const Bucket& bucket, const Chunk& chunk) co
   return stored.slice(chunk.begin, chunk.numel());
 }
 
-std::optional<TensorView> BucketMemory::share(int64_t numel, Sharing sharing,
+std::optional<TensorView> BucketMemory::share(int64_t nbytes, Sharing sharing,
                                               MemoryCategory category, int ranks) {
-  const size_t nbytes = static_cast<size_t>(numel) * size_of(context_.param_dtype);
-  std::optional<Buffer> buffer = context_.shards(ranks).allocate(nbytes, sharing);
+  const auto size = static_cast<size_t>(nbytes);
+  std::optional<Buffer> buffer = context_.shards(ranks).allocate(size, sharing);
   if (!buffer) return std::nullopt;
   const auto parts = static_cast<size_t>(context_.place(ranks).shard_ranks);
   ledger_.push_back(
-      context_.device.account(sharing == Sharing::per_host ? nbytes / parts : nbytes, category));
+      context_.device.account(sharing == Sharing::per_host ? size / parts : size, category));
   buffers_.push_back(std::move(*buffer));
-  return view_of(buffers_.back(), context_.param_dtype, numel);
+  return view_of(buffers_.back(), DType::uint8, nbytes);
 }
 
-TensorView BucketMemory::share_per_rank(int64_t numel, MemoryCategory category, int ranks) {
-  if (numel == 0) return {};
-  const std::optional<TensorView> arena = share(numel, Sharing::per_rank, category, ranks);
+TensorView BucketMemory::share_per_rank(int64_t nbytes, MemoryCategory category, int ranks) {
+  if (nbytes == 0) return {};
+  const std::optional<TensorView> arena = share(nbytes, Sharing::per_rank, category, ranks);
   ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.shards(ranks).transport());
   return *arena;
 }
 
 void BucketMemory::place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks) {
-  const TensorView arena = share_per_rank(total, MemoryCategory::parameters, ranks);
-  int64_t cursor = 0;
+  TensorView arena = share_per_rank(total, MemoryCategory::parameters, ranks);
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = parameters(bucket);
-    memory.full = arena.slice(cursor, bucket.layout.padded_numel());
+    memory.full = take(arena, bucket.layout.padded_numel(), bucket.dtype);
     memory.shard = memory.full.slice(bucket.owned_begin, bucket.layout.shard_numel);
-    cursor += bucket.layout.padded_numel();
   }
 }
 
@@ -104,56 +112,51 @@ void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total,
   }
   const bool resident = arena.has_value();
   if (!resident) arena = share_per_rank(total, category, ranks);
-  int64_t cursor = 0;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params || bucket.moves_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = parameters(bucket);
     const int64_t shard_numel = bucket.layout.shard_numel;
     memory.resident = resident;
     if (resident) {
-      memory.full = arena->slice(cursor * shards, shard_numel * shards);
+      memory.full = take(*arena, shard_numel * shards, bucket.dtype);
       memory.shard = memory.full.slice(bucket.owned_begin, shard_numel);
     } else {
-      memory.shard = arena->slice(cursor, shard_numel);
+      memory.shard = take(*arena, shard_numel, bucket.dtype);
     }
-    cursor += shard_numel;
   }
 }
 
 // From the group that gathers from it, which may read it in place.
 void BucketMemory::place_secondary(std::span<const Bucket> buckets, int64_t total) {
   if (total == 0) return;
-  const size_t nbytes = static_cast<size_t>(total) * size_of(context_.param_dtype);
+  const auto nbytes = static_cast<size_t>(total);
   std::optional<Buffer> buffer = context_.secondary_group->allocate(nbytes, Sharing::per_rank);
   ZR_CHECK(buffer, "transport {} gives no per-rank memory", context_.secondary_group->transport());
   ledger_.push_back(context_.device.account(nbytes, MemoryCategory::parameters));
   buffers_.push_back(std::move(*buffer));
-  const TensorView arena = view_of(buffers_.back(), context_.param_dtype, total);
-  int64_t cursor = 0;
+  TensorView arena = view_of(buffers_.back(), DType::uint8, total);
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
-    const int64_t numel = secondary_numel(context_, bucket);
-    parameters(bucket).secondary = arena.slice(cursor, numel);
-    cursor += numel;
+    parameters(bucket).secondary = take(arena, secondary_numel(context_, bucket), bucket.dtype);
   }
 }
 
-void BucketMemory::place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels,
+void BucketMemory::place_gradients(std::span<const Bucket> buckets, const BucketSizes& sizes,
                                    int ranks) {
-  const TensorView full_arena = share_per_rank(numels.gradients, MemoryCategory::gradients, ranks);
-  TensorView reduced_arena{nullptr, numels.reduced, context_.accum_dtype};
-  if (numels.reduced > 0) {
+  const TensorView shape{nullptr, sizes.gradients, context_.param_dtype};
+  TensorView full_arena =
+      share_per_rank(static_cast<int64_t>(shape.nbytes()), MemoryCategory::gradients, ranks);
+  TensorView reduced_arena{nullptr, sizes.reduced, context_.accum_dtype};
+  if (sizes.reduced > 0) {
     buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));
     reduced_arena.data = buffers_.back().data();
   }
-  int64_t full_cursor = 0;
   int64_t reduced_cursor = 0;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable || bucket.plan.ranks != ranks) continue;
     BucketGradients& memory = gradients(bucket);
     if (!context_.policy.shard_grads) {
-      memory.full = full_arena.slice(full_cursor, bucket.layout.padded_numel());
-      full_cursor += bucket.layout.padded_numel();
+      memory.full = take(full_arena, bucket.layout.padded_numel(), context_.param_dtype);
     }
     if (reduces_in_place(context_)) {
       memory.reduced = memory.full.slice(bucket.stored.begin, bucket.stored.numel);

@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-// A bucket's parameters, in the model's dtype.
+// A bucket's parameters, in Bucket::dtype.
 struct BucketParameters {
   TensorView shard;  // without data where Bucket::moves_params
   TensorView full;   // without data while a sharded bucket is released
@@ -36,8 +36,8 @@ struct BucketGradients {
   }
 };
 
-// Elements of all buckets' memory on one rank.
-struct BucketNumels {
+// All buckets' memory on one rank: bytes of parameters, elements of gradients.
+struct BucketSizes {
   int64_t replicated = 0;  // parameters that every rank stores in full
   int64_t sharded = 0;     // this rank's shards of those that are gathered where they are stored
   int64_t secondary = 0;   // this rank's part of the second copy
@@ -45,8 +45,8 @@ struct BucketNumels {
   int64_t reduced = 0;     // BucketGradients::reduced, unless it is a part of `full`
 };
 // Adds up all buckets, or those with one value of BucketPlan::ranks.
-BucketNumels count_numels(const Sharding& sharding, std::span<const Bucket> buckets,
-                          std::optional<int> ranks = std::nullopt);
+BucketSizes sizes_of(const Sharding& sharding, std::span<const Bucket> buckets,
+                     std::optional<int> ranks = std::nullopt);
 
 // Owner of the buckets' parameters and of their gradients outside the pool.
 class BucketMemory {
@@ -76,11 +76,11 @@ class BucketMemory {
   void place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks);
   void place_sharded(std::span<const Bucket> buckets, int64_t total, int ranks);
   void place_secondary(std::span<const Bucket> buckets, int64_t total);
-  void place_gradients(std::span<const Bucket> buckets, const BucketNumels& numels, int ranks);
-  // One block for all these buckets; nothing when the transport cannot give it.
-  std::optional<TensorView> share(int64_t numel, Sharing sharing, MemoryCategory category,
+  void place_gradients(std::span<const Bucket> buckets, const BucketSizes& sizes, int ranks);
+  // Bytes for all these buckets; nothing when the transport cannot give it.
+  std::optional<TensorView> share(int64_t nbytes, Sharing sharing, MemoryCategory category,
                                   int ranks);
-  TensorView share_per_rank(int64_t numel, MemoryCategory category, int ranks);
+  TensorView share_per_rank(int64_t nbytes, MemoryCategory category, int ranks);
 
   const EngineContext& context_;
   std::vector<Place> places_;                 // by parameter

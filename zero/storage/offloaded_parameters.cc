@@ -13,14 +13,13 @@ namespace {
 // One chunk is updated while another is copied to the host.
 constexpr size_t kUpdateSlots = 2;
 
-std::vector<StateLayout> layouts(const Sharding& sharding, std::span<const Bucket> buckets,
-                                 bool in_memory) {
+std::vector<StateLayout> layouts(std::span<const Bucket> buckets, bool in_memory) {
   std::vector<StateLayout> layouts;
   for (const Bucket& bucket : buckets) {
     if (!bucket.moves_params) continue;
     for (const Chunk& chunk : bucket.chunks) {
       if (chunk.param_in_file == in_memory) continue;
-      layouts.push_back({chunk.numel(), {{"param", sharding.param_dtype}}});
+      layouts.push_back({chunk.numel(), {{"param", bucket.dtype}}});
     }
   }
   return layouts;
@@ -48,11 +47,11 @@ OffloadedParameters::Sizes OffloadedParameters::sizes(const Sharding& sharding,
                                                       std::span<const Bucket> buckets) {
   Sizes sizes;
   if (!sharding.moves_parameters()) return sizes;
-  for (const StateLayout& chunk : layouts(sharding, buckets, true)) {
+  for (const StateLayout& chunk : layouts(buckets, true)) {
     sizes.memory += host_state_nbytes(chunk);
   }
   sizes.memory = align_direct(sizes.memory);
-  const std::vector<StateLayout> in_file = layouts(sharding, buckets, false);
+  const std::vector<StateLayout> in_file = layouts(buckets, false);
   sizes.staging = nvme_staging_nbytes(in_file, buffer_count(sharding));
   sizes.file = nvme_file_nbytes(in_file);
   sizes.device = kUpdateSlots * update_slot_nbytes(sharding, buckets);
@@ -71,10 +70,10 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
                               .purpose = kFilePurpose,
                               .buffer_count = buffer_count(context),
                               .aio = context.offload.aio};
-    file_ = make_nvme_state_store(context.device, arena, layouts(context, buckets, false), options);
+    file_ = make_nvme_state_store(context.device, arena, layouts(buckets, false), options);
   }
   const size_t begin = arena.taken();
-  memory_ = make_host_state_store(arena, layouts(context, buckets, true));
+  memory_ = make_host_state_store(arena, layouts(buckets, true));
   const size_t taken = arena.taken() - begin;
   arena.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
   for (const Bucket& bucket : buckets) written_.emplace_back(bucket.chunks.size());

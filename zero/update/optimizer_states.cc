@@ -65,6 +65,7 @@ void OptimizerStates::initialize(const Engine::FillFunction& source,
   const Buffer buffer = context_.device.allocate(kNumel * sizeof(float), MemoryCategory::other);
   const Fill fill_with{source, host, view_of(buffer, DType::fp32, kNumel)};
   for (const Bucket& bucket : buckets_) {
+    if (bucket.plan.dtype) continue;  // never cast, and so not filled from fp32
     for (const Chunk& chunk : bucket.chunks) {
       if (!bucket.plan.trainable) {
         fill(bucket, chunk, {}, fill_with);

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
 from zerorun import _C
 from zerorun.hooks.parameter_memory import full_view
-from zerorun.model.model_layout import DTYPES, ModelLayout
+from zerorun.model.model_layout import ModelLayout
+from zerorun.model.own_dtype import CORE_DTYPES
 
 __all__ = ["BucketMemory", "full_parameters"]
 
@@ -22,7 +25,7 @@ class BucketMemory:
     """
 
     def __init__(self, core: _C.Engine, device: torch.device) -> None:
-        self._dtype, self._device = DTYPES[core.param_dtype], device
+        self._device = device
         self._flat: dict[int, torch.Tensor] = {}  # by bucket
         self.serve(core)
 
@@ -30,11 +33,11 @@ class BucketMemory:
         """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
         core.use_full_memory(self._acquire, self._release)
 
-    def view(self, bucket: int, begin: int, numel: int, shape: torch.Size) -> torch.Tensor:
-        """A parameter in its bucket of `numel` elements. Before the first gather."""
+    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A bucket of `numel` elements. Before the first gather."""
         if bucket not in self._flat:
-            self._flat[bucket] = torch.empty(numel, dtype=self._dtype, device=self._device)
-        return self._flat[bucket][begin : begin + shape.numel()].view(shape)
+            self._flat[bucket] = torch.empty(numel, dtype=dtype, device=self._device)
+        return self._flat[bucket]
 
     def empty(self, bucket: int) -> None:
         """Once its views are made: a GPU that made all buckets first would hold the whole model."""
@@ -69,7 +72,10 @@ def full_parameters(
         else:
             buckets.setdefault(place[0], []).append((parameter, place))
     for bucket, members in buckets.items():
-        for parameter, place in members:
-            full[parameter] = memory.view(*place, layout.shapes[parameter])
+        for parameter, (_, begin, numel) in members:
+            dtype = CORE_DTYPES[layout.core_dtype(parameter) or core.param_dtype]
+            count = math.prod(layout.stored_shape(parameter))
+            part = memory.flat(bucket, numel, dtype)[begin : begin + count]
+            full[parameter] = layout.shaped(parameter, part)
         memory.empty(bucket)
     return full

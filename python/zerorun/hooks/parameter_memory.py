@@ -36,8 +36,7 @@ def tensor_of(capsule: object) -> torch.Tensor:
 
 def full_view(engine: _C.Engine, layout: ModelLayout, parameter: nn.Parameter) -> torch.Tensor:
     """The full parameter in the engine's memory, in its shape."""
-    flat = tensor_of(engine.parameter(layout.ids[parameter]))
-    return flat.view(layout.shapes[parameter])
+    return layout.shaped(parameter, tensor_of(engine.parameter(layout.ids[parameter])))
 
 
 def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
@@ -57,16 +56,16 @@ def _are_on_gpus(layout: ModelLayout, job: _C.Communicator) -> bool:
 
 
 def _full_values(
-    parameter: nn.Parameter, name: str, communicator: _C.Communicator, *, on_gpus: bool
+    parameter: nn.Parameter, layout: ModelLayout, communicator: _C.Communicator, *, on_gpus: bool
 ) -> torch.Tensor:
     """Rank 0's values on all ranks, flat. Collective."""
     partition = partition_of(parameter)
     if partition is not None:
-        return partition.gather_full().flatten()
-    values = local_of(parameter).contiguous().flatten()
+        return layout.flat(parameter, partition.gather_full())
+    values = layout.flat(parameter, local_of(parameter))
     if communicator.world_size > 1:
         broadcast = communicator.broadcast_on_gpu if on_gpus else communicator.broadcast
-        broadcast(values, 0, f"initial values of {name}")
+        broadcast(values, 0, f"initial values of {layout.names[parameter]}")
     return values
 
 
@@ -101,8 +100,7 @@ def load_parameters(
     with torch.no_grad():
         for parameter in _to_write(engine, layout):
             communicator = ranks.holding(layout.ranks_of.get(parameter, 0))
-            name = layout.names[parameter]
-            values = _full_values(parameter, name, communicator, on_gpus=on_gpus)
+            values = _full_values(parameter, layout, communicator, on_gpus=on_gpus)
             for interval in engine.state_intervals(layout.ids[parameter]):
                 part = values[interval.begin : interval.begin + interval.numel]
                 parameter_part = tensor_of(interval.param).copy_(part)
@@ -113,8 +111,8 @@ def load_parameters(
 
 
 def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
-    """Writes new full values of one parameter, the same on every rank, into this rank's part of it
-    and of its master. Collective.
+    """Writes new full values of one parameter, as ModelLayout.flat has them and the same on every
+    rank, into this rank's part of it and of its master. Collective.
     """
     engine.accept_changes()
     with torch.no_grad():

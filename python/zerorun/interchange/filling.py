@@ -13,6 +13,7 @@ from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.interchange import pickles
 from zerorun.interchange.source import Source, SourceParameter
+from zerorun.model.own_dtype import as_bytes
 from zerorun.shards import block8
 from zerorun.shards.shards import Shards
 
@@ -66,6 +67,11 @@ class Filling:
                 yield (
                     f"{names[0]} has shape {tuple(layout.shapes[parameter])}, in the checkpoint "
                     f"{found.shape}"
+                )
+            elif parameter in layout.own_dtype and found.dtype != parameter.dtype:
+                yield (
+                    f"{names[0]} is {found.dtype}, in this model {parameter.dtype}, of which no "
+                    "value may change"
                 )
             else:
                 self._found[index] = found
@@ -123,9 +129,13 @@ class Filling:
                 core.set_progress(self._steps, source.skipped_steps, source.loss_scaler)
             self._write_outside()
             written = 0
+            own_dtype = {self._shards.layout.ids[p] for p in self._shards.layout.own_dtype}
             for index, found in self._found.items():
-                for interval in core.state_intervals(index):
-                    self._write(interval, found)
+                if index in own_dtype:
+                    self._write_bytes(index, found)
+                else:
+                    for interval in core.state_intervals(index):
+                        self._write(interval, found)
                 written += found.numel  # which is the same on all ranks
                 if written > _ACCEPTED_NUMEL:
                     core.accept_changes()
@@ -160,6 +170,13 @@ class Filling:
                 targets[f"{name}_scale"].copy_(coded[1])
             else:
                 _copy(targets[name], read)
+
+    def _write_bytes(self, index: int, found: SourceParameter) -> None:
+        """A frozen parameter in a dtype of its own, bit by bit."""
+        values = as_bytes(found.full().flatten())
+        for interval in self._shards.core.state_intervals(index):
+            part = values[interval.begin : interval.begin + interval.numel]
+            tensor_of(interval.param).copy_(part)
 
     def _put(self, interval: _C.StateInterval, found: SourceParameter) -> None:
         """States of an optimizer of torch's."""

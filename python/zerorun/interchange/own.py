@@ -13,7 +13,7 @@ import torch
 from zerorun import _C, program_state
 from zerorun.interchange.source import Piece, Source, SourceParameter
 from zerorun.model import saved_buffers
-from zerorun.model.model_layout import DTYPES
+from zerorun.model.own_dtype import CORE_DTYPES
 
 __all__ = ["open_own", "optimizer_of"]
 
@@ -41,7 +41,7 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
     @functools.lru_cache(maxsize=1)  # a parameter is read piece by piece
     def values(index: int) -> torch.Tensor:
         parameter = saved.parameters[index]
-        flat = torch.empty(math.prod(parameter.shape), dtype=DTYPES[parameter.dtype])
+        flat = torch.empty(math.prod(parameter.shape), dtype=CORE_DTYPES[parameter.dtype])
         saved.read(index, flat)
         return flat
 
@@ -56,7 +56,9 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
         elif parameter.saved:
             shape = tuple(parameter.shape)
             piece = Piece(0, math.prod(shape), functools.partial(values, index))
-            made = SourceParameter(shape, [piece], DTYPES[parameter.dtype], parameter.trainable)
+            made = SourceParameter(
+                shape, [piece], CORE_DTYPES[parameter.dtype], parameter.trainable
+            )
             made.group = table[parameter.name].get("group", 0)
             source.parameters[parameter.name] = made
     return source

@@ -108,9 +108,10 @@ def _add_elsewhere(layout: ModelLayout, ranks: EngineRanks) -> None:
     own = [
         (
             layout.saved_names[p],
-            list(layout.shapes[p]),
+            layout.stored_shape(p),
             layout.group_of.get(p, 0),
             layout.is_trainable(p),
+            layout.core_dtype(p),
         )
         for p in layout.ranks_of
     ]
@@ -118,7 +119,8 @@ def _add_elsewhere(layout: ModelLayout, ranks: EngineRanks) -> None:
     found = {}
     for text in texts_of_all(json.dumps(own), ranks.job):
         found.update({name: values for name, *values in json.loads(text) if name not in have})
-    for name, (shape, group, trainable) in sorted(found.items()):
+    for name, (shape, group, trainable, dtype) in sorted(found.items()):
         spec = _C.ParameterSpec(name, shape, "", group, trainable)
         spec.ranks = _C.ELSEWHERE
+        spec.dtype = dtype
         layout.elsewhere.append(spec)

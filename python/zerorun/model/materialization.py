@@ -52,7 +52,7 @@ def materialize(
                     torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
                 _fill(path, module, metas, init, source)
             for tensor in metas.values():
-                if partition and isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+                if partition and isinstance(tensor, nn.Parameter):
                     share(tensor, communicator, f"initial values of {path}")
                     PrivatePartition(tensor, communicator)
 
@@ -153,7 +153,11 @@ def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _is_unset(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point():
         return bool(tensor.isnan().any())
-    return tensor.dtype != torch.bool and bool((tensor == torch.iinfo(tensor.dtype).min).any())
+    if tensor.dtype == torch.bool:
+        return False
+    unset = tensor == torch.iinfo(tensor.dtype).min
+    # A byte may have any value.
+    return bool(unset.all() if tensor.element_size() == 1 else unset.any())
 
 
 def _fill(

@@ -13,7 +13,13 @@ from torch import nn
 from zerorun import _C
 from zerorun.model.local_tensor import check_placements, local_of
 from zerorun.model.mesh import Mesh, check_mesh
-from zerorun.model.partition import partition_of
+from zerorun.model.own_dtype import (
+    as_bytes,
+    core_dtype_of,
+    is_packed,
+    keeps_a_copy,
+    stored_shape,
+)
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.model.units import Unit, find_units
 
@@ -36,7 +42,7 @@ def param_groups_of(model: nn.Module, model_parameters: Any) -> list[dict[str, A
 
 
 @dataclass
-class ModelLayout:
+class ModelLayout:  # size: a table, each column of which somebody reads
     """A model's parameters in the engine's order (`ids`), with their first names and units."""
 
     names: dict[nn.Parameter, str] = field(default_factory=dict)
@@ -47,8 +53,9 @@ class ModelLayout:
     ids: dict[nn.Parameter, int] = field(default_factory=dict)
     trainable: set[nn.Parameter] = field(default_factory=set)  # when the engine was made
     frozen: set[nn.Parameter] = field(default_factory=set)  # likewise
-    # Frozen parameters of a dtype that the engine does not keep (quantized weights, say), with
-    # their names: they stay as they are, in full on every rank.
+    # Frozen ones of another dtype than the engine's (quantized weights, say), which it keeps bit by
+    # bit; and those that it cannot keep, with their names: they stay in full on every rank.
+    own_dtype: set[nn.Parameter] = field(default_factory=set)
     outside: dict[nn.Parameter, str] = field(default_factory=dict)
     group_count: int = 0
     dtype: str = "fp32"  # of the parameters: fp32, bf16 or fp16
@@ -93,13 +100,15 @@ class ModelLayout:
         layout.dtype = _common_dtype(given) if dtype == "fp32" else dtype
         kept = set(DTYPES.values()) if dtype != "fp32" else {DTYPES[layout.dtype]}
         for name, parameter in given:
-            if parameter.dtype not in kept:
-                _check_outside(name, parameter, layout.dtype)
-                layout.outside.setdefault(parameter, name)
-                continue
             if parameter in layout.names:
                 layout.aliases.append((name, parameter))
                 continue
+            if parameter.dtype not in kept or is_packed(parameter):
+                _check_frozen(name, parameter)
+                if keeps_a_copy(parameter):
+                    layout.outside.setdefault(parameter, name)
+                    continue
+                layout.own_dtype.add(parameter)
             _check(name, parameter)
             check_mesh(name, parameter, mesh)
             layout.names[parameter] = name
@@ -156,13 +165,14 @@ class ModelLayout:
             specs.append(
                 _C.ParameterSpec(
                     self.saved_name(parameter),
-                    list(self.shapes[parameter]),
+                    self.stored_shape(parameter),
                     unit_of.get(parameter, ""),
                     self.group_of.get(parameter, 0),
                     self.is_trainable(parameter),
                 )
             )
             specs[-1].use_muon = self._takes_muon(parameter)
+            specs[-1].dtype = self.core_dtype(parameter)
             specs[-1].ranks = self.ranks_of.get(parameter, 0)
             specs[-1].counted = self.mesh is None or self.mesh.counts(parameter)
         for name, parameter in self.aliases:
@@ -174,7 +184,29 @@ class ModelLayout:
                     name, owner.shape, owner.module, owner.group, owner.trainable, owner.name
                 )
             )
+            specs[-1].dtype = owner.dtype
         return specs + self.elsewhere
+
+    def core_dtype(self, parameter: nn.Parameter) -> str | None:
+        """ParameterSpec.dtype of it."""
+        return core_dtype_of(parameter.dtype) if parameter in self.own_dtype else None
+
+    def stored_shape(self, parameter: nn.Parameter) -> list[int]:
+        shape = self.shapes[parameter]
+        own = parameter in self.own_dtype
+        return stored_shape(shape, parameter.dtype) if own else list(shape)
+
+    def flat(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+        """The parameter's full values in the order of the engine's memory, and in its dtype where
+        that may not change."""
+        flat = values.detach().contiguous().flatten()
+        return as_bytes(flat) if parameter in self.own_dtype else flat
+
+    def shaped(self, parameter: nn.Parameter, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter in flat memory of the engine's."""
+        if parameter in self.own_dtype:
+            flat = flat.view(parameter.dtype)
+        return flat.view(self.shapes[parameter])
 
     def saved_name(self, parameter: nn.Parameter) -> str:
         """The parameter's name among those of all ranks."""
@@ -194,6 +226,8 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     elements: Counter[torch.dtype] = Counter()
     trainable: dict[torch.dtype, str] = {}
     for name, parameter in parameters:
+        if is_packed(parameter):
+            continue
         elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
         if parameter.requires_grad:
             trainable.setdefault(parameter.dtype, name)
@@ -209,18 +243,12 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     return names[candidates[0]] if candidates else "fp32"
 
 
-def _check_outside(name: str, parameter: nn.Parameter, dtype: str) -> None:
+def _check_frozen(name: str, parameter: nn.Parameter) -> None:
     """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
     if parameter.requires_grad:
         raise _C.ConfigError(
             f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of what is "
             "trained: cast the model (model.float()), or freeze the parameter"
-        )
-    if partition_of(parameter) is not None:
-        raise _C.ConfigError(
-            f"parameter {name}, which zero.Init has partitioned, is {parameter.dtype}, and what is "
-            f"trained is {dtype}: give zero.Init the engine's configuration, which makes all "
-            "parameters of one dtype"
         )
 
 

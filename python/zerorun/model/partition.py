@@ -13,6 +13,7 @@ from zerorun import _C
 from zerorun.config import value_of
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
+from zerorun.model.own_dtype import as_bytes
 
 __all__ = ["Partition", "PrivatePartition", "edits_are_refused", "partition_of"]
 
@@ -37,7 +38,7 @@ class _CopyOf(LeftBehind):
         self._partition = partition
 
     def __call__(self, memo: dict[int, Any]) -> nn.Parameter:
-        made = self._partition.copy()
+        made = self._partition.copy(memo)
         memo[id(self._partition.parameter)] = made
         return made
 
@@ -214,13 +215,28 @@ class Partition(LeftBehind):
         finally:
             self.release()
 
-    def copy(self) -> nn.Parameter:
+    def copy(self, memo: dict[int, Any]) -> nn.Parameter:
         """A parameter with the same values: an ordinary one. Collective unless this one is full."""
         parameter = self.parameter
+        if type(parameter).__deepcopy__ is not nn.Parameter.__deepcopy__:
+            return self._copy_by_class(memo)
         values = local_of(parameter).clone() if self.available else self.gather_full()
         if is_distributed(parameter):
             return nn.Parameter(like(parameter, values), parameter.requires_grad)
         return type(parameter)(values, parameter.requires_grad)
+
+    def _copy_by_class(self, memo: dict[int, Any]) -> nn.Parameter:
+        """As copy(), for a class that copies its attributes itself (bitsandbytes' quant_state)."""
+        self.acquire()
+        try:
+            made: nn.Parameter = type(self.parameter).__deepcopy__(self.parameter, memo)
+        finally:
+            self.release()
+        for name in [name for name, value in vars(made).items() if isinstance(value, LeftBehind)]:
+            delattr(made, name)
+        for name in self._attributes():
+            vars(made).pop(name, None)
+        return made
 
 
 class PrivatePartition(Partition):
@@ -260,7 +276,8 @@ class PrivatePartition(Partition):
         if self._holders > 1:
             return
         full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
-        self._communicator.all_gather(self._shard, full, f"parameter {self.parameter.ds_id}")
+        label = f"parameter {self.parameter.ds_id}"
+        self._communicator.all_gather(as_bytes(self._shard), as_bytes(full), label)
         self.parameter.data = full[: self.numel].view(self.shape)
 
     def release(self) -> None:
@@ -273,12 +290,12 @@ class PrivatePartition(Partition):
         self._shard[: own.numel()].copy_(own)
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
-        self._communicator.broadcast(values, root, f"parameter {self.parameter.ds_id}")
+        self._communicator.broadcast(as_bytes(values), root, f"parameter {self.parameter.ds_id}")
 
-    def copy(self) -> nn.Parameter:
+    def copy(self, memo: dict[int, Any]) -> nn.Parameter:
         """Partitioned like this one while this one is empty."""
         partitioned = not self.available
-        made = super().copy()
+        made = super().copy(memo)
         if partitioned:
             PrivatePartition(made, self._communicator, self.ranks)
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,8 +81,9 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
 def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
     """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
     present = {name: value.shape for name, value in _of(model)}
+    packed = tuple(f"{name}." for name, _ in _packed(model))  # texts among it differ in length
     for name, value in saved.items():
-        if name in present and present[name] != value.shape:
+        if name in present and present[name] != value.shape and not name.startswith(packed):
             raise _C.CheckpointError(
                 f"{folder}: the buffer {name} has shape {tuple(value.shape)}, in this model "
                 f"{tuple(present[name])}; load_module_strict=False leaves it as it is"
@@ -100,3 +102,20 @@ def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     for name, value in saved.items():
         if name in present and present[name].shape == value.shape:
             present[name].detach().copy_(value)
+    for name, parameter in _packed(model):
+        parts = {key: value for key, value in saved.items() if key.startswith(f"{name}.")}
+        if parts:
+            _restore_packed(parameter, {key[len(name) + 1 :]: v for key, v in parts.items()})
+
+
+def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """bitsandbytes' 4-bit weights: what their bytes mean is among what their layers save."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if hasattr(getattr(parameter, "quant_state", None), "from_dict"):
+            yield name, parameter
+
+
+def _restore_packed(parameter: Any, parts: dict[str, torch.Tensor]) -> None:
+    parameter.quant_state = type(parameter.quant_state).from_dict(parts, parameter.device)
+    if getattr(parameter, "module", None) is not None:  # the layer, which knows it too
+        parameter.module.quant_state = parameter.quant_state

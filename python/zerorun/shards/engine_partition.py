@@ -8,6 +8,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.hooks.gather_hooks import GatherHooks, SharedUnit
 from zerorun.hooks.parameter_memory import tensor_of, write_full
+from zerorun.model.own_dtype import as_bytes
 from zerorun.model.partition import OwnPart, Partition
 
 __all__ = ["EnginePartition"]
@@ -51,7 +52,8 @@ class EnginePartition(Partition):
         return self.unit.available or not self._is_sharded
 
     def local_numel(self) -> int:
-        return sum(interval.numel for interval in self._intervals)
+        nbytes = sum(tensor_of(interval.param).nbytes for interval in self._intervals)
+        return nbytes // self._full.element_size()
 
     def acquire(self) -> None:
         self.unit.acquire()
@@ -71,14 +73,14 @@ class EnginePartition(Partition):
         return super().gather_full() if self._comes_and_goes else self._full.clone()
 
     def store(self, values: torch.Tensor) -> None:
-        flat = values.detach().flatten()
+        shaped = values.detach().view(self.shape)
         if self._comes_and_goes:
-            self._full.copy_(flat.view(self.shape))  # it may stay for the next use
-        write_full(self._hooks.core, self._id, flat)
+            self._full.copy_(shaped)  # it may stay for the next use
+        write_full(self._hooks.core, self._id, self._hooks.layout.flat(self.parameter, shaped))
 
     def watch(self, module: nn.Module) -> None:
         self._hooks.watch(module)
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         label = f"parameter {self._hooks.layout.names[self.parameter]}"
-        self._communicator.broadcast(values, root, label)
+        self._communicator.broadcast(as_bytes(values), root, label)

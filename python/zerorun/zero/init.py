@@ -19,6 +19,7 @@ from zerorun.device import local_device, make_current
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.mesh import data_communicator, mesh_of, ranks_of_group
 from zerorun.model.model_layout import DTYPES
+from zerorun.model.own_dtype import is_packed, keeps_a_copy
 from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
 from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
@@ -37,7 +38,8 @@ class Init:
     ranks make the same modules in the same order. ``Module.apply(fn)`` within the block shows `fn`
     each module's own parameters in full, and takes rank 0's changes; ``copy.deepcopy`` of a
     partitioned parameter is partitioned too. `module`: partitions that one, without a block.
-    `dtype`: of the parameters; default: bf16 or fp16 where the configuration enables one.
+    `dtype`: of floating-point parameters; default: bf16 or fp16 where the configuration enables
+    one.
     Parameters are on this rank's GPU if it has one, else in host memory, whatever `remote_device`
     and `pin_memory` say. Hooks into DeepSpeed's own partitioning are accepted.
 
@@ -140,10 +142,11 @@ class Init:
 
     def _partition(self, module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
-            usable = parameter.dtype in DTYPES.values() and not parameter.is_meta
-            if not usable or partition_of(parameter) is not None:
+            if parameter.is_meta or partition_of(parameter) is not None or _is_raw(parameter):
                 continue
-            parameter.data = parameter.data.to(self._device, self._dtype)
+            cast = parameter.dtype in DTYPES.values() and not is_packed(parameter)
+            dtype = self._dtype if cast else None
+            parameter.data = parameter.data.to(self._device, dtype)
             if is_distributed(parameter):
                 raise _C.ConfigError(
                     f"zero.Init: {type(module).__name__} has a DTensor: parallelize a module after "
@@ -152,6 +155,12 @@ class Init:
             share(parameter, self._communicator, "initial values under zero.Init")
             made = PrivatePartition(parameter, self._communicator, self._ranks)
             made.refuses_edits = self._refuses_edits
+
+
+def _is_raw(parameter: nn.Parameter) -> bool:
+    """True for weights that bitsandbytes will quantize when they are moved, which takes all of
+    them, or of which its layers keep a copy."""
+    return getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
 
 
 def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ import torch
 import zerorun
 from torch import nn
 from zerorun.zero import (
+    GatheredParameters,
     Init,
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -21,7 +22,6 @@ from zerorun.zero import (
 )
 
 from cases.models import (
-    RANK,
     STAGES,
     WORLD_SIZE,
     Model,
@@ -174,7 +174,7 @@ class PartlyFrozen(nn.Module):
             parameter.data = parameter.data.to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = (p.to(x.dtype) for p in self.base.parameters())
+        weight, bias = (p.to(x.dtype) for p in (self.base.weight, self.base.bias))
         return self.adapter(torch.nn.functional.linear(x, weight, bias))
 
 
@@ -193,14 +193,14 @@ def case_frozen_parameters_of_another_dtype_stay_as_they_are(_folder: Path) -> N
             engine, *_ = zerorun.initialize(
                 model, torch.optim.SGD(model.adapter.parameters(), lr=0.1), config=config(stage)
             )
-        told = [message for message in messages if "base.weight" in message]
-        assert len(told) == (1 if stage == 3 and RANK == 0 else 0)
+        assert not any("base.weight" in message for message in messages)
         engine.backward(engine(torch.ones(2, 4)).square().mean())
         engine.step()
         assert math.isfinite(engine.get_global_grad_norm())
-        for parameter, value in zip(model.base.parameters(), before, strict=True):
-            assert parameter.dtype == dtype
-            assert torch.equal(parameter.view(torch.uint8), value.view(torch.uint8))
+        with GatheredParameters(model.base.parameters()):
+            for parameter, value in zip(model.base.parameters(), before, strict=True):
+                assert parameter.dtype == dtype
+                assert torch.equal(parameter.detach().view(torch.uint8), value.view(torch.uint8))
         engine.destroy()
 
 

@@ -107,15 +107,15 @@ def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
 def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> None:
     """Their storage is empty after use, and what autograd saved of them has its values again."""
     results, most = [], 0
-    make_view = BucketMemory.view
+    make_flat = BucketMemory.flat
 
-    def view(self: BucketMemory, *place: object) -> torch.Tensor:
+    def flat(self: BucketMemory, *place: object) -> torch.Tensor:
         nonlocal most
-        result = make_view(self, *place)
-        most = max(most, sum(flat.untyped_storage().size() > 0 for flat in self._flat.values()))
+        result = make_flat(self, *place)
+        most = max(most, sum(each.untyped_storage().size() > 0 for each in self._flat.values()))
         return result
 
-    BucketMemory.view = view
+    BucketMemory.flat = flat
     for share in (True, False):
         settings = config(3, zerorun={"comm_timeout": 30, "share_parameters": share})
         settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
@@ -136,6 +136,6 @@ def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> No
             assert weight.unique().tolist() == [0.5]
         engine.destroy()
         assert weight.ds_shape == (128, 32)
-    BucketMemory.view = make_view
+    BucketMemory.flat = make_flat
     assert most == 1  # bucket at a time is full while they are set up
     assert results[0] == results[1]

@@ -1,0 +1,45 @@
+"""Frozen parameters in a dtype of their own (quantized weights, fp8), which are kept bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["CORE_DTYPES", "as_bytes", "core_dtype_of", "is_packed", "keeps_a_copy", "stored_shape"]
+
+CORE_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+}
+_NAMES = {dtype: name for name, dtype in CORE_DTYPES.items()}
+
+
+def core_dtype_of(dtype: torch.dtype) -> str:
+    """The core's dtype for it; bytes for those that the core does not know."""
+    return _NAMES.get(dtype, "uint8")
+
+
+def is_packed(parameter: Any) -> bool:
+    """True for bitsandbytes' 4-bit weights, whose bytes may be in a tensor of any dtype."""
+    return bool(getattr(parameter, "bnb_quantized", False))
+
+
+def keeps_a_copy(parameter: Any) -> bool:
+    """True for bitsandbytes' 8-bit weights: the layer holds the tensor itself, too, and puts it
+    back into the parameter at every forward."""
+    return hasattr(parameter, "CB") and hasattr(parameter, "SCB")
+
+
+def stored_shape(shape: torch.Size, dtype: torch.dtype) -> list[int]:
+    """The shape in the core: bytes of wider elements are a dimension more."""
+    wide = core_dtype_of(dtype) == "uint8" and dtype.itemsize > 1
+    return [*shape, dtype.itemsize] if wide else list(shape)
+
+
+def as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that communicators take."""
+    return flat.view(torch.uint8) if core_dtype_of(flat.dtype) == "uint8" else flat
