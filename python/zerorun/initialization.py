@@ -134,10 +134,11 @@ def _configure(
         engine.autocast = torch.bfloat16
     if not configuration.value_of(parsed, "/managed_gradient_accumulation", True):
         engine.core.boundary = True  # each step() ends a batch
+    refuses_edits = edits_are_refused(parsed)
     for parameter in engine.layout.names:
         partition = partition_of(parameter)
         if partition is not None:
-            partition.refuses_edits = edits_are_refused(parsed)
+            partition.refuses_edits = refuses_edits
 
 
 def _prepare(

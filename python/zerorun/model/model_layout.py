@@ -14,6 +14,7 @@ from zerorun import _C
 from zerorun.model.local_tensor import check_placements, local_of
 from zerorun.model.mesh import Mesh, check_mesh
 from zerorun.model.own_dtype import (
+    CORE_DTYPES,
     as_bytes,
     core_dtype_of,
     is_packed,
@@ -25,7 +26,7 @@ from zerorun.model.units import Unit, find_units
 
 __all__ = ["DTYPES", "ModelLayout", "param_groups_of"]
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {name: CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
 
 
 def param_groups_of(model: nn.Module, model_parameters: Any) -> list[dict[str, Any]]:

@@ -199,9 +199,11 @@ def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
 def _parsed(
     config: str | os.PathLike[str] | Mapping[str, Any] | None,
 ) -> configuration.ParsedConfig | None:
-    if config is None or isinstance(config, Mapping):
-        return None if config is None else configuration.parse(config)
-    return configuration.load(config)
+    if config is None:
+        return None
+    return (
+        configuration.parse(config) if isinstance(config, Mapping) else configuration.load(config)
+    )
 
 
 def _dtype_of(parsed: configuration.ParsedConfig | None) -> torch.dtype | None:

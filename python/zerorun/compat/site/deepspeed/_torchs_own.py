@@ -13,6 +13,7 @@ _PLACES = {
 }
 
 
+@functools.cache
 def _known(section: str) -> set[str]:
     """The names in lower case that zerorun has its own of."""
     kinds = configuration.schema()["properties"][section]["properties"]["type"]["anyOf"]
@@ -24,11 +25,11 @@ def take_torchs_own(settings: dict[str, Any], section: str) -> Callable[..., Any
     the section leaves the settings then. None otherwise."""
     given = settings.get(section)
     name = given.get("type") if isinstance(given, dict) else None
-    if not isinstance(name, str) or name.lower() in _known(section):
-        return None
     place, kind = _PLACES[section]
-    found = getattr(place, name, None)
+    found = getattr(place, name, None) if isinstance(name, str) else None
     if not (isinstance(found, type) and issubclass(found, kind)) or found is kind:
+        return None
+    if name.lower() in _known(section):
         return None
     del settings[section]
     params = {key: value for key, value in (given.get("params") or {}).items() if value != "auto"}
