@@ -11,6 +11,7 @@
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/device/cuda/counted_engine.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
 #include "zerorun/checkpoint.h"
@@ -95,21 +96,10 @@ TEST_F(DeviceCopiesTest, WhatIsOffloadedIsUsedWhereItIs) {
 
 std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, OffloadDevice home,
                                     float value) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.stage = 2;
-  config.offload.optimizer.device = home;
   std::vector<ParameterSpec> specs = {{"large", {kBlockNumel + 3}, "m", 0, true, ""},
                                       {"small", {5}, "m", 0, true, ""},
                                       {"frozen", {2 * kBlockNumel + 1}, "m", 0, false, ""}};
-  auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
-  engine->initialize_parameters([value](ParameterId id, int64_t begin, std::span<float> out) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = value + static_cast<float>((begin + static_cast<int64_t>(i) + id) % 977);
-    }
-  });
-  return engine;
+  return testing::make_counted_engine(device, comm, std::move(specs), value, home);
 }
 
 // The reference is an engine of the CPU with the same values.

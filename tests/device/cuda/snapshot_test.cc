@@ -10,6 +10,7 @@
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/device/cuda/counted_engine.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"
@@ -29,21 +30,11 @@ class SnapshotTest : public testing::FakeCudaTest {
 };
 
 std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, int matrices, float value) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.stage = 2;
   std::vector<ParameterSpec> specs = {{"large", {2 * kPieceNumel + 3}, "m", 0, true, ""}};
   for (int i = 0; i < matrices; ++i) {
     specs.push_back({"w" + std::to_string(i), {7, 5}, "m", 0, true, ""});
   }
-  auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
-  engine->initialize_parameters([value](ParameterId id, int64_t begin, std::span<float> out) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = value + static_cast<float>((begin + static_cast<int64_t>(i) + id) % 977);
-    }
-  });
-  return engine;
+  return testing::make_counted_engine(device, comm, std::move(specs), value);
 }
 
 // The copies follow each other on the stream; what the ranks tell each other has waits of its own.
