@@ -173,12 +173,12 @@ struct SquaresSegment {
   int64_t sum = 0;  // which
 };
 
-// Integers of few bits in the place of floats on their way between ranks (device/quantized.h): each
-// kQuantizedBlock neighbours share a scale.
+// Integers of few bits in the place of floats on their way between ranks (device/quantized.h): a
+// block has one scale of 4 bytes with 8 bits, eight of 2 bytes with 4.
 inline constexpr int64_t kQuantizedBlock = 256;
 // Bytes of `numel` elements, a multiple of kQuantizedBlock, in 4 or 8 bits each.
 constexpr int64_t quantized_nbytes(int64_t numel, int bits) {
-  return numel / kQuantizedBlock * (4 + kQuantizedBlock * bits / 8);
+  return numel / kQuantizedBlock * ((bits == 4 ? 16 : 4) + kQuantizedBlock * bits / 8);
 }
 
 // How floats become such integers.
@@ -188,11 +188,22 @@ struct Quantization {
   // transposed on the way.
   int64_t rows = 1;
   int64_t columns = 1;
-  // fp32, bf16 or fp16, one for each element; or empty. What was lost earlier is added to what is
+  // fp32, one for each element; or empty. What was lost earlier is added to what is
   // quantized. Then it becomes `beta` of itself and 1 - beta of what is lost now (Xie et al. 2024,
   // "LoCo: Low-Bit Communication Adaptor for Large-scale Model Training").
   TensorView lost{};
   float beta = 0.0F;
+};
+
+// How such integers become floats again.
+struct Dequantization {
+  int bits = 8;
+  int parts = 1;            // equal parts of the source, which are added
+  bool accumulate = false;  // to what the destination has
+  // fp32, bf16 or fp16, one for each element; or empty. The part of this number is that instead of
+  // what its integers say, which are not read.
+  TensorView exact{};
+  int exact_part = 0;
 };
 
 // The one place where CPU and GPU differ. Calls are enqueued on the stream and return at once
@@ -270,10 +281,10 @@ class ZR_API Device {
   // dst, of uint8 and quantized_nbytes(src.numel, bits), = src in few bits.
   virtual void quantize(Stream& stream, TensorView src, TensorView dst,
                         const Quantization& how) = 0;
-  // dst[i] (or, with `accumulate`, dst[i] + that) = the sum of the i-th elements of the `parts`
-  // equal parts of src, which quantize wrote: added in fp32, in their order, and rounded once.
-  virtual void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
-                          bool accumulate) = 0;
+  // dst[i] (or, with `accumulate`, dst[i] + that) = the sum of the i-th elements of the parts of
+  // src, which quantize wrote: added in fp32, in their order, and rounded once.
+  virtual void dequantize(Stream& stream, TensorView src, TensorView dst,
+                          const Dequantization& how) = 0;
   // One pass over the segments, as a whole: scale, states, update, cast. Segments ascend, do not
   // overlap, and have one rule, seed and step; what is between them stays as it is.
   virtual void update(Stream& stream, const UpdateTensors& tensors,

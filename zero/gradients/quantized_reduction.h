@@ -13,8 +13,9 @@ namespace zerorun {
 // Adds a bucket's gradient over ranks of several hosts in two hops (qgZ of ZeRO++;
 // device/quantized.h has the format of what is sent). First the ranks of each host add theirs, each
 // the slices of those ranks that have its number on their hosts; then those ranks exchange these
-// sums in 4 bits, and each adds what is for it, in fp32 and in the order of hosts. So a slice is
-// rounded to 4 bits once for each host, and its sum is on one rank only.
+// sums in 4 bits, and each adds what is for it, in fp32 and in the order of hosts, its own host's
+// as it is. So a slice is rounded to 4 bits once for each other host, and its sum is on one rank
+// only.
 //
 // Ranks that read each other's memory add in it, as ever; others exchange 8 bits in the first hop
 // too.
@@ -50,6 +51,9 @@ class QuantizedReduction {
   // The sum of this host's ranks, of the slices of all ranks with this one's number; or, where each
   // rank is alone on its host, `outgoing`.
   TensorView add_within_host(const Bucket& bucket, TensorView outgoing, Stream& stream);
+  // Quantizes the elements [begin, end) of this host's sums, into their place in `sent`.
+  void quantize_for_hosts(TensorView partial, TensorView lost, TensorView sent, int64_t begin,
+                          int64_t end, Stream& stream);
   // The two halves of `numel` elements' memory: what is sent, and what is received.
   struct Wire {
     TensorView sent;
