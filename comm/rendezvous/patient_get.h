@@ -7,15 +7,15 @@
 
 namespace zerorun {
 
-// Waits for keys of a store up to the deadline of a communicator's ranks, and says so on stderr
-// when that takes long.
+// Waits for keys of a store, up to the deadline of the communicator, and prints a notice on stderr
+// if a wait is long.
 class PatientGet {
  public:
   // `options` must outlive this.
   explicit PatientGet(const CommunicatorOptions& options) : options_(options) {}
 
-  // The value of `key`; `what` says what this rank waits for. Throws CommError at the deadline, and
-  // at once when the store is gone.
+  // Returns the value of `key`. `what` names what this rank waits for. Throws CommError at the
+  // deadline, and at once if the store is unreachable.
   std::string operator()(const std::string& key, const std::function<std::string()>& what) const;
 
  private:
