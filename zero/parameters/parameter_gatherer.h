@@ -44,8 +44,8 @@ class ParameterGatherer {
   void gather(ModuleId module, bool step_follows);
   void release(ModuleId module);
   void end_micro_step() { order_.end_micro_step(); }
-  // Called before parameters change. Drops full copies that are not in use and waits for gathers
-  // that read shards.
+  // Called before parameters change. Drops full copies that are not in use. Later writes to shards
+  // come after all gathers that read them.
   void invalidate();
 
   // Gathers the results of a step; see UpdatedParameters.

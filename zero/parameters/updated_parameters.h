@@ -8,7 +8,9 @@
 
 namespace zerorun {
 
-// Gathers updated parameter shards after a step, so that all ranks see them.
+// Makes updated parameter shards visible to all ranks after a step: it gathers the parameters that
+// ranks store in full (stages 1 and 2, small parameters at stage 3). Sharded parameters are
+// gathered when they are used.
 //
 // At stages 1 and 2 these gathers overlap with the next forward: the inline stream waits for the
 // gather of a bucket when one of its parameters is first used.
@@ -18,10 +20,11 @@ class UpdatedParameters {
                     BucketMemory& memory)
       : context_(context), buckets_(buckets), memory_(memory), gathered_(buckets.size()) {}
 
-  // Starts the gather of a bucket, after the work submitted to the inline stream.
+  // Starts the gather of a bucket, after the work submitted to the inline stream. Does nothing for
+  // sharded parameters.
   void gather(const Bucket& bucket, Stream& stream);
-  // Called after all buckets of a step. If peers read shards in place, waits until all ranks have
-  // written theirs.
+  // Called after all buckets of a step. With sharded parameters, later work of the inline stream
+  // comes after a barrier of all ranks, since peers read shards in place.
   void end(Stream& stream);
   // As end(), and waits until all gathers are complete.
   void finish(Stream& stream);
