@@ -23,7 +23,7 @@ class Topology {
   // The index of a rank among the ranks of its host.
   int local_rank(int rank) const { return places_[static_cast<size_t>(rank)].number; }
   // The rank of `host` that exchanges data with `owner`, a rank of another host, on behalf of all
-  // ranks of `host`. Different owners have different relays, so the ranks of a host share its
+  // ranks of `host`. Owners are distributed over the ranks of `host`, so that these share its
   // traffic.
   int relay(int host, int owner) const {
     const std::vector<int>& ranks = ranks_of(host);

@@ -6,9 +6,9 @@
 
 namespace zerorun {
 
-// The update of matrices by Muon. The update direction is a function of the whole matrix, so every
-// rank gathers the momentum of the bucket, orthogonalizes the matrices that intersect its shard,
-// and applies its part.
+// The update of matrices by Muon. The update direction is a function of the whole matrix. So every
+// rank gathers the bucket's direction as computed from momentum, orthogonalizes the matrices that
+// intersect its shard, and applies its part.
 class MuonStep {
  public:
   // Throws ConfigError that names the parameter if one is not a matrix.
