@@ -134,7 +134,8 @@ void Coordinator::handle_signals() {
 void Coordinator::handle_time() {
   const Clock::time_point now = Clock::now();
   for (Node& node : nodes_) {
-    if (node.call_at && now >= *node.call_at && phase_ == Phase::gathering) call(node);
+    const bool due = node.in(Node::State::absent) && node.call_at && now >= *node.call_at;
+    if (due && phase_ == Phase::gathering) call(node);
     if (!node.alive()) continue;
     node.connection.beat(now);
     if (!node.connection.open()) lose(node, "the connection to its launcher ended");

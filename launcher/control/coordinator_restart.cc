@@ -83,7 +83,9 @@ void Coordinator::miss(Node& node) {
   node.state = Node::State::absent;
   node.call_at = Clock::now() + kRejoin;
   if (loss == node.said_loss) return;
-  say(fmt::format("{}; it is called again every {} s", loss, kRejoin.count()));
+  const bool by_hand = job_.cluster.start == RemoteStart::by_hand;
+  say(by_hand ? loss + "; it is waited for"
+              : fmt::format("{}; it is called again every {} s", loss, kRejoin.count()));
   node.said_loss = loss;
 }
 

@@ -1,4 +1,4 @@
-"""What users meet between hosts: wrong interfaces and addresses, slow readers, Ctrl-C at any time."""
+"""Trouble between hosts: wrong interfaces and addresses, slow readers, Ctrl-C at any time."""
 
 import os
 import signal
