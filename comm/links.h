@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -43,7 +42,12 @@ struct LinkOptions {
   std::shared_ptr<Store> store;
   std::string prefix;   // of the store's keys
   std::string address;  // of this host, as numbers
-  std::chrono::milliseconds timeout{0};
+  // Waits for what `peer` leaves in the store.
+  std::function<std::string(int peer, const std::string& key)> get;
+  // Runs `connect`, which waits for `peer`; `cancel` ends it, from another thread.
+  std::function<void(int peer, const std::function<void()>& connect,
+                     const std::function<void()>& cancel)>
+      run;
 };
 
 }  // namespace zerorun

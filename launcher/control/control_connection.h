@@ -1,8 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "launcher/control/control_message.h"
 #include "os/file_descriptor.h"
@@ -25,9 +25,11 @@ class ControlConnection {
   // The events that poll() should wait for.
   short events() const;
   void send(const ControlMessage& message);
-  // Moves bytes both ways, and returns the messages that are complete. A connection that ended, or
-  // over which something else came, is closed afterwards.
-  std::vector<ControlMessage> service();
+  // Moves bytes both ways. A connection that ended is closed afterwards.
+  void service();
+  // The next message that is complete. Those that nobody has asked for yet stay, for whoever the
+  // connection is lent to. Where something else came the connection is closed.
+  std::optional<ControlMessage> next();
   // Says that this side lives, when it is time to.
   void beat(Clock::time_point now);
   bool silent(Clock::time_point now) const { return now - heard_ > kMaxSilence; }
@@ -37,7 +39,8 @@ class ControlConnection {
   void flush(std::chrono::milliseconds timeout);
   // A peer that is not known yet may only send little.
   void trust() { limit_ = kMaxTrustedBytes; }
-  void close() { socket_.close(); }
+  // Forgets what came and was not asked for.
+  void close();
 
  private:
   static constexpr size_t kMaxUnauthenticatedBytes = size_t{1} << 16;

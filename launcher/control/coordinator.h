@@ -46,12 +46,15 @@ class Coordinator {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // For hosts that were lost to join again when the job starts anew.
+  // For hosts that were lost to join again when the job starts anew, where it can do without them;
+  // else the time between two calls.
   static constexpr std::chrono::seconds kRejoin{10};
   enum class Phase : uint8_t { gathering, running, ending, done };
 
   void start_launchers();
+  void start_own_launcher();
   void wait_and_handle();
+  void handle_messages();
   void handle_signals();
   void handle_time();
 
@@ -74,16 +77,22 @@ class Coordinator {
   bool restart(const std::string& reason);
   // Expects hosts that were lost to join again; false where none can.
   bool call_back();
+  // The command that starts the launcher of this node alone, or null.
+  const RemoteCommand* command_for(const Node& node) const;
+  bool may_return(const Node& node) const;
+  void call(Node& node);
+  // A node did not come, or was lost, while hosts gather for a restart.
+  void miss(Node& node);
+  int number_of(const Node& node) const { return static_cast<int>(&node - nodes_.data()); }
   void finish(int code, const std::string& report);
-  void say(const std::string& line) { errors_.append(-1, "[zerorun] " + line + "\n"); }
+  void say(const std::string& line) { output_.errors.append(-1, "[zerorun] " + line + "\n"); }
   void tell_all(const ControlMessage& message);
   int wind_up();
 
   CoordinatedJob job_;
   const FileDescriptor& guardian_;
   FileDescriptor signals_;
-  OutputQueue output_;
-  OutputQueue errors_;
+  OutputQueues output_;
   ControlServer server_;
   Starters starters_;
   std::vector<Node> nodes_;

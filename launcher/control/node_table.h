@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,6 +23,9 @@ struct Node {
   ControlConnection connection{};
   std::optional<ControlMessage> end{};  // how its ranks ended in this run
   std::string loss{};                   // why it is lost
+  std::string said_loss{};              // the last one that was told
+  // When the command that starts its launcher is to be tried again.
+  std::optional<std::chrono::steady_clock::time_point> call_at{};
   // The order in which the nodes failed in this run; 0 = it has not.
   int failure_order = 0;
 

@@ -12,6 +12,9 @@ struct HostSlots {
   // Numbers of GPUs, or of CPU ranks; one rank each, in this order. Empty where only the launcher
   // on that host can tell: it chooses them by the same options, and the launchers tell each other.
   std::vector<int> slots;
+  std::string user{};  // to log in as; empty: as the starter's own settings say
+
+  std::string login() const { return user.empty() ? host : user + "@" + host; }
 };
 
 // How a launcher on each host comes to run.

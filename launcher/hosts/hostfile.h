@@ -15,7 +15,7 @@ namespace zerorun {
 //   worker-2 slots=4 max_slots=8
 //   worker-3:4
 //   [fe80::1]:4
-//   worker-4                      # as many slots as it has
+//   me@worker-4                   # as many slots as it has; for ssh or pdsh to log in as "me"
 // Slots count from 0; without a number they are left for the host itself to tell (empty). Throws
 // ConfigError with `name` and the line for anything else, and for a file without hosts.
 std::vector<HostSlots> parse_hostfile(std::string_view text, const std::string& name);

@@ -1,13 +1,17 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "launcher/ranks/poll_set.h"
 #include "launcher/ranks/process.h"
 
 namespace zerorun {
@@ -33,8 +37,6 @@ class OutputQueue {
   bool broken() const { return broken_; }
   // Writes as much as cannot block after poll() reported room.
   void write_some();
-  // Writes everything, blocking.
-  void drain();
 
  private:
   void lose_text();
@@ -48,6 +50,22 @@ class OutputQueue {
   bool broken_ = false;
   bool warned_ = false;
 };
+
+// The launcher's standard output and error.
+struct OutputQueues {
+  OutputQueue output{STDOUT_FILENO};
+  OutputQueue errors{STDERR_FILENO};
+
+  bool pending() const { return output.pending() || errors.pending(); }
+  // Writes where there is room, while others are waited for.
+  void add_to(PollSet& waits);
+};
+
+// Writes what is left when nothing else is to be done. A reader may take its time until a signal in
+// `signals` asks to stop, as `asked` has done already, or `guardian` reads end-of-file: what cannot
+// be written within a moment then is dropped. The signal, or nothing.
+std::optional<int> write_rest(OutputQueues& queues, const FileDescriptor& signals,
+                              const FileDescriptor& guardian, std::optional<int> asked = {});
 
 // The last lines of a stream. Of text that overwrites itself with carriage returns (a progress bar)
 // only the final state counts.

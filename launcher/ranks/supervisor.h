@@ -43,12 +43,13 @@ struct RunEnd {
 class Supervisor {
  public:
   // `guardian` reads end-of-file when the guardian is dead. `coordinator` is the connection to it
-  // in a job of several hosts, else null. Both outlive the supervisor. Throws ConfigError when a
-  // log file cannot be opened.
+  // in a job of several hosts, else null. All that is given by reference outlives the supervisor.
+  // Throws ConfigError when a log file cannot be opened.
   Supervisor(Job job, const FileDescriptor& guardian, const sigset_t& rank_signal_mask,
-             ControlConnection* coordinator = nullptr);
+             OutputQueues& output, ControlConnection* coordinator = nullptr);
 
-  // Until no process of the job is left. Throws ConfigError if the program cannot be executed.
+  // Until no process of the job is left. A slow reader may then have left some of the output in
+  // its queue. Throws ConfigError if the program cannot be executed.
   RunEnd run();
 
  private:
@@ -84,7 +85,6 @@ class Supervisor {
   bool any_running() const;
   // After success: a moment for processes that the ranks have left behind.
   void wait_for_leftovers();
-  void finish_output();
   RunEnd conclude();
   RankFailure describe_failed_rank() const;
 
@@ -94,8 +94,7 @@ class Supervisor {
   int guardian_;  // -1 once it is dead
   ControlConnection* coordinator_;
   FileDescriptor signals_;
-  OutputQueue stdout_;
-  OutputQueue stderr_;
+  OutputQueues& output_;
   std::vector<RankProcess> ranks_;
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;  // of the present phase
