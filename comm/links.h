@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,7 +43,12 @@ struct LinkOptions {
   std::shared_ptr<Store> store;
   std::string prefix;   // of the store's keys
   std::string address;  // of this host, a numeric IP address
-  std::chrono::milliseconds timeout{0};
+  // Waits for a value that `peer` writes to the store.
+  std::function<std::string(int peer, const std::string& key)> get;
+  // Runs `connect`, which waits for `peer`. `cancel` ends that wait; another thread may call it.
+  std::function<void(int peer, const std::function<void()>& connect,
+                     const std::function<void()>& cancel)>
+      run;
 };
 
 }  // namespace zerorun

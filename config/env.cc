@@ -153,11 +153,15 @@ void check_thread_count(std::string_view value) {
 std::optional<long> read_environment_int(std::string_view name, long low, long high) {
   const std::optional<std::string> text = read_environment(name);
   if (!text) return std::nullopt;
+  return parse_environment_int(name, *text, low, high);
+}
+
+long parse_environment_int(std::string_view name, std::string_view text, long low, long high) {
   long value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size() || value < low || value > high) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
     fail<ConfigError>("environment variable {}='{}': expected an integer from {} to {}", name,
-                      printable(*text), low, high);
+                      printable(text), low, high);
   }
   return value;
 }

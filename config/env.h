@@ -31,6 +31,8 @@ bool hides_all_gpus();
 bool is_on(std::string_view value);
 // The value as an integer in [low, high]; throws ConfigError naming variable, value and range.
 std::optional<long> read_environment_int(std::string_view name, long low, long high);
+// The same of a value that has been read.
+long parse_environment_int(std::string_view name, std::string_view text, long low, long high);
 
 // The time of ZERORUN_COMM_TIMEOUT, which is in seconds, else `configured`. Throws ConfigError
 // unless it is a number above 0, of at most 1e6.

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "zerorun/communicator.h"
 
@@ -11,8 +13,12 @@ namespace zerorun {
 // if a wait is long.
 class PatientGet {
  public:
-  // `options` must outlive this.
-  explicit PatientGet(const CommunicatorOptions& options) : options_(options) {}
+  // Between two calls of `look`.
+  static constexpr std::chrono::seconds kLook{1};
+
+  // `options` must outlive this. `look` may throw what ends a wait.
+  explicit PatientGet(const CommunicatorOptions& options, std::function<void()> look = {})
+      : options_(options), look_(std::move(look)) {}
 
   // Returns the value of `key`. `what` names what this rank waits for. Throws CommError at the
   // deadline, and at once if the store is unreachable.
@@ -20,6 +26,7 @@ class PatientGet {
 
  private:
   const CommunicatorOptions& options_;
+  const std::function<void()> look_;  // or null
 };
 
 }  // namespace zerorun

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "launcher/control/control_message.h"
 #include "os/file_descriptor.h"
@@ -25,9 +25,11 @@ class ControlConnection {
   // The events for poll().
   short events() const;
   void send(const ControlMessage& message);
-  // Sends and receives available bytes and returns the complete messages. Afterwards the connection
-  // is closed if it ended or the peer sent anything else.
-  std::vector<ControlMessage> service();
+  // Sends and receives available bytes. Afterwards the connection is closed if it ended.
+  void service();
+  // The next complete message. Messages that were not taken stay for the next user of the
+  // connection. If the peer sent anything else, the connection is closed.
+  std::optional<ControlMessage> next();
   // Sends a heartbeat if it is due.
   void beat(Clock::time_point now);
   bool silent(Clock::time_point now) const { return now - heard_ > kMaxSilence; }
@@ -37,7 +39,8 @@ class ControlConnection {
   void flush(std::chrono::milliseconds timeout);
   // Raises the limit of message sizes, after the peer was authenticated.
   void trust() { limit_ = kMaxTrustedBytes; }
-  void close() { socket_.close(); }
+  // Closes the connection and drops messages that were not taken.
+  void close();
 
  private:
   static constexpr size_t kMaxUnauthenticatedBytes = size_t{1} << 16;

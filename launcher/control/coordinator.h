@@ -46,12 +46,15 @@ class Coordinator {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // How long a restart waits for lost hosts to join again.
+  // How long a restart waits for lost hosts to join again, if it can do without them; else the time
+  // between two attempts to start them.
   static constexpr std::chrono::seconds kRejoin{10};
   enum class Phase : uint8_t { gathering, running, ending, done };
 
   void start_launchers();
+  void start_own_launcher();
   void wait_and_handle();
+  void handle_messages();
   void handle_signals();
   void handle_time();
 
@@ -75,16 +78,22 @@ class Coordinator {
   // Starts the launchers of lost hosts again, or waits for the user to do so. False if that is not
   // possible.
   bool call_back();
+  // The command that starts only the launcher of this node, or null.
+  const RemoteCommand* command_for(const Node& node) const;
+  bool may_return(const Node& node) const;
+  void call(Node& node);
+  // Handles a node that did not join, or was lost, while hosts gather for a restart.
+  void miss(Node& node);
+  int number_of(const Node& node) const { return static_cast<int>(&node - nodes_.data()); }
   void finish(int code, const std::string& report);
-  void say(const std::string& line) { errors_.append(-1, "[zerorun] " + line + "\n"); }
+  void say(const std::string& line) { output_.errors.append(-1, "[zerorun] " + line + "\n"); }
   void tell_all(const ControlMessage& message);
   int wind_up();
 
   CoordinatedJob job_;
   const FileDescriptor& guardian_;
   FileDescriptor signals_;
-  OutputQueue output_;
-  OutputQueue errors_;
+  OutputQueues output_;
   ControlServer server_;
   Starters starters_;
   std::vector<Node> nodes_;

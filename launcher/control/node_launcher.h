@@ -42,6 +42,7 @@ class NodeLauncher {
   int run();
 
  private:
+  int take_part();
   // Returns an exit code if a signal ends the wait for the coordinator.
   std::optional<int> connect();
   // Handles one message. Returns the exit code after the last one.
@@ -55,6 +56,8 @@ class NodeLauncher {
   const FileDescriptor& guardian_;
   sigset_t rank_signal_mask_;
   FileDescriptor signals_;
+  OutputQueues output_;
+  std::optional<int> stop_signal_;  // that has ended the ranks of this host
   ControlConnection connection_;
   std::optional<LaunchOptions> options_;
   std::optional<ThisHost> here_;

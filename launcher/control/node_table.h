@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,6 +23,9 @@ struct Node {
   ControlConnection connection{};
   std::optional<ControlMessage> end{};  // how its ranks ended in this run
   std::string loss{};                   // why it was lost
+  std::string said_loss{};              // the last loss that was reported
+  // When to try the command that starts its launcher again.
+  std::optional<std::chrono::steady_clock::time_point> call_at{};
   // The position in the order in which nodes failed in this run; 0: it has not failed.
   int failure_order = 0;
 

@@ -15,7 +15,7 @@ namespace zerorun {
 //   worker-2 slots=4 max_slots=8
 //   worker-3:4
 //   [fe80::1]:4
-//   worker-4                      # as many slots as it has
+//   me@worker-4                   # as many slots as it has; ssh and pdsh log in as "me"
 // Slots are numbered from 0; without a number the result has no slots, and the host itself chooses
 // them. Throws ConfigError that names `name` and the line for other text, and for a file without
 // hosts.

@@ -22,7 +22,7 @@ namespace zerorun {
 // recognized.
 class Starters {
  public:
-  Starters(OutputQueue& output, OutputQueue& errors, const sigset_t& signal_mask);
+  Starters(OutputQueues& output, const sigset_t& signal_mask);
 
   // Throws ConfigError if the command does not exist.
   void start(const RemoteCommand& command, const Environment& environment);
@@ -52,8 +52,7 @@ class Starters {
 
   void spawn_starter(const RemoteCommand& command, const Environment& environment, bool here);
 
-  OutputQueue& output_;
-  OutputQueue& errors_;
+  OutputQueues& output_;
   sigset_t signal_mask_;
   std::list<Starter> starters_;
   std::set<std::string> tokens_;

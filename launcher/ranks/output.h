@@ -1,13 +1,17 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "launcher/ranks/poll_set.h"
 #include "launcher/ranks/process.h"
 
 namespace zerorun {
@@ -35,8 +39,6 @@ class OutputQueue {
   bool broken() const { return broken_; }
   // Writes as much as is possible without blocking, after poll() reported space.
   void write_some();
-  // Writes everything, blocking.
-  void drain();
 
  private:
   void lose_text();
@@ -50,6 +52,22 @@ class OutputQueue {
   bool broken_ = false;
   bool warned_ = false;
 };
+
+// The launcher's standard output and error.
+struct OutputQueues {
+  OutputQueue output{STDOUT_FILENO};
+  OutputQueue errors{STDERR_FILENO};
+
+  bool pending() const { return output.pending() || errors.pending(); }
+  // Adds both to the descriptors that are waited for, and writes when there is space.
+  void add_to(PollSet& waits);
+};
+
+// Writes the remaining text, when nothing else is left to do. A slow reader may take its time until
+// a signal in `signals` asks to stop (`asked`: one already has) or `guardian` reads end-of-file;
+// text that cannot be written within a moment after that is dropped. Returns the signal, if any.
+std::optional<int> write_rest(OutputQueues& queues, const FileDescriptor& signals,
+                              const FileDescriptor& guardian, std::optional<int> asked = {});
 
 // The last lines of a stream. If text overwrites itself with carriage returns (a progress bar),
 // only its final state is kept.

@@ -2,6 +2,9 @@
 
 #include <csignal>
 #include <string>
+#include <vector>
+
+#include "os/file_descriptor.h"
 
 namespace zerorun {
 
@@ -19,6 +22,10 @@ SignalRole role_of(int signal);
 // The signals that launcher and supervisor block and read from a descriptor. SIGHUP is not among
 // them if it was ignored when zerorun started (nohup).
 sigset_t supervised_signals();
+// A descriptor at which they are read; they have to be blocked. Throws IoError.
+FileDescriptor open_signals();
+// Those that have come since.
+std::vector<int> take_signals(const FileDescriptor& signals);
 
 // The name of a signal: "SIGKILL".
 std::string signal_name(int signal);

@@ -43,12 +43,13 @@ struct RunEnd {
 class Supervisor {
  public:
   // `guardian`: a descriptor that reads end-of-file when the guardian has died. `coordinator`: the
-  // connection to it in a job of several hosts, else null. Both have to outlive the supervisor.
-  // Throws ConfigError if a log file cannot be opened.
+  // connection to it in a job of several hosts, else null. All references have to outlive the
+  // supervisor. Throws ConfigError if a log file cannot be opened.
   Supervisor(Job job, const FileDescriptor& guardian, const sigset_t& rank_signal_mask,
-             ControlConnection* coordinator = nullptr);
+             OutputQueues& output, ControlConnection* coordinator = nullptr);
 
-  // Runs until no process of the job is left. Throws ConfigError if the program cannot be executed.
+  // Runs until no process of the job is left. Some output may then still be in its queue, if the
+  // reader is slow. Throws ConfigError if the program cannot be executed.
   RunEnd run();
 
  private:
@@ -84,7 +85,6 @@ class Supervisor {
   bool any_running() const;
   // After success, waits a moment for processes that the ranks have left behind.
   void wait_for_leftovers();
-  void finish_output();
   RunEnd conclude();
   RankFailure describe_failed_rank() const;
 
@@ -94,8 +94,7 @@ class Supervisor {
   int guardian_;  // -1 once it is dead
   ControlConnection* coordinator_;
   FileDescriptor signals_;
-  OutputQueue stdout_;
-  OutputQueue stderr_;
+  OutputQueues& output_;
   std::vector<RankProcess> ranks_;
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;  // of the present phase

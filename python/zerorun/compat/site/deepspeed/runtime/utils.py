@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from zerorun import environment
 from zerorun.experts import is_expert
 
 from deepspeed.accelerator import get_accelerator
@@ -195,7 +196,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> None:
     """As see_memory_usage, on one rank or on all (-1)."""
-    if print_rank in {-1, int(os.environ.get("RANK", "0"))}:
+    if print_rank in {-1, environment.rank()}:
         see_memory_usage(msg, force=True)
     if reset_max:
         get_accelerator().reset_peak_memory_stats()
