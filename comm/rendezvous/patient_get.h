@@ -13,10 +13,10 @@ namespace zerorun {
 // if a wait is long.
 class PatientGet {
  public:
-  // Between two calls of `look`.
+  // The time between two calls of `look`.
   static constexpr std::chrono::seconds kLook{1};
 
-  // `options` must outlive this. `look` may throw what ends a wait.
+  // `options` must outlive this object. `look` is called during a wait and may throw to end it.
   explicit PatientGet(const CommunicatorOptions& options, std::function<void()> look = {})
       : options_(options), look_(std::move(look)) {}
 

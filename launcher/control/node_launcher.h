@@ -57,7 +57,7 @@ class NodeLauncher {
   sigset_t rank_signal_mask_;
   FileDescriptor signals_;
   OutputQueues output_;
-  std::optional<int> stop_signal_;  // that has ended the ranks of this host
+  std::optional<int> stop_signal_;  // the signal that ended the ranks of this host
   ControlConnection connection_;
   std::optional<LaunchOptions> options_;
   std::optional<ThisHost> here_;

@@ -12,7 +12,7 @@ struct HostSlots {
   // Numbers of GPUs, or of CPU ranks; one rank each, in this order. Empty if only the launcher on
   // that host can know them; it then chooses them by the same options and tells the coordinator.
   std::vector<int> slots;
-  std::string user{};  // to log in as; empty: as the starter's own settings say
+  std::string user{};  // to log in as; empty: the default of ssh or pdsh
 
   std::string login() const { return user.empty() ? host : user + "@" + host; }
 };

@@ -22,9 +22,10 @@ SignalRole role_of(int signal);
 // The signals that launcher and supervisor block and read from a descriptor. SIGHUP is not among
 // them if it was ignored when zerorun started (nohup).
 sigset_t supervised_signals();
-// A descriptor at which they are read; they have to be blocked. Throws IoError.
+// Makes a descriptor from which the supervised signals are read. They have to be blocked. Throws
+// IoError.
 FileDescriptor open_signals();
-// Those that have come since.
+// The signals that have arrived since the last call.
 std::vector<int> take_signals(const FileDescriptor& signals);
 
 // The name of a signal: "SIGKILL".
