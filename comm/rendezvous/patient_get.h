@@ -9,19 +9,19 @@
 
 namespace zerorun {
 
-// Waits for keys of a store up to the deadline of a communicator's ranks, and says so on stderr
-// when that takes long.
+// Waits for keys of a store, up to the deadline of the communicator, and prints a notice on stderr
+// if a wait is long.
 class PatientGet {
  public:
-  // Between two calls of `look`.
+  // The time between two calls of `look`.
   static constexpr std::chrono::seconds kLook{1};
 
-  // `options` must outlive this. `look` may throw what ends a wait.
+  // `options` must outlive this object. `look` is called during a wait and may throw to end it.
   explicit PatientGet(const CommunicatorOptions& options, std::function<void()> look = {})
       : options_(options), look_(std::move(look)) {}
 
-  // The value of `key`; `what` says what this rank waits for. Throws CommError at the deadline, and
-  // at once when the store is gone.
+  // Returns the value of `key`. `what` names what this rank waits for. Throws CommError at the
+  // deadline, and at once if the store is unreachable.
   std::string operator()(const std::string& key, const std::function<std::string()>& what) const;
 
  private:

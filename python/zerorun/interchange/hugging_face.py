@@ -44,9 +44,10 @@ def _entry_of(path: str) -> str | None:
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """The tensors of a model by name, each read when it is asked for.
+    """A mapping from names to the tensors of a model on disk; each is read when it is accessed.
 
-    For `zerorun.shard(weights=)`: one tensor is in memory at a time. Raises CheckpointError.
+    For ``zerorun.shard(weights=)``, which holds one tensor in memory at a time. Raises
+    CheckpointError for missing or damaged files.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
