@@ -123,7 +123,7 @@ CLI::Option* takes_number(CLI::Option* option, const std::string& word, double l
 
 CLI::Option* takes_text(CLI::Option* option, const std::string& word) {
   return option->type_name(word)->check([](const std::string& text) {
-    return text.empty() ? "the value is empty; give one, or leave the option out" : "";
+    return text.empty() ? "the value is empty; give a value or omit the option" : "";
   });
 }
 
@@ -155,7 +155,8 @@ CLI::Option* add_accelerator(CLI::App& app, Accelerator& accelerator) {
   };
   return takes_one_of(
       app.add_option_function<std::string>(
-          "--accelerator", set, "What computes. Default: auto, which is CUDA where there is a GPU"),
+          "--accelerator", set,
+          "Device of the ranks. Default: auto, which is cuda if there is a GPU, else cpu"),
       {"auto", "cpu", "cuda"});
 }
 

@@ -67,10 +67,10 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
   constexpr double kStateBytes = 12e9;
   print(fmt::format("best: \"aio\": {{\"block_size\": {}, \"queue_depth\": {}}}", best_block,
                     best_depth));
-  print(fmt::format(
-      "a step of Adam costs about {:.1f} s for each billion parameters offloaded from this host "
-      "(12 GB read in {:.1f} s, 12 GB written in {:.1f} s)",
-      kStateBytes / best_both, kStateBytes / best_read, kStateBytes / best_write));
+  print(
+      fmt::format("a step of Adam takes about {:.1f} s per billion parameters that this host "
+                  "offloads (12 GB read in {:.1f} s, 12 GB written in {:.1f} s)",
+                  kStateBytes / best_both, kStateBytes / best_read, kStateBytes / best_write));
 }
 
 }  // namespace zerorun

@@ -40,12 +40,12 @@ std::vector<std::string> names_of(const CLI::App& tool) {
   }
   const std::vector<std::string> names = names_of(*tool);
   if (!names.empty() && argument == arguments.end()) {
-    fail<ConfigError>("{} what? It has {}; see {} --help", command, fmt::join(names, ", "),
+    fail<ConfigError>("{} needs a command: {}; see {} --help", command, fmt::join(names, ", "),
                       command);
   }
   if (!names.empty() && !argument->starts_with('-')) {
     const std::string nearest = nearest_name(*argument, names);
-    fail<ConfigError>("{} has no '{}'; {}", command, printable(*argument),
+    fail<ConfigError>("{} has no command '{}'; {}", command, printable(*argument),
                       nearest.empty() ? fmt::format("it has {}", fmt::join(names, ", "))
                                       : fmt::format("did you mean '{}'?", nearest));
   }

@@ -120,7 +120,7 @@ Candidates complete_job(const CLI::App& tools, Words words) {
   Candidates found;
   if (words.size() == 1) add_tools(tools, last, found);
   for (const std::string& name : bundled_programs(ProgramSearch::here().launcher_directory)) {
-    if (name.starts_with(last)) found.push_back({name, "A program that comes with zerorun"});
+    if (name.starts_with(last)) found.push_back({name, "A bundled program"});
   }
   return found;
 }

@@ -210,10 +210,10 @@ std::vector<std::string_view> names_used_by(const KeyTable& table, std::string_v
 void report_unused(const KeyTable& table, const GivenKey& key, std::string_view type,
                    ConfigProblems& problems) {
   if (type.empty()) {
-    problems.add(key.pointer, key.node->key_where, "asks for something, but {}/type is missing",
+    problems.add(key.pointer, key.node->key_where, "is set, but {}/type is missing",
                  block_of(*key.spec));
   } else {
-    problems.add(key.pointer, key.node->key_where, "{} does not take it; it takes {}", type,
+    problems.add(key.pointer, key.node->key_where, "{} has no such parameter; it has {}", type,
                  fmt::join(names_used_by(table, key.spec->parent(), type), ", "));
   }
 }

@@ -30,13 +30,13 @@ print("ready", flush=True)
 """
 HEAD = """# What ends a job, and how
 
-`ZERORUN_WRITE_FAULTS=1 ./dev test --only hosts` writes this page. The job runs on two hosts (network
-namespaces) with two ranks each and was started by ssh. The affected process is on the second host,
-except *launcher* and *ssh*, which run on the first. *Time to end* is the time from the fault to the
-end of the last process on both hosts. It includes delays of the test program: in *hang* and *rank, STOP*
-the other ranks wait 2 and 4 s for rank 3 before they give up, in *exception* and *exit 3* rank 3 fails
-after 1 s, and in *ssh, STOP* the program ends normally after 3 s. *Segments left* counts segments of
-shared memory.
+`ZERORUN_WRITE_FAULTS=1 ./dev test --only hosts` writes this page. The job runs on two hosts
+(network namespaces) with two ranks each and was started by ssh. The affected process is on the
+second host, except *launcher* and *ssh*, which run on the first. *Time to end* is the time from
+the fault to the end of the last process on both hosts. It includes delays of the test program: in
+*hang* and *rank, STOP* the other ranks wait 2 and 4 s for rank 3 before they give up, in
+*exception* and *exit 3* rank 3 fails after 1 s, and in *ssh, STOP* the program ends normally
+after 3 s. *Segments left* counts segments of shared memory.
 
 | affected process | event | time to end | exit code | processes left | segments left |
 |---|---|---|---|---|---|

@@ -223,7 +223,8 @@ The first line of a file is `{"zerorun_metrics": 1, "rank": .., "world_size": ..
 the default] of each setting), `environment`, `parameters`, the `plan` of this rank's memory by
 category, and `limits`: the rate of 16 MiB collectives measured before the first step, in bytes of
 the full tensor per second. A reader ignores names that it does not know, and rejects a file of a
-later version. The last line of a file of `zerorun train` has `param_hash`, a hash of all parameters.
+later version. The last line of a file of `zerorun train` has `param_hash`, a hash of all
+parameters.
 
 Programs that read these files:
 

@@ -49,7 +49,7 @@ TEST(OptionsTest, HelpListsEveryOption) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   EXPECT_THAT(help,
-              ::testing::StartsWith("Trains a GPT-2 on text, on one rank or several.\n\nUsage: "
+              ::testing::StartsWith("Trains a GPT-2 model on text, on one or more ranks.\n\nUsage: "
                                     "zerorun [LAUNCHER OPTIONS] train [OPTIONS]\n\n"));
   for (const char* type : {" TEXT", " INT", " UINT", " FLOAT", " in [", "\n\n\n"}) {
     EXPECT_THAT(help, ::testing::Not(HasSubstr(type)));
