@@ -73,9 +73,7 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "0",
      .range = kNonNegative,
-     .doc = "Bytes of each rank's buffer for that copy. If the states are larger, they pass "
-            "through the buffer piece by piece while the training waits. 0: the size of what the "
-            "rank saves, but at most 64 MiB if its states are offloaded.",
+     .doc = "Bytes of each rank's buffer for that copy. If the states are larger, they pass through the buffer piece by piece while the training waits. 0: the size of the rank's states that are not offloaded, but at least 64 MiB.",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_buffer_size>()},
     {.pointer = "/checkpoint/keep_last",
      .type = KeyType::integer,
