@@ -52,7 +52,8 @@ struct PrecisionConfig {
 
 // Hyperparameters of all optimizers; each type reads those that it needs. The initial values are
 // AdamW's defaults; parse_config sets the defaults of the type. lr and weight_decay are the initial
-// values of parameter groups. size: one key of /optimizer/params each
+// values of parameter groups.
+// size: one key of /optimizer/params each
 struct OptimizerConfig {
   // Adam, AdamW, Adam8bit, AdamW8bit, SGD, Adagrad, Lion, Lamb or Muon; case does not matter.
   std::string type = "AdamW";

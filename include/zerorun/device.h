@@ -239,8 +239,8 @@ class ZR_API Device {
   virtual Stream& inline_stream() = 0;
 
   // Calls `observer` for each kernel and copy on a CPU's streams. Returns null on a GPU; observe
-  // host() for the work of its host. NOLINTNEXTLINE(performance-unnecessary-value-param): those who
-  // override it keep the observer
+  // host() for the work of its host.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): those who override it keep the observer
   virtual Subscription observe(WorkObserver /*observer*/) { return nullptr; }
 
   // Index of the device among the visible GPUs; not set for a CPU.
