@@ -91,7 +91,7 @@ void check_division(const GivenKeys& keys, ConfigProblems& problems) {
                to_text(*predivide), kPrescale, prescale->where.line, prescale->where.column);
 }
 
-// torch.optim.SGD refuses the same.
+// torch.optim.SGD rejects the same combination.
 void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                     ConfigProblems& problems) {
   constexpr std::string_view kNesterov = "/optimizer/params/nesterov";
@@ -134,7 +134,7 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
                          const std::optional<std::string>& path, int least_stage) {
     const std::string pointer = fmt::format("/zero_optimization/{}/device", block);
     const auto given = keys.find(pointer);
-    // Its older form has no block; the engine checks the stage then.
+    // The older form of the key has no block; the engine checks the stage in that case.
     if (device == OffloadDevice::none || given == keys.end()) return;
     const auto& where = given->second.node->where;
     if (config.zero.stage < least_stage) {
@@ -211,7 +211,7 @@ void check_schedule(const GivenKeys& keys, const SchedulerConfig& scheduler,
                     ConfigProblems& problems) {
   for (const KeyProblem& problem : schedule_problems(scheduler)) {
     auto key = keys.find(problem.pointer);
-    if (key == keys.end()) key = keys.find("/scheduler/type");  // a default is what contradicts
+    if (key == keys.end()) key = keys.find("/scheduler/type");  // a default contradicts
     problems.add(problem.pointer, key->second.node->where, "{}", problem.text);
   }
 }

@@ -138,7 +138,7 @@ bool hides_all_gpus() {
 bool is_on(std::string_view value) { return !value.empty() && value != "0"; }
 
 void check_thread_count(std::string_view value) {
-  // More hinder each other so much that a run seems to stand still.
+  // With more threads a run is so slow that it seems to hang.
   const int max_threads = std::max(256, 16 * static_cast<int>(std::thread::hardware_concurrency()));
   if (value.empty()) return;
   std::string_view rest = value;

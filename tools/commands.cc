@@ -26,7 +26,8 @@ std::vector<std::string> names_of(const CLI::App& tool) {
   return names;
 }
 
-// Says of what tool an argument is wrong, and what was meant; CLI11 says neither.
+// Throws ConfigError that names the tool of the wrong argument and a suggestion, which CLI11's
+// message lacks.
 [[noreturn]] void fail_parsing(const CLI::App& tools, const std::vector<std::string>& arguments,
                                const CLI::ParseError& error) {
   const CLI::App* tool = &tools;
@@ -74,7 +75,7 @@ std::optional<int> run_tool(const std::vector<std::string>& given) {
     print_help({given.begin() + 1, given.end()});
     return 0;
   }
-  if (first == "completion" && second == "--words") {  // what the shells ask
+  if (first == "completion" && second == "--words") {  // request of the completion scripts
     print_text(candidates_text({given.begin() + 2, given.end()}));
     return 0;
   }

@@ -18,8 +18,8 @@ namespace zerorun {
 
 namespace {
 
-// An option of such a tool, for completion; the tool itself reads it. `value` is empty for a
-// switch.
+// An option of a Python tool, for completion; the tool itself parses it. `value` is empty for a
+// flag.
 struct PythonOption {
   const char* name;
   const char* value;
@@ -27,14 +27,14 @@ struct PythonOption {
   std::vector<std::string> choices{};
 };
 
-// The words before a tool's own arguments, and the module that runs it.
+// A tool that is written in Python: its command words, and the module that runs it.
 struct PythonTool {
   std::vector<std::string> words;
   std::string module;
   const char* about;
   std::vector<PythonOption> options;
-  bool keeps_words = false;     // the module reads them too
-  bool starts_zerorun = false;  // it gets this command's path
+  bool keeps_words = false;     // the module also parses the command words
+  bool starts_zerorun = false;  // it needs the path of this command
 };
 
 std::vector<PythonOption> report_options() {
@@ -113,7 +113,7 @@ const std::vector<PythonTool>& python_tools() {
   return tools;
 }
 
-// DeepSpeed's `--autotuning tune|run` among the launcher's options, before the script.
+// True if DeepSpeed's `--autotuning tune|run` is among the launcher's options before the script.
 bool asks_for_tuning(const std::vector<std::string>& arguments) {
   const auto script = std::find_if(arguments.begin(), arguments.end(),
                                    [](const std::string& word) { return word.ends_with(".py"); });
@@ -123,7 +123,7 @@ bool asks_for_tuning(const std::vector<std::string>& arguments) {
          });
 }
 
-// Lets the tool find the package. Throws ConfigError.
+// Selects a Python that has the package. Throws ConfigError if there is none.
 void choose_python(PythonCommand& command, const std::string& tool, const ProgramSearch& search) {
   std::string& python = command.words.front();
   if (has_package(python, "zerorun", command.environment)) return;

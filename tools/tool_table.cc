@@ -170,7 +170,7 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
       *bench, "nvme",
       "Measures a disk as NVMe offloading uses it, and estimates the time of a step", kExample);
   takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
-  constexpr double kMinGib = 0.25;  // 32 of the largest blocks, as many as are in flight at once
+  constexpr double kMinGib = 0.25;  // 32 of the largest blocks, the maximum in flight
   constexpr double kMaxGib = 1024;
   takes_number(nvme->add_option("--gib", arguments.bench_gib, "Amount to write and read, in GiB"),
                "N", kMinGib, kMaxGib)
@@ -182,7 +182,7 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
 }
 
 void define_shell(CLI::App& tools, ToolArguments& arguments) {
-  // Its topics are names of tools, which CLI11 would take for tools: commands.cc reads them.
+  // Topics are names of tools, which CLI11 would parse as tools, so commands.cc parses them.
   add_tool(tools, "help",
            "Explains a command, the launcher's options, train or environment variables",
            "Examples:\n"
@@ -211,7 +211,7 @@ void define_host(CLI::App& tools, ToolArguments& arguments) {
       ->callback([] { print_text(host_report()); });
 }
 
-// Says what the tools that were added since the last call are for.
+// Sets the task of the tools that were added since the last call.
 void name_task(CLI::App& tools, const char* task) {
   const auto is_new = [](const CLI::App* tool) { return tool->get_group() == kNoTask; };
   for (CLI::App* tool : tools.get_subcommands(is_new)) tool->group(task);

@@ -145,7 +145,7 @@ std::string reason_to_refuse(const KeySpec& spec) {
   return reason;
 }
 
-// The settings that a file of DeepSpeed's users may ask for in vain, in one place.
+// Lists all settings of DeepSpeed that zerorun does not support, in one table.
 void add_refused(std::string& out) {
   out +=
       "\n## Unsupported keys\n\n"

@@ -19,7 +19,7 @@ constexpr KeySpec writer(std::string_view pointer, unsigned type, std::string_vi
   return no_effect(pointer, type, fallback, doc, kFormat);
 }
 
-// DeepSpeed's ways to ask for saves beside the training.
+// DeepSpeed's keys for asynchronous saves.
 constexpr KeyBinding kDecoupled{
     .set =
         [](Config& config, const JsonNode& value) {
@@ -73,7 +73,9 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "0",
      .range = kNonNegative,
-     .doc = "Bytes of each rank's buffer for that copy. If the states are larger, they pass through the buffer piece by piece while the training waits. 0: the size of the rank's states that are not offloaded, but at least 64 MiB.",
+     .doc = "Bytes of each rank's buffer for that copy. If the states are larger, they pass "
+            "through the buffer piece by piece while the training waits. 0: the size of the rank's "
+            "states that are not offloaded, but at least 64 MiB.",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_buffer_size>()},
     {.pointer = "/checkpoint/keep_last",
      .type = KeyType::integer,

@@ -26,7 +26,7 @@ constexpr KeyBinding kStepsPerPrint{
     .set =
         [](Config& config, const JsonNode& value) {
           if (value.kind == JsonNode::Kind::null) return;
-          // Never: a number of steps that no job reaches.
+          // Infinity: a number of steps that no job reaches.
           config.steps_per_print = as_integer(value).value_or(std::numeric_limits<int64_t>::max());
         },
     .get = [](const Config& config) -> std::string {

@@ -24,7 +24,7 @@ constexpr std::string_view kAdam = "Adam|AdamW|Adam8bit|AdamW8bit";
 constexpr std::string_view kWithBetas = "Adam|AdamW|Adam8bit|AdamW8bit|Lion|Lamb|Muon";
 constexpr std::string_view kFused = "the kernel is always fused";
 
-// A parameter of some optimizers only, with the member that holds it.
+// A parameter of some optimizers, with the member of OptimizerConfig that stores it.
 template <auto Member>
 constexpr KeySpec param(std::string_view types, std::string_view pointer, unsigned type,
                         std::string_view fallback, std::string_view doc, KeyRange range = {}) {
@@ -37,7 +37,7 @@ constexpr KeySpec param(std::string_view types, std::string_view pointer, unsign
           .binding = bind_member<&Config::optimizer, Member>()};
 }
 
-// A parameter of optimizers that are gone from DeepSpeed too.
+// A parameter of optimizers that DeepSpeed has removed, too.
 constexpr KeySpec gone(std::string_view pointer, unsigned type, std::string_view doc) {
   return removed(pointer, type, "null", doc, "remove it");
 }

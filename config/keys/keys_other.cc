@@ -2,7 +2,7 @@
 
 #include "config/keys/key_table.h"
 
-// Blocks of DeepSpeed for other kinds of parallelism, tuning and compilation.
+// DeepSpeed's sections for elasticity, tuning and other kinds of parallelism.
 
 namespace zerorun {
 
@@ -19,7 +19,7 @@ constexpr std::string_view kTunesAll =
 constexpr std::string_view kNoPipeline =
     "applies only to PipelineModule, which zerorun does not have";
 
-// At most 2^31 samples, so that sums and products of batches fit 64 bits.
+// At most 2^31 samples, so that sums and products of batch sizes fit into 64 bits.
 constexpr KeyRange kSamples{.low = 1, .high = 2147483648};
 
 // A key that `zerorun tune` reads.

@@ -10,7 +10,7 @@ constexpr std::string_view kBf16Gate = "/bf16/enabled";
 constexpr std::string_view kFp16Gate = "/fp16/enabled";
 constexpr std::string_view kAutocast = "/torch_autocast/enabled";
 
-// `enabled` of the block for a dtype; the parameters are fp32 when none is.
+// `enabled` of the section for a dtype. If none is enabled, parameters are fp32.
 template <DType dtype>
 constexpr KeyBinding bind_enabled() {
   return {
@@ -28,7 +28,8 @@ constexpr KeyBinding bind_scaler() {
   return bind_member<&Config::precision, &PrecisionConfig::loss_scaler, Member>();
 }
 
-// Config holds what these mean for the dtype that is enabled (config/derive.cc).
+// These keys have no binding: config/derive.cc computes the members of Config for the enabled
+// dtype.
 constexpr KeySpec option(std::string_view gate, std::string_view pointer, std::string_view doc) {
   return {
       .pointer = pointer, .type = KeyType::boolean, .fallback = "false", .doc = doc, .gate = gate};

@@ -2,7 +2,7 @@
 
 #include "config/keys/key_table.h"
 
-// Keys of this project's own.
+// Keys that DeepSpeed does not have.
 
 namespace zerorun {
 

@@ -70,7 +70,7 @@ void define_show(CLI::App& ckpt, CkptArguments& arguments) {
   });
 }
 
-// With a bar for each checkpoint that takes its time.
+// Verifies with a progress bar for each checkpoint that takes long.
 void verify(const std::string& path, const std::function<void(const std::string& line)>& report) {
   std::optional<ProgressBar> bar;
   std::string shown;
@@ -87,7 +87,7 @@ void verify(const std::string& path, const std::function<void(const std::string&
       });
 }
 
-// Damage is in the object, and an error besides.
+// Prints damage in the JSON object, and also throws the error.
 void verify_as_json(const std::string& path) {
   nlohmann::ordered_json json = {{"ok", true}, {"intact", nlohmann::ordered_json::array()}};
   const auto print_json = [&json] {

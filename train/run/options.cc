@@ -32,7 +32,7 @@ constexpr const char* kFooter =
     "data; 1 for other errors, such as\na full disk or a damaged checkpoint.\n\nDocumentation of "
     "the config: docs/config.md; of .bin files: docs/data_format.md.";
 
-// Options that are added from here on get this heading in the help.
+// Sets the heading in the help for options that are added after this call.
 void begin_group(CLI::App& app, const std::string& name) { app.option_defaults()->group(name); }
 
 void add_job_options(CLI::App& app, TrainOptions& options) {
@@ -171,7 +171,7 @@ void add_sampling_options(CLI::App& app, TrainOptions& options) {
       "FILE");
 }
 
-// The spellings under which DeepSpeed scripts take their config.
+// The options by which DeepSpeed scripts accept their config.
 constexpr auto kConfigOptions =
     std::to_array<const char*>({"--config", "--deepspeed", "--deepspeed_config"});
 
@@ -187,7 +187,7 @@ void add_config_options(CLI::App& app) {
       ->type_name("N");
 }
 
-// Scripts may name the same file under several of the options.
+// Returns the path of the config. The same file may be given with several of the options.
 std::string config_path(const CLI::App& app) {
   std::string path;
   for (const char* name : kConfigOptions) {
@@ -203,7 +203,8 @@ std::string config_path(const CLI::App& app) {
   return path;
 }
 
-// Names the first option that CLI11 could not place or, without one, the first word.
+// Throws ConfigError for the first unknown option or, if there is none, for the first unexpected
+// word.
 void check_all_placed(const CLI::App& app) {
   const std::vector<std::string> extras = app.remaining();
   if (extras.empty()) return;
@@ -224,8 +225,8 @@ std::vector<std::string> texts_of(const nlohmann::json& value) {
   return texts;
 }
 
-// Gives CLI11 the options of the config that the command line leaves open, as if they stood there,
-// so that both are checked alike.
+// Passes the options of the config that are not on the command line to CLI11, so that both are
+// checked in the same way.
 void apply_config(CLI::App& app, const Config& config) {
   const auto values = nlohmann::json::parse(config.train_options, nullptr, false);
   for (const auto& [name, value] : values.items()) {
@@ -243,7 +244,8 @@ void apply_config(CLI::App& app, const Config& config) {
   }
 }
 
-// The config's block /checkpoint, for what neither the command line nor /zerorun/train says.
+// Applies the section /checkpoint of the config to options that neither the command line nor
+// /zerorun/train has.
 void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
   if (!line.config) return;
   const CheckpointConfig& given = line.config->config.checkpoint;
@@ -253,7 +255,7 @@ void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
   if (app.count("--keep_every") == 0) options.keep_every = given.keep_every;
 }
 
-// The config's block /zerorun/trace, for what the command line does not say.
+// Applies the section /zerorun/trace of the config to options that are not on the command line.
 void take_trace_settings(const CLI::App& app, CommandLine& line) {
   if (!line.config) return;
   TrainOptions& options = line.options;
@@ -291,8 +293,8 @@ void check(const TrainOptions& options) {
   }
 }
 
-// Puts the arguments into CLI11's order, the last first. "--name=" gives the empty text; CLI11
-// would take what follows.
+// Reverses the arguments, as CLI11 expects them. "--name=" becomes an empty value; CLI11 itself
+// would take the next argument as the value.
 std::vector<std::string> in_reverse(const std::vector<std::string>& arguments) {
   std::vector<std::string> reversed;
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {

@@ -298,7 +298,7 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   }
   options.simulate = "hosts=2,gpus=2";
   options.link_cpu = "1GB/s";
-  EXPECT_THAT(error(), HasSubstr("--link_cpu is of CPU ranks"));
+  EXPECT_THAT(error(), HasSubstr("--link_cpu applies only to CPU ranks"));
   options.link_cpu.clear();
   options.tflops = 400;
   EXPECT_THAT(error(), HasSubstr("--tflops needs --seq_len"));

@@ -124,7 +124,8 @@ TEST_F(ClaimedFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   TrainOptions asked = options();
   asked.save = ".";
   EXPECT_THAT(error_of(asked),
-              AllOf(HasSubstr("--save .: the working folder lies in it"), HasSubstr("--resume")));
+              AllOf(HasSubstr("--save .: the folder contains another run and the working folder"),
+                    HasSubstr("--resume")));
   fs::current_path(before);
   EXPECT_EQ(read_file(folder_.path("run/latest")), "step1\n");
 }
