@@ -96,7 +96,7 @@ std::string meaning(const KeySpec& spec) {
       break;
   }
   if (!spec.used_by.empty()) {
-    text += fmt::format(" {} {}.", spec.is_required ? "Required by" : "Of",
+    text += fmt::format(" {} {}.", spec.is_required ? "Required by" : "Only for",
                         fmt::join(split_choices(spec.used_by), ", "));
   }
   for (const std::string_view entry : split_choices(spec.type_fallbacks)) {

@@ -115,7 +115,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
     always_on("/optimizer/params/fp32_optimizer_states", "true",
               "Keeps the running means in fp32."),
     always_on("/optimizer/params/set_grad_none", "true",
-              "Frees gradients instead of setting them to zero."),
+              "Does not spend a pass on setting gradients to zero."),
     no_effect("/optimizer/params/fused", KeyType::boolean, "null", "Uses PyTorch's fused kernel.",
               kFused),
     no_effect("/optimizer/params/foreach", KeyType::boolean, "null",

@@ -291,7 +291,7 @@ TEST(Options, HelpNamesEveryOption) {
   }
   EXPECT_THAT(help, HasSubstr("\nStarting on other hosts:\n"));
   EXPECT_THAT(help, HasSubstr("or -1"));
-  EXPECT_THAT(help, HasSubstr("\"\" is no filter"));
+  EXPECT_THAT(help, HasSubstr("\"\" means no filter"));
 }
 
 }  // namespace
