@@ -33,8 +33,8 @@ struct ParameterSpec {
   std::string module;     // name of the module; at stage 3 its parameters are gathered together
   int group = 0;          // index into the parameter groups
   bool trainable = true;  // false: frozen, without gradient and optimizer state
-  std::string
-      alias_of{};  // name of the parameter with which this one is tied and shares everything
+  // name of the parameter with which this one is tied, and shares everything
+  std::string alias_of{};
   // with optimizer Muon: a matrix that Muon updates; AdamW updates the others
   bool use_muon = false;
   // ranks that hold it: 0: all ranks of the engine, else those of EngineGroups::parts[ranks - 1]
@@ -323,10 +323,11 @@ class ZR_API Engine {
   // Declares that the gradient is complete for this rank and micro-step. The bucket is reduced as
   // soon as the gradients of all its parameters are ready.
   virtual void grad_ready(ParameterId id) = 0;
-  // Does both in one call, for frameworks whose hooks may fire several times per parameter: copies
-  // `gradient`, or adds it to earlier contributions. The parameter is ready when it has received as
-  // many contributions as in its last micro-step, initially one. A contribution that arrives after
-  // its bucket was reduced is reduced during the step, which costs another round of reductions.
+  // Combines gradient() and grad_ready(), for frameworks whose hooks may fire several times per
+  // parameter: copies `gradient`, or adds it to earlier contributions. The parameter is ready when
+  // it has received as many contributions as in its last micro-step, initially one. A contribution
+  // that arrives after its bucket was reduced is reduced during the step, which costs another round
+  // of reductions.
   void contribute(ParameterId id, TensorView gradient);
   // Reduces all gradients of this micro-step that have arrived; those of unused parameters count as
   // zero. Gradients that arrive later, before end_micro_step or step, are reduced in another round
