@@ -123,7 +123,7 @@ CLI::Option* takes_number(CLI::Option* option, const std::string& word, double l
 
 CLI::Option* takes_text(CLI::Option* option, const std::string& word) {
   return option->type_name(word)->check([](const std::string& text) {
-    return text.empty() ? "the value is empty; give a value or omit the option" : "";
+    return text.empty() ? "the value is empty; give one, or leave the option out" : "";
   });
 }
 

@@ -36,8 +36,8 @@ std::string list_commands() {
 void print_help(const std::vector<std::string>& topic) {
   if (topic.empty()) {
     return print_text(list_commands() +
-                      "Topics of zerorun help: each of these commands, launcher (its options), "
-                      "train, environment (variables)");
+                      "Topics of zerorun help: these commands, launcher (its options), train, "
+                      "environment (variables)");
   }
   const std::string& first = topic.front();
   if (first == "launcher") return print_text(help_text(list_commands()));

@@ -166,9 +166,9 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
   constexpr const char* kExample = "Example:\n  zerorun bench nvme /mnt/disk --gib 4";
   CLI::App* bench = add_tool(tools, "bench", "Measures this machine", kExample);
   bench->require_subcommand(1);
-  CLI::App* nvme = add_tool(
-      *bench, "nvme",
-      "Measures a disk as NVMe offloading uses it, and estimates the time of a step", kExample);
+  CLI::App* nvme =
+      add_tool(*bench, "nvme",
+               "Measures a disk as NVMe offloading uses it, and what a step would take", kExample);
   takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
   constexpr double kMinGib = 0.25;  // 32 of the largest blocks, the maximum in flight
   constexpr double kMaxGib = 1024;
@@ -183,8 +183,7 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
 
 void define_shell(CLI::App& tools, ToolArguments& arguments) {
   // Topics are names of tools, which CLI11 would parse as tools, so commands.cc parses them.
-  add_tool(tools, "help",
-           "Explains a command, the launcher's options, train or environment variables",
+  add_tool(tools, "help", "Explains a command, the launcher, train or environment variables",
            "Examples:\n"
            "  zerorun help ckpt verify\n"
            "  zerorun help environment");
@@ -205,8 +204,7 @@ void define_shell(CLI::App& tools, ToolArguments& arguments) {
 
 void define_host(CLI::App& tools, ToolArguments& arguments) {
   define_bench(tools, arguments);
-  add_tool(tools, "env",
-           "Describes this machine, this build, and the environment variables that zerorun reads",
+  add_tool(tools, "env", "Describes this machine, this build and the variables that zerorun reads",
            "")
       ->callback([] { print_text(host_report()); });
 }

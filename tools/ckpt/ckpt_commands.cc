@@ -53,11 +53,11 @@ void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
 }
 
 void define_show(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool = add_tool(
-      ckpt, "show", "Shows the parameters of a checkpoint with shapes, dtypes, states and norms",
-      "Examples:\n"
-      "  zerorun ckpt show out/train\n"
-      "  zerorun ckpt show out/train --tag step100 --no_norms");
+  CLI::App* tool = add_tool(ckpt, "show",
+                            "Shows a checkpoint's parameters with shapes, dtypes, states and norms",
+                            "Examples:\n"
+                            "  zerorun ckpt show out/train\n"
+                            "  zerorun ckpt show out/train --tag step100 --no_norms");
   add_directory(*tool, arguments);
   takes_text(tool->add_option("--tag", arguments.tag, "Tag of the checkpoint. Default: the latest"),
              "TAG");

@@ -182,7 +182,8 @@ TEST(OptionsTest, BadValuesNameTheOption) {
   EXPECT_EQ(cli_error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
   EXPECT_EQ(cli_error_of({"--entirely_different"}),
             "unknown option --entirely_different; see train --help");
-  EXPECT_EQ(cli_error_of({"text.txt"}), "'text.txt' belongs to no option; see train --help");
+  EXPECT_EQ(cli_error_of({"text.txt"}),
+            "unexpected argument 'text.txt': it belongs to no option; see train --help");
   for (const char* value : {"nan", "-nan", "inf", "-0.1", "100.5", "warm", "", "1e999"}) {
     EXPECT_THAT(cli_error_of({"--temperature", value}),
                 AllOf(HasSubstr("--temperature"), HasSubstr("expected a number from 0 to 100")));
