@@ -9,25 +9,26 @@
 
 namespace zerorun {
 
-// Floats as integers of 8 or 4 bits, symmetric around zero, as ZeRO++ sends them (Wang et al. 2023,
-// arXiv 2306.10209, section 3: "block-based quantization"). kQuantizedBlock neighbours share an
-// fp32 scale, the largest magnitude of them over the largest integer, 127 or 7; an element becomes
-// its nearest multiple of the scale, a tie the even one. So it is off by half a scale at most, but
-// for the rounding of fp32.
+// The format in which ZeRO++ communicates floats as integers of 8 or 4 bits, symmetric around zero
+// (Wang et al. 2023, arXiv 2306.10209, section 3: "block-based quantization"). kQuantizedBlock
+// consecutive elements share an fp32 scale, which is their largest magnitude divided by the largest
+// integer, 127 or 7. An element becomes the nearest multiple of the scale, ties to even. So its
+// error is at most half the scale, apart from rounding in fp32.
 //
-// In memory a block is its scale and then its integers in two's complement; of two in a byte the
-// first has the lower bits. A block in which something is not finite becomes nan as a whole: a step
-// with such gradients is skipped, wherever the block has gone.
+// In memory a block consists of its scale and then its integers in two's complement; of two
+// integers in a byte the first is in the lower bits. If an element is not finite, the whole block
+// decodes to nan, so that a step with such gradients is skipped on all ranks.
 template <int kBits>
 struct Quantized {
   static_assert(kBits == 8 || kBits == 4);
   static constexpr float kLargest = (1 << (kBits - 1)) - 1;
   static constexpr int64_t kNbytes = quantized_nbytes(kQuantizedBlock, kBits);
-  // With a smaller largest magnitude, one over the scale is not a float; such a block becomes zero.
+  // Minimum of the largest magnitude. With a smaller one, 1 / scale would overflow; such a block
+  // becomes zero.
   static constexpr float kMin = 0x1p-118F;
 
-  // The scale for the bits of the largest magnitude. Infinity is larger than all numbers, and nan
-  // than it.
+  // Returns the scale from the bits of the largest magnitude; infinity counts as larger than all
+  // numbers, and nan as larger than infinity.
   ZR_HOST_DEVICE static float scale_of(uint32_t largest_bits) {
     const float largest = std::bit_cast<float>(largest_bits);
     if (!(largest < INFINITY)) return std::bit_cast<float>(0x7fc00000U);
@@ -39,7 +40,8 @@ struct Quantized {
   ZR_HOST_DEVICE static float inverse_of(float scale) { return scale > 0.0F ? 1.0F / scale : 0.0F; }
   ZR_HOST_DEVICE static int encode(float value, float inverse) {
     const float scaled = value * inverse;
-    if (!(scaled >= -kLargest)) return -static_cast<int>(kLargest);  // a nan's code says nothing
+    // the code of nan does not matter
+    if (!(scaled >= -kLargest)) return -static_cast<int>(kLargest);
     return static_cast<int>(nearbyintf(fminf(scaled, kLargest)));
   }
   ZR_HOST_DEVICE static float decode(int code, float scale) {
@@ -47,16 +49,18 @@ struct Quantized {
   }
 };
 
-// The block that a block of the source becomes: matrices of runs are transposed.
+// Returns the index of the output block of a source block; the matrix of runs is transposed
+// (Quantization::rows).
 ZR_HOST_DEVICE inline int64_t quantized_place(int64_t block, int64_t blocks, int64_t rows,
                                               int64_t columns) {
-  const int64_t run = blocks / (rows * columns);  // blocks of one
+  const int64_t run = blocks / (rows * columns);  // blocks per run
   const int64_t row = block / run / columns;
   const int64_t column = block / run % columns;
   return (column * rows + row) * run + block % run;
 }
 
-// The loss that is kept after this block.
+// Returns the quantization error to keep (LoCo), from the earlier error `lost` and the new error
+// `now`.
 ZR_HOST_DEVICE inline float next_loss(float lost, float now, float beta) {
   return beta * lost + (1.0F - beta) * now;
 }

@@ -55,7 +55,7 @@ void encode(const Values& values, float scale, Codes& codes) {
   }
 }
 
-// Adds what the codes mean to `sum`.
+// Adds the decoded values to `sum`.
 inline void add_decoded(const Codes& codes, float scale, Values& sum) {
   const F32 d;
   const hn::RebindToSigned<F32> d32;
@@ -92,7 +92,7 @@ void unpack(const std::byte* from, Codes& codes) {
   }
 }
 
-// The lost part of a block that was quantized; forgotten where something is not finite.
+// Updates the quantization error of a block; sets it to zero if an element is not finite.
 template <typename T>
 void update_lost(const Values& values, const Codes& codes, float scale, float beta, T* to) {
   Values lost{};

@@ -193,8 +193,8 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"plan", "--model", "gpt2", "--fit", ""}, "--fit: the value is empty");
   expect_usage_error({"plan", "--model", "gpt2", "--gpu_memory", "80"},
                      "--gpu_memory '80' has no unit: expected a size such as 80GB or 80GiB");
-  expect_usage_error({"bench"}, "zerorun bench what? It has nvme; see zerorun bench --help");
-  expect_usage_error({"bench", "foo"}, "zerorun bench has no 'foo'; it has nvme");
+  expect_usage_error({"bench"}, "zerorun bench needs a command: nvme; see zerorun bench --help");
+  expect_usage_error({"bench", "foo"}, "zerorun bench has no command 'foo'; it has nvme");
   expect_usage_error({"bench", "nvme"}, "DIR is required; see zerorun bench nvme --help");
   expect_usage_error({"bench", "nvme", "/no/such"}, "bench nvme: /no/such: ");
   expect_usage_error({"version", "x"}, "not expected: x");

@@ -91,7 +91,7 @@ std::string latest_of(const fs::path& directory) {
   try {
     return path_exists(directory / kLatestName) ? read_latest(directory) : std::string();
   } catch (const Error&) {
-    return {};  // `verify` says what is wrong with it
+    return {};  // `verify` reports the reason
   }
 }
 
@@ -140,7 +140,7 @@ std::string list_checkpoints(const std::string& directory, Format format) {
 
 std::string prune_checkpoints(const std::string& directory, const Retention& keep, bool dry_run,
                               Format format) {
-  entries_of(directory);  // says what is wrong with the folder
+  entries_of(directory);  // throws if something is wrong with the folder
   if (path_exists(fs::path(directory) / kManifestName)) {
     fail<ConfigError>(
         "zerorun ckpt prune: {} is a checkpoint itself; expected the folder that holds it",
