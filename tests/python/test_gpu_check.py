@@ -288,7 +288,11 @@ def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -
     assert refused.returncode == 1
     assert "is for GPUs of 80, expected 90: ZERORUN_CUDA_ARCHITECTURES=90" in refused.stderr
     cache.write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=80;90\n")
-    result = machine.check("--pack", "packed", "--python", "python3")
+    refused = machine.check("--pack", "packed", "--python", "python3")
+    assert refused.returncode == 1
+    assert "of other sources or settings" in refused.stderr  # it would refuse the packed backend
+    (cache.parent / "build_id.cc").write_text("of one build")
+    result = machine.check("--pack", "packed", "--python", machine.tools / "python3")
     assert result.returncode == 0, result.stderr
     assert "MiB for 80;90" in result.stdout
     assert Path(module).name in result.stdout
