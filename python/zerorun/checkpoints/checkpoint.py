@@ -227,6 +227,8 @@ def load(  # noqa: PLR0913 - likewise
             saved_buffers.check(training.module, buffers, folder)
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
+            if shards.external:
+                shard_files.check_record(data["shard_files"], folder)
         scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
         schedule = objects.get("lr_scheduler") if hasattr(scheduler, "load_state_dict") else None
         if schedule:
@@ -264,7 +266,6 @@ def _read_states(
     shards: Shards, training: Training, folder: str, record: shard_files.Record, *, strict: bool
 ) -> shard_files.Chunks:
     """The checked states of a torch optimizer. Collective."""
-    shard_files.check_record(record, folder)
     if training.node_local:
         record = shard_files.bring(shards, folder, record)
     with all_or_none(shards.communicator, "load_checkpoint"):

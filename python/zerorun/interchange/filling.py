@@ -73,6 +73,8 @@ class Filling:
                     f"{names[0]} is {found.dtype}, in this model {parameter.dtype}, of which no "
                     "value may change"
                 )
+            elif gaps := found.gaps():
+                yield f"{names[0]}: {', '.join(gaps)} are not complete"
             else:
                 self._found[index] = found
         used |= set(layout.outside.values())
