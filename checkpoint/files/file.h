@@ -58,6 +58,9 @@ void write_text(const std::filesystem::path& path, const std::string& text);
 void sync_folder(const std::filesystem::path& folder);
 // Also false if the system denies access.
 bool path_exists(const std::filesystem::path& path);
+// True also for a link that leads nowhere, and for what the system does not let us look at: what
+// opens it says which.
+bool entry_exists(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 // Creates the folder and its missing parents so that they survive a power failure.
 void create_folders(const std::filesystem::path& folder);

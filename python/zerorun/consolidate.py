@@ -39,7 +39,9 @@ def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Sou
     if folder is None:
         check_whole(directory, tag)
         return open_own(directory, tag)
-    return formats.open_source(folder, optimizer_states=False)
+    source = formats.open_source(folder, optimizer_states=False)
+    source.check_files()
+    return source
 
 
 def lazy_state_dict(

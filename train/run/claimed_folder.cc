@@ -54,7 +54,10 @@ fs::path free_name(const fs::path& folder) {
   return name();
 }
 
-bool holds_run(const fs::path& folder) { return path_exists(folder / kLatestName); }
+// Checkpoints that `latest` does not name are a run's, too.
+bool holds_run(const fs::path& folder) {
+  return entry_exists(folder / kLatestName) || !list_tags(folder).empty();
+}
 
 }  // namespace
 

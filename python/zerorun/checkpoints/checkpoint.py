@@ -15,8 +15,10 @@ from torch import nn
 from zerorun import _C, program_state
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import shard_files
+from zerorun.interchange import folders
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
+from zerorun.optimizers.saved_values import check_groups, check_schedule, whole_number
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
@@ -208,7 +210,7 @@ def load(  # noqa: PLR0913 - likewise
     """
     shards.saver.wait()
     folder = os.fspath(directory)
-    if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
+    if tag is None and not folders.is_there(os.path.join(folder, _LATEST)):
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     name = "" if tag is None else str(tag)
@@ -225,6 +227,13 @@ def load(  # noqa: PLR0913 - likewise
             saved_buffers.check(training.module, buffers, folder)
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
+            if shards.external:
+                shard_files.check_record(data["shard_files"], folder)
+        scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
+        schedule = objects.get("lr_scheduler") if hasattr(scheduler, "load_state_dict") else None
+        if schedule:
+            check_schedule(scheduler, schedule, folder)
+        counts = _counts(data, folder)
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, data["shard_files"], strict=strict)
     loaded = _C.load_checkpoint(shards.core, folder, name, strict)
@@ -237,14 +246,20 @@ def load(  # noqa: PLR0913 - likewise
     elif training.optimizer is not None:
         shards.core.reset_optimizer()
         shards.core.refresh_from_masters()
-    scheduler, schedule = training.lr_scheduler, objects.get("lr_scheduler")
-    if lr_scheduler_states and schedule and hasattr(scheduler, "load_state_dict"):
+    if schedule:
         scheduler.load_state_dict(schedule)
     if counters:
-        progress = data.get("counters", {})
-        training.global_steps = progress.get("global_steps", loaded.step)
-        training.micro_steps = progress.get("micro_steps", 0)
+        training.global_steps = counts.get("global_steps", loaded.step)
+        training.micro_steps = counts.get("micro_steps", 0)
     return os.path.join(folder, loaded.tag), objects.get("client_state", {})
+
+
+def _counts(data: dict[str, Any], folder: str) -> dict[str, int]:
+    """The counters of a checkpoint. Raises CheckpointError."""
+    counters = data.get("counters") or {}
+    if not isinstance(counters, dict):
+        raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
+    return {name: whole_number(value, name, folder) for name, value in counters.items()}
 
 
 def _read_states(
@@ -271,7 +286,10 @@ def _check_optimizer(
         saved == own and (not shards.external or data["shard_files"])
     ):
         groups, present = objects.get("param_groups"), optimizer.param_groups
-        if groups is None or len(groups) == len(present):
+        if groups is None:
+            return
+        check_groups(groups, folder, external=shards.external)
+        if len(groups) == len(present):
             return
         raise _C.CheckpointError(
             f"{folder}: the checkpoint has {len(groups)} parameter groups, this optimizer "
