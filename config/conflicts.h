@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,10 +11,6 @@ namespace zerorun {
 
 // Makes problems of values that are right by themselves and contradict each other.
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems);
-
-// Says why gradients that travel as `sent` cannot be kept as `kept`: ranks are summed into the
-// dtype that they travel in, or into fp32.
-std::optional<std::string> accumulation_problem(DType kept, DType sent);
 
 // Stands in SchedulerConfig where the file says "auto" and nobody has resolved it.
 inline constexpr int64_t kAutoSteps = -1;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "config/conflicts.h"
 #include "config/elasticity.h"
@@ -41,6 +42,18 @@ void apply_values(const KeyTable& table, const GivenKeys& keys, Config& config) 
   }
 }
 
+// Gradients of what autocast computes in fp16 underflow as an fp16 model's do. The scaler is that
+// of torch.amp.GradScaler, which DeepSpeed 0.19 takes.
+void derive_autocast(const GivenKeys& keys, DType params, PrecisionConfig& precision) {
+  const JsonNode* dtype = given_value(keys, "/torch_autocast/dtype");
+  if (params != DType::fp32 || dtype == nullptr || !is_true(keys, "/torch_autocast/enabled"))
+    return;
+  if (parse_dtype(dtype->text) != DType::fp16) return;
+  precision.scales_loss = true;
+  precision.loss_scaler = {
+      .window = 2000, .hysteresis = 1, .min_scale = std::numeric_limits<float>::min()};
+}
+
 // DeepSpeed 0.19, precision_config.py: these keys concern the dtype of their block only.
 void derive_precision(const GivenKeys& keys, PrecisionConfig& precision) {
   const DType dtype = model_dtype(keys);
@@ -50,6 +63,7 @@ void derive_precision(const GivenKeys& keys, PrecisionConfig& precision) {
   if (dtype == DType::bf16 && is_true(keys, "/bf16/bf16_optimizer_states")) {
     precision.state_dtype = DType::bf16;
   }
+  derive_autocast(keys, dtype, precision);
 }
 
 // DeepSpeed 0.19, engine.py, _muon_param_groups: muon_lr and adam_lr override lr.

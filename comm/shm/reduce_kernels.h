@@ -21,9 +21,8 @@ struct Reduction {
 // once, in a fixed binary tree: the result of sources [0, n) is that of the first p op that of the
 // rest, where p is the largest power of two below n. So any aligned 2^k neighbours are a branch,
 // whose result may also be computed before, elsewhere, and stand as one source. accumulate: old
-// out[i] op that. `out` has the dtype of the sources, or one of the two is fp32 and the other has
-// 16 bits; it may be one of the sources. max and min (fp32 or int64 to the same) give NaN if any
-// input is.
+// out[i] op that. `out`, of any floating-point dtype where the sources are of one, may be one of
+// the sources. max and min (fp32 or int64 to the same) give NaN if any input is.
 void reduce(const Reduction& reduction, TensorView out);
 
 // Copies between ranges that do not overlap. Large copies bypass the caches.

@@ -112,7 +112,7 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .fallback = "1",
      .range = kAboveZero,
      .doc = "Gradients are divided by this before they are summed over ranks, and by the rest of "
-            "the number of ranks after. Not with prescale_gradients.",
+            "the number of ranks after. With prescale_gradients all of the division comes before.",
      .binding = bind_member<&Config::precision, &PrecisionConfig::gradient_predivide_factor>()},
     {.pointer = "/gradient_allreduce_op",
      .type = KeyType::string,

@@ -97,9 +97,9 @@ class ZR_API Communicator {
   // they stage.
   virtual std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) = 0;
 
-  // out = sum over ranks of in, added in fp32 (int64 for int64) and rounded once. `in` fp32, bf16,
-  // fp16 or int64; `out` the same dtype or fp32. `in` and `out` may be the same view. int64 also
-  // takes max and min, fp32 too.
+  // out = sum over ranks of in, added in fp32 (int64 for int64) and rounded once. `in` and `out`
+  // each fp32, bf16 or fp16, or both int64. `in` and `out` may be the same view. int64 also takes
+  // max and min, fp32 to fp32 too.
   //
   // In host memory ranks are added in a fixed binary tree: the sum of ranks [0, n) is that of the
   // first p plus that of the rest, p being the largest power of two below n. The bits are the same
