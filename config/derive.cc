@@ -46,9 +46,8 @@ void apply_values(const KeyTable& table, const GivenKeys& keys, Config& config) 
 // of torch.amp.GradScaler, which DeepSpeed 0.19 takes.
 void derive_autocast(const GivenKeys& keys, DType params, PrecisionConfig& precision) {
   const JsonNode* dtype = given_value(keys, "/torch_autocast/dtype");
-  if (params != DType::fp32 || dtype == nullptr || !is_true(keys, "/torch_autocast/enabled"))
-    return;
-  if (parse_dtype(dtype->text) != DType::fp16) return;
+  if (dtype == nullptr || !is_true(keys, "/torch_autocast/enabled")) return;
+  if (params == DType::fp16 || parse_dtype(dtype->text) != DType::fp16) return;
   precision.scales_loss = true;
   precision.loss_scaler = {
       .window = 2000, .hysteresis = 1, .min_scale = std::numeric_limits<float>::min()};

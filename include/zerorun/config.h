@@ -47,7 +47,7 @@ struct PrecisionConfig {
   double gradient_predivide_factor = 1.0;
   bool check_grad_overflow = true;  // bf16: skip a step whose gradient is not finite
   bool auto_cast_inputs = false;    // fp16.auto_cast: for programs that feed float inputs
-  // The loss of fp32 parameters is scaled too: they compute in fp16 (torch_autocast).
+  // The loss is scaled though parameters are not fp16: they compute in it (torch_autocast).
   bool scales_loss = false;
   LossScalerOptions loss_scaler;  // the fp16 block; for fp16 parameters and scales_loss
 };

@@ -290,6 +290,12 @@ def case_forward_runs_under_autocast_when_the_configuration_asks(_folder: Path) 
     off = {"torch_autocast": {"enabled": False, "dtype": "float16"}}
     engine, *_ = zerorun.initialize(make(), config=config(0, **off))
     assert torch.equal(engine(tokens), plain)
+    for params in ("bf16", "fp16"):
+        asked = {"torch_autocast": {"enabled": True, "dtype": "half"}, params: {"enabled": True}}
+        engine, *_ = zerorun.initialize(make(), config=config(1, **asked))
+        assert engine.autocast is torch.float16
+        assert engine.core.loss_scale == 2.0**16
+        engine.destroy()
     unknown = {"torch_autocast": {"enabled": True, "dtype": "float8"}}
     raises(
         zerorun.ConfigError,

@@ -109,7 +109,9 @@ def get_global_norm(norm_list: Iterable[Any]) -> float:
 
 def combine_grad_norm_groups(norm_groups: Iterable[Any], norm_type: float = 2) -> torch.Tensor:
     """As get_global_norm, of any type and on the norms' device."""
-    norms = torch.stack([torch.as_tensor(norm, dtype=torch.float) for norm in norm_groups])
+    given = list(norm_groups)
+    device = next((norm.device for norm in given if isinstance(norm, torch.Tensor)), None)
+    norms = torch.stack([torch.as_tensor(n, dtype=torch.float, device=device) for n in given])
     total = torch.linalg.vector_norm(norms, norm_type)
     return total if not is_invalid_grad_norm(norms) else torch.full_like(total, math.inf)
 
