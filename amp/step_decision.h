@@ -43,7 +43,7 @@ class StepDecider {
   const double max_norm_;
   double average_;
   const bool check_overflow_;
-  std::optional<LossScaler> scaler_;  // fp16 only
+  std::optional<LossScaler> scaler_;  // where the loss is scaled
 };
 
 }  // namespace zerorun

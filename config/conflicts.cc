@@ -50,47 +50,6 @@ void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
   }
 }
 
-constexpr std::string_view kAutocastDtypes = "bfloat16|bf16|torch.bfloat16";
-
-void check_autocast(const GivenKeys& keys, ConfigProblems& problems) {
-  constexpr std::string_view kDtype = "/torch_autocast/dtype";
-  const JsonNode* enabled = given_value(keys, "/torch_autocast/enabled");
-  const JsonNode* dtype = given_value(keys, kDtype);
-  if (enabled == nullptr || !enabled->boolean || dtype == nullptr) return;
-  for (const std::string_view name : split_choices(kAutocastDtypes)) {
-    if (dtype->text == name) return;
-  }
-  problems.add(
-      kDtype, dtype->where,
-      "got {}, expected \"bfloat16\": float16 needs a loss scale; use the section fp16 for it",
-      to_text(*dtype));
-}
-
-void check_accumulation(const GivenKeys& keys, const PrecisionConfig& precision,
-                        ConfigProblems& problems) {
-  constexpr std::string_view kAccumulation = "/data_types/grad_accum_dtype";
-  const JsonNode* node = given_value(keys, kAccumulation);
-  const DType sent = precision.communication_dtype.value_or(precision.param_dtype);
-  const DType kept = precision.grad_accum_dtype.value_or(sent);
-  if (node == nullptr) return;
-  if (const auto problem = accumulation_problem(kept, sent)) {
-    problems.add(kAccumulation, node->where, "{}", *problem);
-  }
-}
-
-void check_division(const GivenKeys& keys, ConfigProblems& problems) {
-  constexpr std::string_view kPredivide = "/gradient_predivide_factor";
-  constexpr std::string_view kPrescale = "/prescale_gradients";
-  const JsonNode* predivide = given_value(keys, kPredivide);
-  const JsonNode* prescale = given_value(keys, kPrescale);
-  if (predivide == nullptr || prescale == nullptr || !prescale->boolean) return;
-  if (predivide->number == 1.0) return;
-  problems.add(kPredivide, predivide->where,
-               "{} contradicts {} true at {}:{}, which divides by the world size before the sum; "
-               "remove one of them",
-               to_text(*predivide), kPrescale, prescale->where.line, prescale->where.column);
-}
-
 // torch.optim.SGD rejects the same combination.
 void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                     ConfigProblems& problems) {
@@ -229,14 +188,6 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
 
 }  // namespace
 
-std::optional<std::string> accumulation_problem(DType kept, DType sent) {
-  if (kept == DType::fp32 || kept == sent) return std::nullopt;
-  return fmt::format(
-      "{}, but gradients are reduced in {} (/communication_data_type, or the parameters' dtype); "
-      "expected fp32 or that dtype",
-      name_of(kept), name_of(sent));
-}
-
 ScheduleLengths lengths_of(std::string_view type) {
   const bool has_total = type == "WarmupDecayLR" || type == "WarmupCosineLR" || type == "cosine" ||
                          type == "linear" || type == "WSD";
@@ -273,9 +224,6 @@ std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config) {
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);
   check_dtypes(keys, problems);
-  check_autocast(keys, problems);
-  check_accumulation(keys, config.precision, problems);
-  check_division(keys, problems);
   check_nesterov(keys, config.optimizer, problems);
   check_lamb(keys, config.optimizer, problems);
   check_loss_scale(keys, config.precision.loss_scaler, problems);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,10 +11,6 @@ namespace zerorun {
 
 // Reports values that are valid by themselves but contradict each other.
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems);
-
-// Returns why gradients that are communicated in dtype `sent` cannot be stored in dtype `kept`, or
-// nullopt if they can: sums over ranks are in the dtype of communication or in fp32.
-std::optional<std::string> accumulation_problem(DType kept, DType sent);
 
 // Value in SchedulerConfig for a number of steps that is "auto" and not resolved yet.
 inline constexpr int64_t kAutoSteps = -1;

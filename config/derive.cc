@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "config/conflicts.h"
 #include "config/elasticity.h"
@@ -41,6 +42,17 @@ void apply_values(const KeyTable& table, const GivenKeys& keys, Config& config) 
   }
 }
 
+// Gradients of what autocast computes in fp16 underflow as those of an fp16 model do. The loss
+// scaler has the rules of torch.amp.GradScaler, which DeepSpeed 0.19 uses here.
+void derive_autocast(const GivenKeys& keys, DType params, PrecisionConfig& precision) {
+  const JsonNode* dtype = given_value(keys, "/torch_autocast/dtype");
+  if (dtype == nullptr || !is_true(keys, "/torch_autocast/enabled")) return;
+  if (params == DType::fp16 || parse_dtype(dtype->text) != DType::fp16) return;
+  precision.scales_loss = true;
+  precision.loss_scaler = {
+      .window = 2000, .hysteresis = 1, .min_scale = std::numeric_limits<float>::min()};
+}
+
 // As in DeepSpeed 0.19, precision_config.py, these keys apply only to the dtype of their block.
 void derive_precision(const GivenKeys& keys, PrecisionConfig& precision) {
   const DType dtype = model_dtype(keys);
@@ -50,6 +62,7 @@ void derive_precision(const GivenKeys& keys, PrecisionConfig& precision) {
   if (dtype == DType::bf16 && is_true(keys, "/bf16/bf16_optimizer_states")) {
     precision.state_dtype = DType::bf16;
   }
+  derive_autocast(keys, dtype, precision);
 }
 
 // DeepSpeed 0.19, engine.py, _muon_param_groups: muon_lr and adam_lr override lr.

@@ -25,9 +25,8 @@ struct Reduction {
 // neighbouring sources form a subtree, which can be reduced before, on another rank, and passed as
 // one source.
 //
-// `out` has the dtype of the sources, or one of the two is fp32 and the other a 16-bit type. It may
-// be one of the sources. max and min (fp32 or int64, to the same dtype) give NaN if any input is
-// NaN.
+// `out` has any floating-point dtype if the sources have one. It may be one of the sources. max and
+// min (fp32 or int64, to the same dtype) give NaN if any input is NaN.
 void reduce(const Reduction& reduction, TensorView out);
 
 // Copies between ranges that do not overlap. Large copies bypass the caches.

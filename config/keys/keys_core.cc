@@ -111,8 +111,9 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .type = KeyType::number,
      .fallback = "1",
      .range = kAboveZero,
-     .doc = "Gradients are divided by this factor before they are summed over ranks, and by ranks "
-            "/ factor afterwards. Cannot be combined with prescale_gradients.",
+     .doc =
+         "Gradients are divided by this factor before they are summed over ranks, and by ranks "
+         "/ factor afterwards. With prescale_gradients all of the division comes before the sum.",
      .binding = bind_member<&Config::precision, &PrecisionConfig::gradient_predivide_factor>()},
     {.pointer = "/gradient_allreduce_op",
      .type = KeyType::string,

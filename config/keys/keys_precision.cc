@@ -121,9 +121,11 @@ constexpr auto kPrecisionKeys = std::to_array<KeySpec>({
     block("/torch_autocast", "PyTorch's autocast around the forward pass."),
     pytorch(kAutocast, KeyType::boolean, "false",
             "Runs the engine's forward pass under autocast; parameters stay fp32."),
-    with_gate(kAutocast, pytorch("/torch_autocast/dtype", KeyType::string, "null",
-                                 "dtype of autocast. Only bfloat16, the default, is supported: "
-                                 "float16 needs a loss scale, so use the section `fp16`.")),
+    with_gate(kAutocast,
+              with_choices(pytorch("/torch_autocast/dtype", KeyType::string, R"("bfloat16")",
+                                   "dtype of autocast. With float16 the loss is scaled as "
+                                   "torch.amp.GradScaler does."),
+                           "bfloat16|bf16|torch.bfloat16|float16|fp16|half|torch.float16")),
     no_effect("/torch_autocast/lower_precision_safe_modules", KeyType::strings, "null",
               "Modules whose parameters are communicated in low precision.",
               "communication_data_type determines the dtype; fp32 loses no precision"),

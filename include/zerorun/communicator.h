@@ -98,9 +98,9 @@ class ZR_API Communicator {
   // empty optional if the ranks are not on one host.
   virtual std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) = 0;
 
-  // out = sum of `in` over all ranks, computed in fp32 (int64 for int64) and rounded once. `in` is
-  // fp32, bf16, fp16 or int64; `out` has the same dtype or fp32. `in` and `out` may be the same
-  // view. int64 and fp32 also support ReduceOp::max and min.
+  // out = sum of `in` over all ranks, computed in fp32 (int64 for int64) and rounded once. `in` and
+  // `out` each are fp32, bf16 or fp16, or both are int64; they may be the same view. int64 also
+  // supports ReduceOp::max and min, and so does fp32 if `out` is fp32.
   //
   // In host memory the order of additions is a fixed binary tree: the sum of ranks [0, n) is the
   // sum of the first p ranks plus that of the rest, where p is the largest power of two below n.

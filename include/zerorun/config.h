@@ -47,7 +47,10 @@ struct PrecisionConfig {
   double gradient_predivide_factor = 1.0;
   bool check_grad_overflow = true;  // bf16: skip a step if its gradient is not finite
   bool auto_cast_inputs = false;  // fp16.auto_cast: cast floating-point inputs of the model to fp16
-  LossScalerOptions loss_scaler;  // the section fp16; used with fp16 parameters only
+  // The loss is scaled although parameters are not fp16: the model computes in fp16
+  // (torch_autocast).
+  bool scales_loss = false;
+  LossScalerOptions loss_scaler;  // the section fp16; used with fp16 parameters and scales_loss
 };
 
 // Hyperparameters of all optimizers; each type reads those that it needs. The initial values are

@@ -17,6 +17,7 @@ from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics import StepMeter
 from zerorun.monitor import MonitorMaster
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.profiling.flops import FlopsProfile
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Shards
@@ -49,6 +50,7 @@ class ZeroEngine(ShardedModule):
 
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
     round_masters = False  # masters of 16-bit parameters begin at the unrounded values
+    flops_profile: FlopsProfile | None = None  # of `flops_profiler`, on rank 0
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)

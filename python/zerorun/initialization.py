@@ -134,7 +134,9 @@ def _configure(
     """Gives the engine what the core does not do."""
     engine.config = given
     if configuration.value_of(parsed, "/torch_autocast/enabled", False):
-        engine.autocast = torch.bfloat16
+        name = configuration.value_of(parsed, "/torch_autocast/dtype", "bfloat16")
+        half = name.removeprefix("torch.") in {"float16", "fp16", "half"}
+        engine.autocast = torch.float16 if half else torch.bfloat16
     if not configuration.value_of(parsed, "/managed_gradient_accumulation", True):
         engine.core.boundary = True  # each step() ends a batch
     refuses_edits = edits_are_refused(parsed)

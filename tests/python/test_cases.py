@@ -33,6 +33,7 @@ FILES = (
     "compat_engine",
     "compat_gradients",
     "compat_optimizer",
+    "compat_runtime",
     "compat_surface",
     "compat_tools",
     "compat_elasticity",

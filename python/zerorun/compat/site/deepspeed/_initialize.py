@@ -132,6 +132,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
             mesh_param=mesh_param,
             engine_class=DeepSpeedEngine,
         )
+    groups.start_sequence_data_group()
     engine.mpu = mpu
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, given_optimizer
     engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
