@@ -10,6 +10,7 @@ FILES = (
     "numbers",
     "packed_weights",
     "silence",
+    "clipping",
     "optimizers",
     "optimizer_states",
     "sharded_optimizer",
@@ -45,6 +46,7 @@ ALONE = (
     "training",
     "numbers",
     "packed_weights",
+    "clipping",
     "optimizers",
     "optimizer_states",
     "zero",
@@ -59,6 +61,7 @@ ALONE = (
 PRIVATE = (
     "training",
     "accumulation",
+    "clipping",
     "optimizers",
     "zero",
     "gathering",
