@@ -6,6 +6,7 @@ from ranks import cases_in
 
 FILES = (
     "training",
+    "compiled",
     "accumulation",
     "numbers",
     "packed_weights",
@@ -60,6 +61,7 @@ ALONE = (
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
     "training",
+    "compiled",
     "accumulation",
     "clipping",
     "optimizers",

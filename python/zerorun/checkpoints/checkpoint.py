@@ -15,6 +15,8 @@ from torch import nn
 from zerorun import _C, program_state
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import shard_files
+from zerorun.interchange.filling import Filling
+from zerorun.interchange.own import open_own
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.rank_zero import text_of_rank_zero
@@ -225,9 +227,14 @@ def load(  # noqa: PLR0913 - likewise
             saved_buffers.check(training.module, buffers, folder)
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
+        is_alone = optimizer is None and _is_of_another(shards, training, data)
+        filling = _model_alone(shards, saved, folder, strict=strict) if is_alone else None
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, data["shard_files"], strict=strict)
-    loaded = _C.load_checkpoint(shards.core, folder, name, strict)
+    if filling is not None:
+        filling.fill()
+    else:
+        _C.load_checkpoint(shards.core, folder, name, strict)
     saved_buffers.restore(training.module, buffers)
     if optimizer is not None:
         if objects.get("param_groups") is not None:
@@ -242,9 +249,23 @@ def load(  # noqa: PLR0913 - likewise
         scheduler.load_state_dict(schedule)
     if counters:
         progress = data.get("counters", {})
-        training.global_steps = progress.get("global_steps", loaded.step)
+        training.global_steps = progress.get("global_steps", saved.step)
         training.micro_steps = progress.get("micro_steps", 0)
-    return os.path.join(folder, loaded.tag), objects.get("client_state", {})
+    return os.path.join(folder, saved.tag), objects.get("client_state", {})
+
+
+def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> bool:
+    """True if another optimizer trained the model than this engine has, which may have none: so
+    states, masters and what is trained differ, of which the core expects its own."""
+    own = _optimizer_name(shards, training.optimizer)
+    return bool(data) and data.get("optimizer") != own and not training.node_local
+
+
+def _model_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> Filling:
+    """The values of a checkpoint without its optimizer. What was left out of it stays as it is."""
+    is_whole = all(parameter.saved or parameter.alias_of for parameter in saved.parameters)
+    source = open_own(folder, saved.tag)
+    return Filling(shards, source, strict=strict and is_whole, states=False)
 
 
 def _read_states(
