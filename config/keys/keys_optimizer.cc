@@ -106,9 +106,9 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
     {.pointer = "/optimizer/params/torch_adam",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "PyTorch's Adam in DeepSpeed. The fused kernel computes the same formula; of AdamW (Adam "
-            "with adam_w_mode is that, too) it changes weight_decay, where that is not given, to "
-            "PyTorch's 0.01."},
+     .doc = "PyTorch's Adam in DeepSpeed. The fused kernel computes the same formula; of AdamW "
+            "(Adam with adam_w_mode is that, too) it changes weight_decay, where that is not "
+            "given, to PyTorch's 0.01."},
     not_yet("/optimizer/params/amsgrad", KeyType::boolean, "false",
             "Uses the maximum of past mean squares."),
     always_on("/optimizer/params/fp32_optimizer_states", "true", "Running means are kept in fp32."),

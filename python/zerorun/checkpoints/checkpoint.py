@@ -228,11 +228,10 @@ def load(  # noqa: PLR0913 - likewise
         if optimizer is not None:
             _check_optimizer(shards, optimizer, data, objects, folder)
         is_alone = optimizer is None and _is_of_another(shards, training, data)
-        filling = _model_alone(shards, saved, folder, strict=strict) if is_alone else None
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, data["shard_files"], strict=strict)
-    if filling is not None:
-        filling.fill()
+    if is_alone:
+        _fill_alone(shards, saved, folder, strict=strict)
     else:
         _C.load_checkpoint(shards.core, folder, name, strict)
     saved_buffers.restore(training.module, buffers)
@@ -261,11 +260,14 @@ def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> 
     return bool(data) and data.get("optimizer") != own and not training.node_local
 
 
-def _model_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> Filling:
-    """The values of a checkpoint without its optimizer. What was left out of it stays as it is."""
+def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> None:
+    """Takes a checkpoint's values without its optimizer. What was left out of it stays as it is.
+    Collective; a checkpoint that does not fit changes nothing."""
     is_whole = all(parameter.saved or parameter.alias_of for parameter in saved.parameters)
-    source = open_own(folder, saved.tag)
-    return Filling(shards, source, strict=strict and is_whole, states=False)
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        source = open_own(folder, saved.tag)
+        filling = Filling(shards, source, strict=strict and is_whole, states=False)
+    filling.fill()
 
 
 def _read_states(
