@@ -79,7 +79,9 @@ void derive_muon(const GivenKeys& keys, OptimizerConfig& optimizer) {
 // fused one.
 void derive_torch_adam(const GivenKeys& keys, OptimizerConfig& optimizer) {
   constexpr float kTorchDecay = 0.01F;
-  if (optimizer.type == "AdamW" && is_true(keys, "/optimizer/params/torch_adam") &&
+  const bool is_adamw =
+      optimizer.type == "AdamW" || (optimizer.type == "Adam" && optimizer.adam_w_mode);
+  if (is_adamw && is_true(keys, "/optimizer/params/torch_adam") &&
       !is_given(keys, "/optimizer/params/weight_decay")) {
     optimizer.weight_decay = kTorchDecay;
   }

@@ -109,7 +109,8 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "Selects PyTorch's Adam in DeepSpeed. Here the fused kernel computes the same formula; "
-            "the key only changes the default weight_decay of AdamW to PyTorch's 0.01."},
+            "the key only changes the default weight_decay of AdamW (and of Adam with adam_w_mode) "
+            "to PyTorch's 0.01."},
     not_yet("/optimizer/params/amsgrad", KeyType::boolean, "false",
             "Uses the maximum of past mean squares."),
     always_on("/optimizer/params/fp32_optimizer_states", "true",

@@ -51,10 +51,12 @@ class ZeroEngine(ShardedModule):
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
     round_masters = False  # masters of 16-bit parameters begin at the unrounded values
     flops_profile: FlopsProfile | None = None  # of `flops_profiler`, on rank 0
+    clips_as_torch = True  # torch.nn.utils.clip_grad_norm_ clips the engine's gradients
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
         shards.finish_reduction = _while_alive(self.finish_reduction)
+        shards.clips_as_torch = self.clips_as_torch
         shards.until_closed(ModuleZeroGrad(model, _while_alive(self.zero_grad)))
         # A model whose engine is dropped keeps its gradients.
         weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False

@@ -25,6 +25,7 @@ from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.model.mesh import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.shards import clipping
 from zerorun.shards.shards import Shards
 
 __all__ = ["ShardedModule"]
@@ -59,6 +60,7 @@ class ShardedModule(nn.Module):
     def __init__(self, model: nn.Module, shards: Shards) -> None:
         super().__init__()
         torch_state_dicts.serve()
+        clipping.serve()
         self.module = model
         self.shards = shards
         self.config: dict[str, Any] = {}

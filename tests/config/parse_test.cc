@@ -123,7 +123,8 @@ TEST(ParseConfig, TorchAdamOfAdamWDecaysWeightsAsPyTorch) {
   EXPECT_EQ(decay_of("AdamW", R"({"torch_adam":true})"), 0.01F);
   EXPECT_EQ(decay_of("AdamW", R"({"torch_adam":true,"weight_decay":0})"), 0.0F);
   EXPECT_EQ(decay_of("AdamW", R"({"torch_adam":false})"), 0.0F);
-  EXPECT_EQ(decay_of("Adam", R"({"torch_adam":true})"), 0.0F);
+  EXPECT_EQ(decay_of("Adam", R"({"torch_adam":true})"), 0.01F);  // AdamW, as adam_w_mode has it
+  EXPECT_EQ(decay_of("Adam", R"({"torch_adam":true,"adam_w_mode":false})"), 0.0F);
 }
 
 TEST(ParseConfig, OptimizerNamesIgnoreCase) {
